@@ -1,0 +1,1 @@
+"""Rents, lists and returns VMs, and hears preemption notices; decides nothing."""

@@ -1,0 +1,55 @@
+"""Cloud errors, one per thing that the caller can do about them.
+
+CloudError              unknown: never read as "no capacity"
+├── NoCapacityError     (zone, instance type) is sold out: cool down, try another offer
+├── QuotaExceededError  (region, family): ask for less or elsewhere
+├── PriceTooHighError   the market price rose above the bid
+├── AuthError           credentials are missing or refused: tell the user
+├── ThrottledError      wait ``retry_after_s``
+└── VmNotFoundError     the VM is unknown or gone
+"""
+
+from __future__ import annotations
+
+from spottrain.errors import SpottrainError
+
+
+class CloudError(SpottrainError):
+    """A cloud said no, for a reason that we do not know how to act on."""
+
+    exit_code = 6
+
+
+class NoCapacityError(CloudError):
+    """The zone has no machine of this type left."""
+
+    exit_code = 5
+
+
+class QuotaExceededError(CloudError):
+    """The account may not rent more of this family in this region."""
+
+
+class PriceTooHighError(CloudError):
+    """The market price is above the bid."""
+
+
+class AuthError(CloudError):
+    """Credentials are missing, expired or refused."""
+
+
+class ThrottledError(CloudError):
+    """Too many calls.
+
+    Args:
+        message: One line.
+        retry_after_s: How long to wait before the next try.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class VmNotFoundError(CloudError):
+    """The VM is unknown or gone."""

@@ -1,0 +1,138 @@
+"""The folder of one local cloud: what lies where, and what must survive its process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from spottrain import wire
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.local.processes import kill_all
+from spottrain.cloud.local.state import Settings, vm_from_data
+from spottrain.cloud.provider import Vm, VmState
+from spottrain.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a cloud process leaves to the next one and to clients."""
+
+    vms: tuple[Vm, ...]
+    tokens: dict[str, tuple[str, ...]]
+
+
+class Folder:
+    """Files of one local cloud.
+
+    ``cloud.lock`` is held by the one cloud process for its whole life; who holds it
+    instead knows that none lives. ``start.lock`` is held by a client that starts one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.socket = self.path / "cloud.sock"
+        self.log = self.path / "cloud.log"
+        self._record = self.path / "cloud.json"
+        self._settings = self.path / "settings.json"
+
+    def vm(self, vm_id: str) -> Path:
+        """Return the work folder of a VM."""
+        return self.path / "vms" / vm_id
+
+    @contextlib.contextmanager
+    def lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Hold ``name.lock``; yields whether it is held (always, if ``wait``)."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.path / f"{name}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    def save_settings(self, settings: Settings) -> None:
+        """Write what the next cloud process is started with."""
+        write_private(self._settings, wire.encode(settings))
+
+    def load_settings(self) -> Settings:
+        """Return what ``save_settings`` wrote."""
+        return cast(Settings, wire.decode(Settings, self._settings.read_text()))
+
+    def save(self, record: Record) -> None:
+        """Write the record, whole or not at all."""
+        write_private(self._record, json.dumps(dataclasses.asdict(record)))
+
+    def load(self) -> Record:
+        """Return what ``save`` wrote last.
+
+        Raises:
+            CloudError: the file is damaged.
+        """
+        if not self._record.exists():
+            return Record((), {})
+        try:
+            data = json.loads(self._record.read_text())
+            vms = tuple(vm_from_data(vm) for vm in data["vms"])
+            tokens = {token: tuple(ids) for token, ids in data["tokens"].items()}
+        except (ValueError, KeyError, TypeError, WireError) as error:
+            raise CloudError(
+                f"{self._record} is damaged ({error}); end what runs with spottrain "
+                "in its environment (SPOTTRAIN_VM), then remove the file"
+            ) from None
+        return Record(vms, tokens)
+
+    def recover(self) -> Record:
+        """End what a dead cloud process left behind; the caller holds ``cloud.lock``.
+
+        Its agents died with it, so none of its VMs can still be of use. They are billed
+        until now, since nobody saw the moment.
+        """
+        record = self.load()
+        left = [vm for vm in record.vms if vm.state != VmState.TERMINATED]
+        if not left:
+            return record
+        kill_all([marker(vm.job, vm.vm_id) for vm in left])
+        for vm in left:
+            clear(self.vm(vm.vm_id))
+        now_s = time.time()
+        vms = tuple(
+            replace(vm, state=VmState.TERMINATED, ended_at=now_s) if vm in left else vm
+            for vm in record.vms
+        )
+        record = Record(vms, record.tokens)
+        self.save(record)
+        return record
+
+
+def marker(job: str, vm_id: str) -> str:
+    """Return what every process of a VM has as SPOTTRAIN_VM in its environment."""
+    return f"{job}/{vm_id}"
+
+
+def clear(vm_folder: Path) -> None:
+    """Remove everything of an ended VM but its logs, as far as that can be removed."""
+    for entry in vm_folder.iterdir() if vm_folder.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            # What user code made unremovable must not end the cloud.
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.suffix != ".log":
+            entry.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read, whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)

@@ -1,0 +1,258 @@
+"""Brings the local cloud's VMs to life and ends them, as its rules and its market say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.local import die_with_parent
+from spottrain.cloud.local.folder import Folder, Record, clear, marker, write_private
+from spottrain.cloud.local.market import MarketEvent, stream
+from spottrain.cloud.local.processes import VARIABLE, kill_all, stop_all
+from spottrain.cloud.local.state import LocalCloud, Notice
+from spottrain.cloud.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    LaunchResult,
+    VmState,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Host:
+    """The cloud's hands: every method runs on one event loop, in the main thread.
+
+    Args:
+        folder: Where state, logs and work folders lie.
+        cloud: What is known; nobody else changes it.
+        tasks: Carries what goes on in the background; it failing ends the process.
+    """
+
+    def __init__(
+        self, folder: Folder, cloud: LocalCloud, tasks: asyncio.TaskGroup
+    ) -> None:
+        self.cloud = cloud
+        self.closing = False
+        """Whether the process ends: nothing may be launched any more."""
+        self._folder = folder
+        self._tasks = tasks
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._last_call_s = time.monotonic()
+
+    # --- What clients ask for ------------------------------------------------------
+
+    def touch(self) -> None:
+        """Note that somebody needs the cloud."""
+        self._last_call_s = time.monotonic()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent machines; see ``LocalCloud.launch``."""
+        before = set(self.cloud.vms)
+        result = self.cloud.launch(
+            request, time.time(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
+        )
+        for vm in result.vms:
+            if vm.vm_id not in before and vm.state == VmState.STARTING:
+                self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
+        self._commit()
+        return result
+
+    async def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Start the VM's agent, once; waits while the VM boots.
+
+        Raises:
+            VmNotFoundError: the VM is unknown or gone.
+        """
+        while self.cloud.vm(vm_id).state == VmState.STARTING:
+            await self._changed.wait()
+        if vm_id in self._agents or vm_id in self.cloud.silent:
+            return
+        self._agents[vm_id] = agent = self._spawn_agent(vm_id, bootstrap)
+        handle = os.pidfd_open(agent.pid)
+        asyncio.get_running_loop().add_reader(handle, self._agent_exited, vm_id, handle)
+
+    def _spawn_agent(
+        self, vm_id: str, bootstrap: AgentBootstrap
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent from the main thread, whose death is to end it."""
+        folder = self._folder.vm(vm_id)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        agent_json = self._write_agent(vm_id, bootstrap)
+        shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        name = marker(self.cloud.settings.job, vm_id)
+        with (folder / "agent.log").open("ab") as log:
+            return subprocess.Popen(
+                [*shim, *self.cloud.settings.agent_argv, str(agent_json)],
+                cwd=folder,
+                env={**os.environ, VARIABLE: name, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _write_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Path:
+        """Write what the agent must know; a VM's metadata service is the cloud's."""
+        vm = self.cloud.vm(vm_id)
+        notices = {"kind": "local", "socket": str(self._folder.socket), "vm_id": vm_id}
+        path = self._folder.vm(vm_id) / "agent.json"
+        facts = {
+            "vm_id": vm_id,
+            "manager_url": bootstrap.manager_url,
+            "ca_pem": bootstrap.ca_pem,
+            "token": bootstrap.token,
+            "private_address": vm.private_address,
+            "num_slots": vm.offer.gpus,
+            "notices": notices,
+        }
+        write_private(path, json.dumps(facts))
+        return path
+
+    async def terminate(self, vm_ids: Collection[str]) -> None:
+        """End VMs; returns when nothing is left of them."""
+        known = [vm_id for vm_id in self.cloud.alive if vm_id in vm_ids]
+        await asyncio.gather(*(self._end(vm_id) for vm_id in known))
+
+    async def interruption(
+        self, vm_id: str, after: int, wait_s: float
+    ) -> Notice | None:
+        """Return the VM's notice, once there is one with a number above ``after``.
+
+        Returns:
+            ``None`` if there is none within ``wait_s``.
+
+        Raises:
+            VmNotFoundError: the VM is unknown or gone.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while True:
+                    self.cloud.vm(vm_id)
+                    notice = self.cloud.notices.get(vm_id)
+                    if notice is not None and notice.number > after:
+                        return notice
+                    await self._changed.wait()
+        return None
+
+    # --- What the market does ------------------------------------------------------
+
+    async def play(self) -> None:
+        """Let the market take its course; it opens now."""
+        opened_s = time.monotonic()
+        for event in stream(self.cloud.settings.market):
+            await asyncio.sleep(opened_s + event.at_s - time.monotonic())
+            await self.apply(event)
+
+    async def apply(self, event: MarketEvent) -> tuple[str, ...]:
+        """Let the market do something now; return the VMs that it hit."""
+        victims = self.cloud.apply(event, time.time())
+        self._commit()
+        for vm_id in victims:
+            if event.return_after_s is not None:
+                self._later(event.return_after_s, self.cloud.give_back, vm_id)
+            if event.kind == "notice":
+                self._later(event.lead_s, self._start_ending, vm_id)
+        if event.kind == "kill":
+            await self.terminate(victims)
+        if event.kind == "silence":
+            await asyncio.gather(*(self._silence(vm_id) for vm_id in victims))
+        return victims
+
+    async def _silence(self, vm_id: str) -> None:
+        try:
+            await asyncio.to_thread(stop_all, *self._handles(vm_id))
+        except CloudError:
+            _log.exception("VM %s is silent but for some processes", vm_id)
+
+    def _boot(self, vm_id: str) -> None:
+        self.cloud.booted(vm_id)
+        self._commit()
+
+    # --- How a VM ends -------------------------------------------------------------
+
+    def _agent_exited(self, vm_id: str, handle: int) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+        self._agents[vm_id].wait()
+        self._start_ending(vm_id)
+
+    def _start_ending(self, vm_id: str) -> asyncio.Task[None]:
+        if vm_id not in self._endings:
+            self._endings[vm_id] = self._tasks.create_task(self._finish(vm_id))
+        return self._endings[vm_id]
+
+    async def _end(self, vm_id: str) -> None:
+        # A client that hangs up must not keep a VM half alive.
+        await asyncio.shield(self._start_ending(vm_id))
+
+    async def _finish(self, vm_id: str) -> None:
+        self.cloud.stopping(vm_id)
+        self._commit()
+        try:
+            await asyncio.to_thread(kill_all, *self._handles(vm_id))
+        except CloudError:
+            _log.exception("VM %s ended but for some processes", vm_id)
+        await asyncio.to_thread(clear, self._folder.vm(vm_id))
+        self.cloud.ended(vm_id, time.time())
+        self._commit()
+
+    def _handles(self, vm_id: str) -> tuple[list[str], list[int]]:
+        """Return the marker of the VM's processes and the session of its agent."""
+        agent = self._agents.get(vm_id)
+        name = marker(self.cloud.settings.job, vm_id)
+        return [name], [agent.pid] if agent else []
+
+    # --- The life of the process ---------------------------------------------------
+
+    async def until_idle(self) -> None:
+        """Return, and take no more requests, once nobody needs the cloud."""
+        while self.cloud.alive or not self.closing:
+            rest_s = self._last_call_s + self.cloud.settings.idle_s - time.monotonic()
+            if not self.cloud.alive and rest_s <= 0:
+                self.closing = True
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self.cloud.alive else rest_s):
+                    await self._changed.wait()
+
+    async def close(self) -> None:
+        """End all VMs and take no more requests."""
+        self.closing = True
+        await self.terminate(self.cloud.alive)
+        self._announce()
+
+    def _later(self, delay_s: float, act: Callable[[str], object], vm_id: str) -> None:
+        """Do something to a VM after a while."""
+
+        async def wait_and_act() -> None:
+            await asyncio.sleep(delay_s)
+            act(vm_id)
+
+        self._tasks.create_task(wait_and_act())
+
+    def _commit(self) -> None:
+        """Keep what changed and tell who waits for it."""
+        record = Record(tuple(self.cloud.vms.values()), self.cloud.tokens)
+        try:
+            self._folder.save(record)
+        except OSError:
+            # A full disk must not end VMs; the next change is kept again.
+            _log.exception("cannot save the state of the local cloud")
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

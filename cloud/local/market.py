@@ -1,0 +1,215 @@
+"""The spot market that the local cloud plays: scripted events and seeded hazards; pure.
+
+A market is data: the same ``MarketSpec`` always yields the same timeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from spottrain import wire
+from spottrain.errors import ConfigError
+
+EventKind = Literal["capacity", "price", "notice", "kill", "silence"]
+
+PRICE_STEP_S = 60.0
+"""Time between two steps of a volatile price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneSpec:
+    """One zone of the market; all its machines are alike."""
+
+    name: str
+    instance_type: str = "cpu"
+    slots: int = 1
+    """CPU slots of one machine; each is planned as a device of its own."""
+    slot_memory_bytes: int
+    """Declared, not enforced: the planner keeps tensors within it."""
+    slot_speed: float = 1.0
+    """Declared speed relative to the device that the profile was measured on."""
+    capacity: int
+    """Machines in the zone at the start, spot and on-demand together."""
+    spot_usd_per_hour: float
+    on_demand_usd_per_hour: float
+    boot_s: float = 0.0
+    """From launch to running."""
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.slot_memory_bytes < 1 or self.slot_speed <= 0:
+            raise ConfigError(
+                f"zone {self.name} needs slots, slot_memory_bytes and slot_speed "
+                f"above 0: got {self.slots}, {self.slot_memory_bytes}, {self.slot_speed}"
+            )
+        prices = (self.spot_usd_per_hour, self.on_demand_usd_per_hour)
+        if min(self.capacity, self.boot_s, *prices) < 0:
+            raise ConfigError(
+                f"zone {self.name} has a number below 0: capacity {self.capacity}, "
+                f"boot_s {self.boot_s}, prices {prices}; give 0 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketEvent:
+    """Something that the market does; what takes VMs away hits spot VMs only."""
+
+    at_s: float
+    """Seconds since the market opened, which is when its cloud process started."""
+    kind: EventKind
+    zone: str | None = None
+    """``None``: a VM of any zone; capacity and price always name theirs."""
+    count: int = 1
+    """For capacity the machines that the zone now has, rented ones included (fewer than
+    are rented take no VM away); otherwise VMs hit, all there are if there are fewer."""
+    lead_s: float = 0.0
+    """For notice: seconds from the notice to the kill."""
+    usd_per_hour: float | None = None
+    """For price: the new spot price; machines rented before keep theirs."""
+    machine: int | None = None
+    """Hit the zone's spot VM of this number in order of launch, or nobody (hazards)."""
+    return_after_s: float | None = None
+    """When the capacity that was taken with the VM comes back by itself, if ever."""
+
+    def __post_init__(self) -> None:
+        if self.at_s < 0 or self.count < 0 or self.lead_s < 0:
+            raise ConfigError(
+                f"event {self.kind} has a number below 0: at_s {self.at_s}, "
+                f"count {self.count}, lead_s {self.lead_s}; give 0 or more"
+            )
+        if (self.kind == "price") != (self.usd_per_hour is not None):
+            raise ConfigError(
+                f"usd_per_hour belongs to events of kind price, and only to them: "
+                f"got {self.usd_per_hour} with {self.kind}"
+            )
+        if self.kind in ("capacity", "price") and self.zone is None:
+            raise ConfigError(f"event {self.kind} at {self.at_s} s must name its zone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketSpec:
+    """A whole market.
+
+    Hazards are Poisson processes: a rate is per hour and per running spot VM.
+    """
+
+    seed: int = 0
+    """Decides who is hit, when hazards strike and where volatile prices go."""
+    zones: tuple[ZoneSpec, ...]
+    events: tuple[MarketEvent, ...] = ()
+    """The script, in any order."""
+    notices_per_hour: float = 0.0
+    kills_per_hour: float = 0.0
+    silences_per_hour: float = 0.0
+    notice_lead_s: float = 30.0
+    """Lead time of a hazard's notice."""
+    return_after_s: float = 30.0
+    """When capacity that a hazard took comes back."""
+    price_volatility: float = 0.0
+    """Standard deviation of the logarithm of a spot price after an hour; the price
+    never rises above the on-demand price."""
+
+    def __post_init__(self) -> None:
+        names = [zone.name for zone in self.zones]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"market zones must be one or more, with different names: got {names}"
+            )
+        for event in self.events:
+            if event.zone is not None and event.zone not in names:
+                raise ConfigError(
+                    f"event {event.kind} at {event.at_s} s names zone {event.zone!r}: "
+                    f"the zones are {', '.join(names)}"
+                )
+
+    def to_json(self) -> str:
+        """Return the market as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> MarketSpec:
+        """Return the market that ``to_json`` wrote.
+
+        Raises:
+            WireError: ``text`` has unknown, missing or ill-typed fields.
+            ConfigError: the fields contradict each other.
+        """
+        return cast(MarketSpec, wire.decode(cls, text))
+
+
+def stream(spec: MarketSpec) -> Iterator[MarketEvent]:
+    """Yield everything the market ever does, by time; endless if it has hazards."""
+    hazards: list[tuple[EventKind, float]] = [
+        ("notice", spec.notices_per_hour),
+        ("kill", spec.kills_per_hour),
+        ("silence", spec.silences_per_hour),
+    ]
+    sources = [iter(sorted(spec.events, key=_time_of))]
+    for zone in spec.zones:
+        for kind, rate_per_hour in hazards:
+            if rate_per_hour > 0:
+                sources.append(_strikes(spec, zone, kind, rate_per_hour))
+        if spec.price_volatility > 0 and zone.spot_usd_per_hour > 0:
+            sources.append(_prices(spec, zone))
+    return heapq.merge(*sources, key=_time_of)
+
+
+def timeline(spec: MarketSpec, horizon_s: float) -> tuple[MarketEvent, ...]:
+    """Return what the market does in its first ``horizon_s`` seconds, by time.
+
+    The timeline of a longer horizon begins with that of a shorter one.
+    """
+    return tuple(itertools.takewhile(lambda e: e.at_s <= horizon_s, stream(spec)))
+
+
+def _time_of(event: MarketEvent) -> float:
+    return event.at_s
+
+
+def _strikes(
+    spec: MarketSpec, zone: ZoneSpec, kind: EventKind, rate_per_hour: float
+) -> Iterator[MarketEvent]:
+    """Yield one hazard of one zone.
+
+    Every machine that the zone may ever have is struck at the rate; a strike on one
+    that is not rented hits nobody. So each running VM meets exactly the rate.
+    """
+    rng = random.Random(f"{spec.seed}/{zone.name}/{kind}")
+    counts = [
+        e.count for e in spec.events if (e.kind, e.zone) == ("capacity", zone.name)
+    ]
+    machines = max(zone.capacity, *counts, 0)
+    at_s = 0.0
+    while machines:
+        at_s += rng.expovariate(rate_per_hour * machines / 3600)
+        yield MarketEvent(
+            at_s=at_s,
+            kind=kind,
+            zone=zone.name,
+            lead_s=spec.notice_lead_s if kind == "notice" else 0.0,
+            machine=rng.randrange(machines),
+            return_after_s=spec.return_after_s,
+        )
+
+
+def _prices(spec: MarketSpec, zone: ZoneSpec) -> Iterator[MarketEvent]:
+    """Yield the zone's spot price: a geometric random walk below the on-demand price."""
+    rng = random.Random(f"{spec.seed}/{zone.name}/price")
+    sigma = spec.price_volatility * math.sqrt(PRICE_STEP_S / 3600)
+    usd_per_hour = zone.spot_usd_per_hour
+    for step in itertools.count(1):
+        usd_per_hour *= math.exp(rng.gauss(0.0, sigma))
+        usd_per_hour = min(usd_per_hour, zone.on_demand_usd_per_hour)
+        yield MarketEvent(
+            at_s=step * PRICE_STEP_S,
+            kind="price",
+            zone=zone.name,
+            usd_per_hour=usd_per_hour,
+        )

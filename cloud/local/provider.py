@@ -1,0 +1,286 @@
+"""The local cloud as a provider: a client of its process, which it starts on need."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http
+import http.client
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import tenacity
+
+from spottrain import wire
+from spottrain.cloud import unix_http
+from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.local.folder import Folder, Record
+from spottrain.cloud.local.market import MarketEvent, MarketSpec
+from spottrain.cloud.local.state import CLOUD, Settings, vm_from_data
+from spottrain.cloud.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
+)
+
+AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent")
+"""Starts an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
+
+_START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
+_RECONNECT_S = 15.0
+_REFUSALS = {e.__name__: e for e in (NoCapacityError, VmNotFoundError)}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _CloudAwayError(CloudError):
+    """No cloud process listens, or it is about to end."""
+
+
+def _reconnecting(call: Callable[P, R]) -> Callable[P, R]:
+    """Repeat a call while one cloud process goes and the next one comes."""
+    return tenacity.retry(
+        retry=tenacity.retry_if_exception_type(_CloudAwayError),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        stop=tenacity.stop_after_delay(_RECONNECT_S),
+        reraise=True,
+    )(call)
+
+
+class LocalProvider:
+    """A cloud that needs no account: VMs are processes of this machine.
+
+    Several providers, in several processes, may share a ``state_dir``; the cloud's
+    process is the only one that changes anything. It is started by the first call that
+    needs a market (``offers``, ``launch``, ``inject``), plays the market of whoever
+    started it, and ends ``idle_s`` after its last VM and the last call. VMs and tokens
+    are remembered beyond that; zones and prices begin anew.
+
+    Args:
+        state_dir: The cloud's own folder, one a job.
+        job: Name of the job; VMs are found by it.
+        market: What there is to rent and what happens to it.
+        agent_argv: Starts an agent, given the path of its ``agent.json`` as its last
+            argument; the product's own unless a test wants another.
+        idle_s: See above.
+    """
+
+    name = CLOUD
+
+    def __init__(
+        self,
+        state_dir: Path,
+        job: str,
+        market: MarketSpec,
+        agent_argv: Sequence[str] = AGENT_ARGV,
+        idle_s: float = 10.0,
+    ) -> None:
+        self._folder = Folder(state_dir)
+        self._settings = Settings(
+            job=job, market=market, agent_argv=tuple(agent_argv), idle_s=idle_s
+        )
+
+    # --- The cloud port ------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return a spot and an on-demand offer for each zone, at the price of now."""
+        data = self._ask_market("GET", "/offers")
+        return tuple(wire.from_data(Offer, offer) for offer in data)
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent machines at the price of now, which may differ from the offer's.
+
+        Raises:
+            NoCapacityError: the zone has no machine left; the token stays unused.
+            CloudError: there is no such offer.
+        """
+        data = self._ask_market("POST", "/launch", dataclasses.asdict(request))
+        vms = tuple(vm_from_data(vm) for vm in data["vms"])
+        return LaunchResult(vms=vms, refusal=data["refusal"])
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return all VMs that ``job`` ever had; a terminated one has ``ended_at``.
+
+        Where no cloud process lives, its VMs are gone, and what may be left of their
+        processes is killed.
+        """
+        if job != self._settings.job:
+            return ()
+        data = self._ask_or_recover("GET", "/vms")
+        if isinstance(data, Record):
+            return data.vms
+        return tuple(vm_from_data(vm) for vm in data)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Kill all processes of some VMs; returns when nothing is left of them."""
+        self._ask_or_recover("POST", "/terminate", list(vm_ids))
+
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Start the agent, detached; waits while the VM boots.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+        body = {"vm_id": vm_id, "bootstrap": dataclasses.asdict(bootstrap)}
+        if isinstance(self._ask_or_recover("POST", "/agents", body), Record):
+            raise VmNotFoundError(f"VM {vm_id} is gone with its cloud process")
+
+    # --- What only the local cloud can do ------------------------------------------
+
+    def bill(self, job: str) -> float:
+        """Return dollars owed so far: each VM's price at launch times its seconds."""
+        now_s = time.time()
+        return sum(
+            vm.offer.usd_per_hour * ((vm.ended_at or now_s) - vm.launched_at) / 3600
+            for vm in self.list_vms(job)
+        )
+
+    def inject(self, event: MarketEvent) -> tuple[str, ...]:
+        """Let the market do something now, whatever ``at_s`` says.
+
+        Returns:
+            The VMs that were hit; killed and silenced ones are so already.
+        """
+        data = self._ask_market("POST", "/market", dataclasses.asdict(event))
+        return tuple(data)
+
+    def shut_down(self) -> None:
+        """End all VMs and the cloud's process; returns when nothing is left."""
+        try:
+            handle = self._process()
+        except OSError:
+            handle = None
+        if handle is not None:
+            try:
+                with contextlib.suppress(_CloudAwayError):
+                    self._ask("POST", "/shutdown")
+                select.select([handle], [], [], _ANSWER_TIMEOUT_S)
+            finally:
+                os.close(handle)
+        with self._folder.lock("cloud"):
+            self._folder.recover()
+
+    def _process(self) -> int:
+        """Return a descriptor of the cloud's process, readable once it has exited.
+
+        Raises:
+            OSError: there is none.
+        """
+        with unix_http.connect(str(self._folder.socket), _ANSWER_TIMEOUT_S) as peer:
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return os.pidfd_open(int.from_bytes(credentials[:4], sys.byteorder))
+
+    # --- How the cloud's process is asked ------------------------------------------
+
+    @_reconnecting
+    def _ask_market(self, method: str, path: str, body: object = None) -> Any:
+        """Return the answer of the cloud's process, started if there is none."""
+        try:
+            return self._ask(method, path, body)
+        except _CloudAwayError:
+            self._start()
+            return self._ask(method, path, body)
+
+    @_reconnecting
+    def _ask_or_recover(self, method: str, path: str, body: object = None) -> Any:
+        """Return the answer of the cloud's process, or the ``Record`` it left."""
+        try:
+            return self._ask(method, path, body)
+        except _CloudAwayError:
+            with self._folder.lock("cloud", wait=False) as held:
+                if not held:
+                    raise
+                return self._folder.recover()
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        """Return the JSON answer of a running cloud process.
+
+        Raises:
+            _CloudAwayError: there is none, or it is about to end.
+            CloudError: it refused, failed, or did not answer in time.
+        """
+        boot_s = max(zone.boot_s for zone in self._settings.market.zones)
+        try:
+            status, answer = unix_http.request(
+                str(self._folder.socket),
+                method,
+                path,
+                timeout_s=_ANSWER_TIMEOUT_S + boot_s,
+                body=json.dumps(body).encode(),
+            )
+        except TimeoutError:
+            raise CloudError(
+                f"the local cloud does not answer {path}; see {self._folder.log}"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _CloudAwayError(
+                f"the local cloud cannot be reached ({error}); see {self._folder.log}"
+            ) from None
+        if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            raise _CloudAwayError("the local cloud is ending; try again")
+        if status == http.HTTPStatus.CONFLICT:
+            refusal = json.loads(answer)
+            raise _REFUSALS.get(refusal["error"], CloudError)(refusal["message"])
+        if status >= http.HTTPStatus.BAD_REQUEST:
+            raise CloudError(
+                f"the local cloud failed at {path} ({status}); see {self._folder.log}"
+            )
+        return json.loads(answer) if answer else None
+
+    # --- How the cloud's process is started ----------------------------------------
+
+    def _start(self) -> None:
+        """Start the cloud's process unless it listens already.
+
+        Raises:
+            CloudError: it did not get ready.
+        """
+        with self._folder.lock("start"):
+            if self._listens():
+                return
+            self._folder.save_settings(self._settings)
+            ready, ready_fd = os.pipe()
+            try:
+                self._spawn(ready_fd)
+                in_time, _, _ = select.select([ready], [], [], _START_TIMEOUT_S)
+                if not in_time or not os.read(ready, 1):
+                    raise CloudError(
+                        f"the local cloud did not start; see {self._folder.log}"
+                    )
+            finally:
+                os.close(ready)
+
+    def _spawn(self, ready_fd: int) -> None:
+        """Start a cloud process, which has ``ready_fd`` for itself from now on."""
+        argv = [sys.executable, "-P", "-m", "spottrain.cloud.local"]
+        try:
+            with self._folder.log.open("ab") as log:
+                subprocess.run(
+                    [*argv, str(self._folder.path), "--ready-fd", str(ready_fd)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[ready_fd],
+                    check=False,  # the pipe tells
+                )
+        finally:
+            os.close(ready_fd)
+
+    def _listens(self) -> bool:
+        try:
+            unix_http.connect(str(self._folder.socket), _ANSWER_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True

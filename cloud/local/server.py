@@ -1,0 +1,183 @@
+"""The local cloud's own process: HTTP on a Unix socket in its folder.
+
+    GET  /offers                        POST /launch      POST /agents
+    GET  /vms                           POST /terminate   POST /shutdown
+    GET  /metadata/{vm_id}/interruption POST /market
+
+A refusal is 409 with ``{"error": class name, "message": one line}``; 503 means that the
+process is about to end: ask the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from spottrain import wire
+from spottrain.cloud.local.folder import Folder
+from spottrain.cloud.local.host import Host
+from spottrain.cloud.local.market import MarketEvent
+from spottrain.cloud.local.state import LocalCloud
+from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.unix_http import address
+from spottrain.errors import SpottrainError
+
+_GRACE_S = 2
+"""How long requests in flight may take when the process ends."""
+
+
+def run(folder: Folder, ready_fd: int | None) -> None:
+    """Be the cloud of ``folder`` until nobody needs it.
+
+    Args:
+        folder: With the settings in it.
+        ready_fd: A pipe; one byte is written to it when clients may connect.
+    """
+    with folder.lock("cloud"):
+        record = folder.recover()
+        cloud = LocalCloud(folder.load_settings(), record.vms, record.tokens)
+        listener = _listen(folder)
+        try:
+            if ready_fd is not None:
+                os.write(ready_fd, b"1")
+                os.close(ready_fd)
+            asyncio.run(_serve(folder, cloud, listener))
+        finally:
+            listener.close()
+            folder.socket.unlink(missing_ok=True)
+
+
+def _listen(folder: Folder) -> socket.socket:
+    """Return a listening socket; its path may be longer than a socket address."""
+    folder.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    descriptor = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listener.bind(address(descriptor, str(folder.socket)))
+    finally:
+        os.close(descriptor)
+    folder.socket.chmod(0o600)
+    listener.listen()
+    return listener
+
+
+async def _serve(folder: Folder, cloud: LocalCloud, listener: socket.socket) -> None:
+    """Serve and play the market until idle or told to end."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        host = Host(folder, cloud, tasks)
+        loop.add_signal_handler(
+            signal.SIGTERM, lambda: tasks.create_task(host.close(), name="SIGTERM")
+        )
+        # A handler, unlike "ignore", is not inherited by the VMs' processes.
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        server = _Server(
+            uvicorn.Config(
+                application(host),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        serving = tasks.create_task(server.serve(sockets=[listener]))
+        tasks.create_task(host.play())
+        await host.until_idle()
+        server.should_exit = True
+        await serving
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()  # the market and timers of VMs that are gone
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def application(host: Host) -> Starlette:
+    """Return the HTTP side of a host."""
+
+    async def offers(_: Request) -> Any:
+        return [dataclasses.asdict(o) for o in host.cloud.offers(time.time())]
+
+    async def launch(request: Request) -> Any:
+        wish = wire.decode(LaunchRequest, await request.body())
+        return dataclasses.asdict(host.launch(wish))
+
+    async def list_vms(_: Request) -> Any:
+        return [dataclasses.asdict(vm) for vm in host.cloud.vms.values()]
+
+    async def terminate(request: Request) -> Any:
+        await host.terminate(await request.json())
+        return None
+
+    async def start_agent(request: Request) -> Any:
+        body = await request.json()
+        bootstrap = wire.from_data(AgentBootstrap, body["bootstrap"])
+        await host.start_agent(body["vm_id"], bootstrap)
+        return None
+
+    async def market(request: Request) -> Any:
+        event = wire.decode(MarketEvent, await request.body())
+        return await host.apply(event)
+
+    async def shutdown(_: Request) -> Any:
+        await host.close()
+        return None
+
+    async def interruption(request: Request) -> Any:
+        notice = await host.interruption(
+            request.path_params["vm_id"],
+            after=int(request.query_params.get("after", 0)),
+            wait_s=float(request.query_params.get("wait_s", 0)),
+        )
+        if notice is None:
+            return None
+        lead_s = max(0.0, notice.kill_at - time.time())
+        return {"id": notice.number, "lead_s": lead_s}
+
+    def route(
+        path: str, method: str, answer: Callable[[Request], Awaitable[Any]]
+    ) -> Route:
+        async def endpoint(request: Request) -> Response:
+            if host.closing:
+                return Response(status_code=503)
+            host.touch()
+            body = await answer(request)
+            return Response(status_code=204) if body is None else JSONResponse(body)
+
+        return Route(path, endpoint, methods=[method])
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        body = {"error": type(error).__name__, "message": str(error)}
+        return JSONResponse(body, status_code=409)
+
+    return Starlette(
+        routes=[
+            route("/offers", "GET", offers),
+            route("/launch", "POST", launch),
+            route("/vms", "GET", list_vms),
+            route("/terminate", "POST", terminate),
+            route("/agents", "POST", start_agent),
+            route("/market", "POST", market),
+            route("/shutdown", "POST", shutdown),
+            route("/metadata/{vm_id}/interruption", "GET", interruption),
+        ],
+        exception_handlers={SpottrainError: refuse},
+    )

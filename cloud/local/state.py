@@ -1,0 +1,263 @@
+"""What the local cloud knows, and the rules by which it changes; no I/O, no clock.
+
+Every method that needs the time is given it, in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spottrain import wire
+from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
+from spottrain.cloud.provider import LaunchRequest, LaunchResult, Offer, Vm, VmState
+
+CLOUD = "local"
+"""Name of cloud and region in offers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a cloud process is started with."""
+
+    job: str
+    market: MarketSpec
+    agent_argv: tuple[str, ...]
+    """Starts an agent; the path of its ``agent.json`` is appended."""
+    idle_s: float
+    """How long the process outlives its last VM and the last call."""
+
+
+@dataclass(slots=True)
+class _Zone:
+    spec: ZoneSpec
+    capacity: int
+    spot_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """The announcement that a VM goes away."""
+
+    number: int
+    """Grows over the life of the cloud."""
+    kill_at: float
+    """Seconds since the epoch."""
+
+
+class LocalCloud:
+    """Zones, prices and VMs of one job.
+
+    A VM counts against its zone's capacity from its launch to its end. One that the
+    market takes back (notice, kill, silence) lowers the capacity at once and counts no
+    more, although a noticed or silent one still runs.
+
+    Args:
+        settings: Of the cloud process.
+        vms: What an earlier cloud process of the job left, all of them terminated.
+        tokens: The launches of earlier cloud processes: token to VM ids.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        vms: tuple[Vm, ...] = (),
+        tokens: dict[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.vms = {vm.vm_id: vm for vm in vms}
+        """By id, in order of launch."""
+        self.tokens = dict(tokens or {})
+        self.notices: dict[str, Notice] = {}
+        """By id of a VM that was told that it goes away."""
+        self.silent: set[str] = set()
+        """VMs that stand still for good."""
+        self._taken: set[str] = set()
+        self._strikes = 0
+        self._zones = {
+            zone.name: _Zone(zone, zone.capacity, zone.spot_usd_per_hour)
+            for zone in settings.market.zones
+        }
+
+    def vm(self, vm_id: str) -> Vm:
+        """Return a VM that has not ended.
+
+        Raises:
+            VmNotFoundError: it is unknown or gone.
+        """
+        vm = self.vms.get(vm_id)
+        if vm is None or vm.state in (VmState.STOPPING, VmState.TERMINATED):
+            raise VmNotFoundError(f"VM {vm_id} is {vm.state if vm else 'unknown'}")
+        return vm
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """VMs that have not ended yet."""
+        return tuple(i for i, v in self.vms.items() if v.state != VmState.TERMINATED)
+
+    def offers(self, now_s: float) -> tuple[Offer, ...]:
+        """Return a spot and an on-demand offer for each zone."""
+        return tuple(
+            self._offer(zone, spot, now_s)
+            for zone in self._zones.values()
+            for spot in (True, False)
+        )
+
+    def _offer(self, zone: _Zone, spot: bool, now_s: float) -> Offer:
+        spec = zone.spec
+        return Offer(
+            cloud=CLOUD,
+            region=CLOUD,
+            zone=spec.name,
+            instance_type=spec.instance_type,
+            spot=spot,
+            usd_per_hour=zone.spot_usd_per_hour
+            if spot
+            else spec.on_demand_usd_per_hour,
+            observed_at=now_s,
+            gpus=spec.slots,
+            gpu_memory_bytes=spec.slot_memory_bytes,
+            gpu_speed=spec.slot_speed,
+            available=self._available(zone),
+        )
+
+    def _available(self, zone: _Zone) -> int:
+        used = sum(
+            vm.offer.zone == zone.spec.name
+            and vm.state != VmState.TERMINATED
+            and vm_id not in self._taken
+            for vm_id, vm in self.vms.items()
+        )
+        return max(0, zone.capacity - used)
+
+    def launch(
+        self, request: LaunchRequest, now_s: float, new_id: Callable[[], str]
+    ) -> LaunchResult:
+        """Rent machines at the price of now; the same token yields the same VMs.
+
+        Raises:
+            NoCapacityError: the zone has no machine left; the token stays unused.
+            CloudError: there is no such offer.
+        """
+        if request.token not in self.tokens:
+            self.tokens[request.token] = self._rent(request, now_s, new_id)
+        vms = tuple(self.vms[vm_id] for vm_id in self.tokens[request.token])
+        missing = request.count - len(vms)
+        zone = request.offer.zone
+        refusal = f"zone {zone} had no machine left for {missing} of {request.count}"
+        return LaunchResult(vms=vms, refusal=refusal if missing > 0 else "")
+
+    def _rent(
+        self, request: LaunchRequest, now_s: float, new_id: Callable[[], str]
+    ) -> tuple[str, ...]:
+        zone = self._zones.get(request.offer.zone)
+        if zone is None or zone.spec.instance_type != request.offer.instance_type:
+            raise CloudError(
+                f"the local market has no {request.offer.instance_type} in zone "
+                f"{request.offer.zone}; choose one of its offers"
+            )
+        if request.count < 1 or request.job != self.settings.job:
+            raise CloudError(
+                f"launch needs a count of at least 1 for job {self.settings.job}: "
+                f"got {request.count} for {request.job}"
+            )
+        count = min(request.count, self._available(zone))
+        if count == 0:
+            raise NoCapacityError(
+                f"zone {zone.spec.name} has no {zone.spec.instance_type} left; "
+                "try again later or elsewhere"
+            )
+        offer = self._offer(zone, request.offer.spot, now_s)
+        vms = [
+            Vm(
+                vm_id=new_id(),
+                job=request.job,
+                intent=request.intent,
+                state=VmState.STARTING if zone.spec.boot_s else VmState.RUNNING,
+                offer=offer,
+                private_address="127.0.0.1",
+                launched_at=now_s,
+            )
+            for _ in range(count)
+        ]
+        self.vms.update({vm.vm_id: vm for vm in vms})
+        return tuple(vm.vm_id for vm in vms)
+
+    def boot_s(self, vm_id: str) -> float:
+        """Return how long this VM takes from launch to running."""
+        return self._zones[self.vms[vm_id].offer.zone].spec.boot_s
+
+    def booted(self, vm_id: str) -> None:
+        """A VM has started up, if it still lives."""
+        if self.vms[vm_id].state == VmState.STARTING:
+            self._set(vm_id, state=VmState.RUNNING)
+
+    def stopping(self, vm_id: str) -> None:
+        """A VM is being ended."""
+        self._set(vm_id, state=VmState.STOPPING)
+
+    def ended(self, vm_id: str, now_s: float) -> None:
+        """Nothing is left of a VM; its billing ends."""
+        self._set(vm_id, state=VmState.TERMINATED, ended_at=now_s)
+        self.notices.pop(vm_id, None)
+
+    def _set(self, vm_id: str, **changes: Any) -> None:
+        self.vms[vm_id] = replace(self.vms[vm_id], **changes)
+
+    def apply(self, event: MarketEvent, now_s: float) -> tuple[str, ...]:
+        """Let the market do something; return the VMs that it takes back.
+
+        Raises:
+            CloudError: there is no such zone.
+        """
+        if event.zone is not None and event.zone not in self._zones:
+            raise CloudError(
+                f"the local market has no zone {event.zone}: "
+                f"got {', '.join(self._zones)}"
+            )
+        if event.kind == "capacity":
+            self._zones[event.zone or ""].capacity = event.count
+            return ()
+        if event.kind == "price":
+            self._zones[event.zone or ""].spot_usd_per_hour = event.usd_per_hour or 0.0
+            return ()
+        self._strikes += 1
+        victims = self._victims(event)
+        for vm_id in victims:
+            self._taken.add(vm_id)
+            zone = self._zones[self.vms[vm_id].offer.zone]
+            zone.capacity = max(0, zone.capacity - 1)
+            if event.kind == "notice":
+                kill_at = now_s + event.lead_s
+                self.notices[vm_id] = Notice(number=self._strikes, kill_at=kill_at)
+            if event.kind == "silence":
+                self.silent.add(vm_id)
+        return victims
+
+    def _victims(self, event: MarketEvent) -> tuple[str, ...]:
+        """Choose among running spot VMs that the market has not taken back yet."""
+        candidates = [
+            vm_id
+            for vm_id, vm in self.vms.items()
+            if vm.offer.spot
+            and vm.state == VmState.RUNNING
+            and vm_id not in self._taken
+            and event.zone in (None, vm.offer.zone)
+        ]
+        if event.machine is not None:
+            return tuple(candidates[event.machine : event.machine + 1])
+        rng = random.Random(f"{self.settings.market.seed}/strike/{self._strikes}")
+        return tuple(rng.sample(candidates, min(event.count, len(candidates))))
+
+    def give_back(self, vm_id: str) -> None:
+        """The capacity that the market took with this VM returns."""
+        self._zones[self.vms[vm_id].offer.zone].capacity += 1
+
+
+def vm_from_data(data: dict[str, Any]) -> Vm:
+    """Return the VM whose ``dataclasses.asdict`` was written as JSON."""
+    offer = wire.from_data(Offer, data["offer"])
+    return Vm(**{**data, "state": VmState(data["state"]), "offer": offer})

@@ -1,0 +1,128 @@
+"""The cloud port: what every provider can do (design: section 5).
+
+Every method is safe to retry. Optional abilities are Protocols of their own, asked for
+with ``isinstance``, never by a provider's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+
+class VmState(StrEnum):
+    """What a cloud says of a VM."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    TERMINATED = "terminated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One kind of machine that can be rented in one place at one price."""
+
+    cloud: str
+    region: str
+    zone: str
+    instance_type: str
+    spot: bool
+    usd_per_hour: float
+    observed_at: float
+    """Seconds since the epoch."""
+    gpus: int
+    """GPUs, or CPU slots on the local provider."""
+    gpu_memory_bytes: int
+    gpu_speed: float = 1.0
+    """Speed relative to the device that the profile was measured on."""
+    available: int | None = None
+    """Machines left, where the cloud says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vm:
+    """One rented machine."""
+
+    vm_id: str
+    job: str
+    intent: str
+    """The launch intent that it answers to."""
+    state: VmState
+    offer: Offer
+    private_address: str
+    launched_at: float
+    """Seconds since the epoch; billing starts here."""
+    ended_at: float | None = None
+    """When billing ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """A wish for ``count`` machines of one offer."""
+
+    token: str
+    """Idempotency: the same token never launches twice."""
+    job: str
+    intent: str
+    offer: Offer
+    count: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """The machines that came; fewer than asked for is normal."""
+
+    vms: tuple[Vm, ...]
+    refusal: str = ""
+    """Why machines are missing, if any are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentBootstrap:
+    """What an agent must be given to find its manager."""
+
+    manager_url: str
+    ca_pem: str
+    token: str
+
+
+@runtime_checkable
+class CloudProvider(Protocol):
+    """One cloud account."""
+
+    name: str
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what can be rented now."""
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Ask for machines; may give fewer. The same token never launches twice.
+
+        Raises:
+            NoCapacityError: not a single machine of this offer is left.
+        """
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return the truth, VMs that another manager process launched included.
+
+        A terminated VM is listed for a while, with ``ended_at``.
+        """
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Return once asked. An unknown or already gone VM is not an error."""
+
+
+@runtime_checkable
+class StartsAgents(Protocol):
+    """Can bring our agent to life on a running VM."""
+
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Start the agent, detached. A second call while it runs does nothing.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """

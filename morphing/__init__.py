@@ -1,0 +1,1 @@
+"""Pure mathematics of a plan: no I/O, no clock, no torch."""

@@ -1,0 +1,291 @@
+"""The plan for the devices at hand, and whether going over to it pays."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.memory import stage_bytes, stage_loads, virtual_nodes_apart
+from spottrain.morphing.partition import Fits, partition, spread
+from spottrain.morphing.placement import Device, place, take
+from spottrain.morphing.simulator import simulate_step
+from spottrain.wire import (
+    SCHEMA_VERSION,
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    ScheduleKind,
+)
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Device",
+    "PlanInputs",
+    "choose_plan",
+    "worth_morphing",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """All that a choice depends on; the same inputs give the same choice."""
+
+    facts: ModelFacts
+    profile: Profile
+    slots: tuple[Device, ...]
+    minibatch_size: int
+    microbatch_size: int
+    reduction: Reduction
+    previous: Plan | None = None
+    """The plan that runs now: of equal placements the one nearest to it is taken."""
+    schedule: ScheduleKind = "varuna"
+    recompute: bool = True
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One depth that was weighed."""
+
+    pipeline_depth: int
+    data_parallel_width: int
+    unused_slots: int
+    stage_bytes: tuple[int, ...]
+    """Memory of each stage's busiest worker."""
+    step_s: float | None
+    """Predicted; ``None`` if the candidate cannot run."""
+    examples_per_s: float | None
+    why_not: str
+    """Empty for the one that was chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best plan and what it was weighed against."""
+
+    plan: Plan | None
+    """``None`` if no candidate can run."""
+    candidates: tuple[Candidate, ...]
+    """By ascending depth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Stages and devices of one depth and width, or why there are none."""
+
+    width: int
+    stage_bytes: tuple[int, ...] = ()
+    stage_bounds: tuple[int, ...] = ()
+    devices: tuple[Device, ...] = ()
+    why_not: str = ""
+
+
+def choose_plan(inputs: PlanInputs) -> Choice:
+    """Weigh every depth and return the plan with the most examples per second.
+
+    For each depth the sections are cut evenly by measured time, there are as many
+    replicas as the devices and the mini-batch allow, and one mini-batch is simulated
+    (Varuna, section 4.3). Fewer replicas are taken where a VM would hold all replicas
+    of a stage or a device is too small. Of equally fast depths the least is chosen.
+
+    Raises:
+        PlanError: The mini-batch is no multiple of the micro-batch, or the profile does
+            not fit the model or the micro-batch.
+    """
+    _check(inputs)
+    weighed = [
+        _weigh(inputs, depth)
+        for depth in range(1, min(len(inputs.facts.sections), len(inputs.slots)) + 1)
+    ]
+    plans = [plan for plan, _ in weighed if plan is not None]
+    if not plans:
+        return Choice(plan=None, candidates=tuple(c for _, c in weighed))
+    best = min(plans, key=lambda plan: (plan.predicted_step_s, plan.pipeline_depth))
+    return Choice(
+        plan=best,
+        candidates=tuple(
+            candidate
+            if plan is None
+            else replace(candidate, why_not=_slower(plan, best))
+            for plan, candidate in weighed
+        ),
+    )
+
+
+def worth_morphing(
+    current_examples_per_s: float,
+    new_examples_per_s: float,
+    morph_cost_s: float,
+    expected_time_to_next_change_s: float,
+) -> bool:
+    """Whether going over to a new plan does more examples until the next change.
+
+    Training stands still for ``morph_cost_s``. A generation that does not train
+    (0 examples/s) is always left.
+    """
+    if current_examples_per_s == 0:
+        return new_examples_per_s > 0
+    lost = min(1.0, morph_cost_s / expected_time_to_next_change_s)
+    return new_examples_per_s * (1 - lost) > current_examples_per_s
+
+
+def _check(inputs: PlanInputs) -> None:
+    facts, profile = inputs.facts, inputs.profile
+    if inputs.minibatch_size < 1 or inputs.minibatch_size % inputs.microbatch_size:
+        raise PlanError(
+            "minibatch_size must be a multiple of microbatch_size: got "
+            f"{inputs.minibatch_size} and {inputs.microbatch_size}; change one of them"
+        )
+    if profile.microbatch_size != inputs.microbatch_size:
+        raise PlanError(
+            f"the profile is of micro-batches of {profile.microbatch_size}: got "
+            f"microbatch_size {inputs.microbatch_size}; calibrate again"
+        )
+    if profile.fingerprint != facts.fingerprint or len(profile.sections) != len(
+        facts.sections
+    ):
+        raise PlanError(
+            f"the profile is of another model: got {profile.fingerprint} with "
+            f"{len(profile.sections)} sections for {facts.fingerprint} with "
+            f"{len(facts.sections)}; calibrate again"
+        )
+
+
+def _slower(plan: Plan, best: Plan) -> str:
+    if plan is best:
+        return ""
+    more = plan.predicted_step_s / best.predicted_step_s - 1
+    return f"{more:.1%} slower than {best.shape}"
+
+
+def _weigh(inputs: PlanInputs, depth: int) -> tuple[Plan | None, Candidate]:
+    """Return the plan of ``depth`` with the most replicas, and its row in the table."""
+    virtual_nodes = inputs.minibatch_size // inputs.microbatch_size
+    most = min(len(inputs.slots) // depth, virtual_nodes)
+    alike = len({device.memory_bytes for device in inputs.slots}) == 1
+    layouts: list[_Layout] = []
+    for width in range(most, 0, -1):
+        # Fewer replicas have more micro-batches each and need no less memory; but one
+        # alone keeps no gradients apart.
+        if width > 1 and alike and layouts and layouts[-1].stage_bytes:
+            continue
+        layouts.append(_lay_out(inputs, depth, width))
+        if not layouts[-1].why_not:
+            break
+    # Where none is possible, what stands against the most replicas is told.
+    layout = layouts[0] if layouts[-1].why_not else layouts[-1]
+    plan = None if layout.why_not else _predict(inputs, layout)
+    step_s = None if plan is None else plan.predicted_step_s
+    return plan, Candidate(
+        pipeline_depth=depth,
+        data_parallel_width=layout.width,
+        unused_slots=len(inputs.slots) - depth * layout.width,
+        stage_bytes=layout.stage_bytes,
+        step_s=step_s,
+        examples_per_s=None if step_s is None else inputs.minibatch_size / step_s,
+        why_not=layout.why_not,
+    )
+
+
+def _lay_out(inputs: PlanInputs, depth: int, width: int) -> _Layout:
+    """Choose devices and cut stages that fit into each of them."""
+    kept = set() if inputs.previous is None else set(inputs.previous.slots)
+    fastest = sorted(inputs.slots, key=lambda d: (-d.speed, d.slot not in kept, d.slot))
+    roomiest = sorted(fastest, key=lambda device: -device.memory_bytes)
+    measure = _StageBytes(inputs, depth, width)
+    even = _cut(inputs, depth)
+    assert even is not None
+    needed, room = measure.of(even), 0
+    for order in (fastest, roomiest):
+        devices = take(order, depth, width)
+        if devices is None:
+            why_not = f"one VM would hold all {width} replicas of a stage"
+            return _Layout(width=width, why_not=why_not)
+        smallest = min(device.memory_bytes for device in devices)
+        if smallest <= room:
+            break
+        room = smallest
+        bounds: tuple[int, ...] | None = even
+        if max(needed) > room:
+            bounds = _cut(inputs, depth, partial(measure.fits, room))
+        if bounds is not None:
+            return _Layout(
+                width=width,
+                stage_bytes=measure.of(bounds),
+                stage_bounds=bounds,
+                devices=place(devices, bounds, width, inputs.facts, inputs.previous),
+            )
+    why_not = f"a stage needs {max(needed)} bytes, a device has {room}"
+    return _Layout(width=width, stage_bytes=needed, why_not=why_not)
+
+
+class _StageBytes:
+    """Memory of the stages of one depth and width, wherever they are cut."""
+
+    def __init__(self, inputs: PlanInputs, depth: int, width: int) -> None:
+        replica_bounds = spread(inputs.minibatch_size // inputs.microbatch_size, width)
+        self._inputs = inputs
+        self._apart = virtual_nodes_apart(replica_bounds, inputs.reduction)
+        self._loads = stage_loads(
+            inputs.schedule, depth, replica_bounds[1], inputs.recompute
+        )
+
+    def __call__(self, stage: int, start: int, end: int) -> int:
+        """Return the bytes of ``stage`` if it has the sections [start, end)."""
+        return stage_bytes(
+            self._inputs.facts,
+            self._inputs.profile,
+            range(start, end),
+            self._loads[stage],
+            virtual_nodes_apart=self._apart,
+        ).total_bytes
+
+    def fits(self, room_bytes: int, stage: int, start: int, end: int) -> bool:
+        """Return whether ``room_bytes`` are enough for that."""
+        return self(stage, start, end) <= room_bytes
+
+    def of(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the bytes of every stage."""
+        return tuple(self(p, *run) for p, run in enumerate(itertools.pairwise(bounds)))
+
+
+def _cut(
+    inputs: PlanInputs, depth: int, fits: Fits | None = None
+) -> tuple[int, ...] | None:
+    """Cut the sections into stages that ``fits``, as evenly as that permits."""
+    sections = inputs.profile.sections
+    last_costs_s = [s.forward_s + s.backward_s for s in sections]
+    costs_s = last_costs_s
+    if inputs.recompute:
+        costs_s = [s.forward_s + s.recompute_s + s.backward_s for s in sections]
+    return partition(costs_s, depth, fits, last_costs_s=last_costs_s)
+
+
+def _predict(inputs: PlanInputs, layout: _Layout) -> Plan:
+    """Return the plan of ``layout`` with the simulated time of a mini-batch."""
+    plan = Plan(
+        pipeline_depth=len(layout.stage_bounds) - 1,
+        data_parallel_width=layout.width,
+        microbatch_size=inputs.microbatch_size,
+        minibatch_size=inputs.minibatch_size,
+        schedule=inputs.schedule,
+        recompute=inputs.recompute,
+        stage_bounds=layout.stage_bounds,
+        replica_bounds=spread(
+            inputs.minibatch_size // inputs.microbatch_size, layout.width
+        ),
+        slots=tuple(device.slot for device in layout.devices),
+        predicted_step_s=0.0,
+    )
+    step = simulate_step(
+        plan,
+        inputs.profile,
+        inputs.facts,
+        reduction=inputs.reduction,
+        speeds=[device.speed for device in layout.devices],
+    )
+    return replace(plan, predicted_step_s=step.step_s)

@@ -1,0 +1,1 @@
+"""Executes a plan: the training runtime in each worker process (torch)."""

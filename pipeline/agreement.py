@@ -1,0 +1,265 @@
+"""What survivors conclude about the mini-batch that was in the air (design 6, Commit).
+
+The first exchange of a generation gathers one ``RankRecord`` from every participant,
+donors included; each then computes ``agree``, ``applies`` and ``moves`` from the same
+records and so comes to the same conclusion without another message.
+
+**Identity.** The content of a section is named by (version, origin): how many
+mini-batches it has applied, and the generation whose gradients applied the last one
+(or that restored it from a checkpoint). A generation trains on from one agreed state,
+so equal names mean equal content, bit for bit, also where a memory was left out of
+generations or went another way (the log matching property of Raft, section 5.3).
+
+**Rule.** A state (version, origin) can be reached when every section has a copy of it,
+or a copy one version below it that is prepared in that origin (then the decision must
+be found, or be folded again from contributions of all sections). Survivors take the
+highest state that can be reached; when there is none, or the checkpoint is newer, the
+checkpoint. So a committed mini-batch is lost only when it cannot be reached any more.
+
+What the runtime owes to this rule:
+
+1. The decision of an agreement is stored by every participant, donors too, before any
+   of them applies or moves a section.
+2. A mark is taken back before the gradients under it change, and before a copy or a
+   checkpoint is written over the section (version -1 while that lasts).
+3. Origin and version change together: the undo slot saves both, the version is last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["same", "adopted", "dropped", "restored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one section adds to the decision, the same bits on all its replicas."""
+
+    section: int
+    loss_sum: float
+    """Summed over replicas; 0 but in the last section."""
+    weight: float
+    """Summed over replicas; 0 but in the last section."""
+    square_norm: float
+    """Squared norm of the reduced gradients, a tied parameter in its first section."""
+    overflow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Mini-batch ``step`` is to be applied: what all sections share in doing so."""
+
+    generation: int
+    """The generation whose gradients are applied, even when a later one adopts them."""
+    step: int
+    """Takes sections from version ``step`` to ``step + 1``."""
+    loss_sum: float
+    weight: float
+    square_norm: float
+    overflow: bool
+    stop: bool
+    """All stop after this mini-batch; False when it was folded again by survivors."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionRecord:
+    """One copy of one section, as it lies in a slot's memory."""
+
+    section: int
+    version: int
+    """Mini-batches applied; -1 when unusable, such as half copied."""
+    origin: int
+    """Generation whose gradients led to this version, or that restored it."""
+    prepared_generation: int | None
+    prepared_step: int | None
+    contribution: Contribution | None
+    """What was prepared; kept with the mark, also after it was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """All that one participant of the exchange holds."""
+
+    rank: int
+    sections: tuple[SectionRecord, ...]
+    decision: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Where all sections stand when the generation begins to train."""
+
+    outcome: Outcome
+    """same: nothing was in the air. adopted: copies that lag are brought to the step.
+    dropped: something newer was seen that cannot be completed. restored: checkpoint."""
+    step: int
+    """Version of every section afterwards; the next mini-batch to train."""
+    origin: int
+    """Origin of every section afterwards."""
+    decision: Decision | None
+    """What led to the step, where known: store it first, then apply it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A section comes to ``target`` from ``source``, or the checkpoint (None)."""
+
+    section: int
+    source: int | None
+    target: int
+
+
+def fold(
+    generation: int, step: int, contributions: Iterable[Contribution], stop: bool
+) -> Decision:
+    """Sum contributions in section order, so that every rank gets the same bits.
+
+    Args:
+        generation: Generation that computed the gradients.
+        step: Mini-batch, counted from 0.
+        contributions: One of each section, in any order.
+        stop: Whether any rank wishes to stop.
+    """
+    loss_sum = weight = square_norm = 0.0
+    overflow = False
+    # Not sum(): from Python 3.12 on it compensates, which gives other bits.
+    for contribution in sorted(contributions, key=lambda c: c.section):
+        loss_sum += contribution.loss_sum
+        weight += contribution.weight
+        square_norm += contribution.square_norm
+        overflow |= contribution.overflow
+    return Decision(generation, step, loss_sum, weight, square_norm, overflow, stop)
+
+
+def agree(
+    num_sections: int,
+    records: Sequence[RankRecord],
+    generation: int,
+    checkpoint_step: int,
+) -> Agreement:
+    """Return the highest state that all sections can reach.
+
+    Args:
+        num_sections: Sections of the model.
+        records: What each participant holds, in any order.
+        generation: The generation that begins; names the state after a restore.
+        checkpoint_step: Version of the newest complete checkpoint.
+    """
+    states = sorted(_states(records), reverse=True)
+    for version, origin in states:
+        if version < checkpoint_step:
+            break
+        decision = _decision(num_sections, records, version, origin)
+        agreement = Agreement("same", version, origin, decision)
+        if len(_holders(records, agreement)) == num_sections:
+            outcome = _outcome(records, agreement, states[0])
+            return Agreement(outcome, version, origin, decision)
+    return Agreement("restored", checkpoint_step, generation, None)
+
+
+def applies(record: RankRecord, agreement: Agreement) -> tuple[int, ...]:
+    """Return the sections that this rank first applies from prepared gradients."""
+    decision = agreement.decision
+    if decision is None:
+        return ()
+    wanted = (decision.step, decision.generation)
+    return tuple(s.section for s in record.sections if _lifts_from(s) == wanted)
+
+
+def moves(
+    num_sections: int,
+    records: Sequence[RankRecord],
+    agreement: Agreement,
+    owners: Mapping[int, tuple[int, ...]],
+) -> tuple[Move, ...]:
+    """Return what must come to whom, after every rank has done its ``applies``.
+
+    Args:
+        num_sections: Sections of the model.
+        records: As given to ``agree``.
+        agreement: As returned by ``agree``.
+        owners: Ranks that must hold each section when training begins.
+
+    Returns:
+        Moves in the order of sections, then of targets; load is spread over sources.
+    """
+    holders = {} if agreement.outcome == "restored" else _holders(records, agreement)
+    load: Counter[int] = Counter()
+    result = []
+    for section in range(num_sections):
+        sources = holders.get(section, [])
+        for target in sorted(set(owners[section]) - set(sources)):
+            source = min(sources, key=lambda r: (load[r], r), default=None)
+            if source is not None:
+                load[source] += 1
+            result.append(Move(section, source, target))
+    return tuple(result)
+
+
+def _lifts_from(copy: SectionRecord) -> tuple[int, int] | None:
+    """Return (step, generation) of the prepared gradients that fit this copy."""
+    if copy.prepared_step is None or copy.prepared_generation is None:
+        return None
+    if copy.version < 0 or copy.version != copy.prepared_step:
+        return None
+    return copy.prepared_step, copy.prepared_generation
+
+
+def _states(records: Sequence[RankRecord]) -> set[tuple[int, int]]:
+    """Return every (version, origin) that some copy has or could be brought to."""
+    states = set()
+    for copy in (copy for record in records for copy in record.sections):
+        if copy.version >= 0:
+            states.add((copy.version, copy.origin))
+        if lift := _lifts_from(copy):
+            states.add((lift[0] + 1, lift[1]))
+    return states
+
+
+def _decision(
+    num_sections: int, records: Sequence[RankRecord], version: int, origin: int
+) -> Decision | None:
+    """Return what led to (version, origin): stored somewhere, or folded again."""
+    in_order = sorted(records, key=lambda r: r.rank)
+    for record in in_order:
+        decision = record.decision
+        if decision and (decision.step + 1, decision.generation) == (version, origin):
+            return decision
+    found = {
+        copy.section: copy.contribution
+        for copy in (copy for record in in_order for copy in record.sections)
+        if copy.contribution is not None
+        and copy.prepared_generation == origin
+        and copy.prepared_step == version - 1
+    }
+    if len(found) < num_sections:
+        return None
+    return fold(origin, version - 1, found.values(), stop=False)
+
+
+def _holders(
+    records: Sequence[RankRecord], agreement: Agreement
+) -> dict[int, list[int]]:
+    """Return, of each section, the ranks that have the agreed state after applying."""
+    wanted = (agreement.step, agreement.origin)
+    holders: dict[int, list[int]] = {}
+    for record in sorted(records, key=lambda r: r.rank):
+        ready = {s.section for s in record.sections if (s.version, s.origin) == wanted}
+        for section in sorted(ready | set(applies(record, agreement))):
+            holders.setdefault(section, []).append(record.rank)
+    return holders
+
+
+def _outcome(
+    records: Sequence[RankRecord], agreement: Agreement, newest: tuple[int, int]
+) -> Outcome:
+    """Name what was agreed, for people and for the manager's count of losses."""
+    if newest[0] > agreement.step:
+        return "dropped"
+    if any(applies(record, agreement) for record in records):
+        return "adopted"
+    return "same"

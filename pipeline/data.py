@@ -1,0 +1,77 @@
+"""Which examples a micro-batch holds: a pure function of (seed, step, example slot).
+
+No sampler has a state, so nothing about the order of data needs to be saved or moved.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import torch
+
+from spottrain.pipeline.job import Batch, ExampleDataset, TrainingJob
+
+
+def random_seed(*parts: int) -> int:
+    """Return a 63-bit seed that depends on every part, on any machine the same."""
+    text = ",".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(random_seed(seed, epoch))
+    return torch.randperm(length, generator=generator)
+
+
+def example_index(seed: int, length: int, position: int) -> int:
+    """Return the index of the example at ``position`` of the endless shuffled stream.
+
+    Every epoch visits all ``length`` examples once, in an order of its own.
+    """
+    epoch, place = divmod(position, length)
+    return int(_permutation(seed, epoch, length)[place])
+
+
+class MicrobatchSource:
+    """Makes the micro-batches of a job.
+
+    Args:
+        job: Gives the datasets and how examples are put together.
+        seed: The job's seed.
+        minibatch_size: Examples a mini-batch.
+        microbatch_size: Examples a micro-batch.
+    """
+
+    def __init__(
+        self, job: TrainingJob, seed: int, minibatch_size: int, microbatch_size: int
+    ) -> None:
+        self._job = job
+        self._seed = seed
+        self._minibatch_size = minibatch_size
+        self._size = microbatch_size
+
+    def training(self, step: int, virtual_node: int) -> Batch:
+        """Return the micro-batch of ``virtual_node`` in mini-batch ``step``."""
+        first = step * self._minibatch_size + virtual_node * self._size
+        length = len(self._job.dataset)
+        return self._collate(
+            self._job.dataset,
+            [example_index(self._seed, length, first + i) for i in range(self._size)],
+        )
+
+    def num_heldout(self) -> int:
+        """Return how many micro-batches the held-out examples make."""
+        heldout = self._job.heldout
+        return 0 if heldout is None else -(-len(heldout) // self._size)
+
+    def heldout(self, microbatch: int) -> Batch:
+        """Return a micro-batch of held-out examples; the last may be smaller."""
+        assert self._job.heldout is not None
+        end = min((microbatch + 1) * self._size, len(self._job.heldout))
+        return self._collate(self._job.heldout, range(microbatch * self._size, end))
+
+    def _collate(self, dataset: ExampleDataset, indices: Any) -> Batch:
+        return self._job.collate([dataset[index] for index in indices])

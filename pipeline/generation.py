@@ -1,0 +1,366 @@
+"""One generation at one worker: hand over, form groups, train, leave."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from spottrain import wire
+from spottrain.morphing.schedule import make_schedule
+from spottrain.pipeline.agreement import Decision, fold
+from spottrain.pipeline.checkpoint import SnapshotWriter
+from spottrain.pipeline.data import MicrobatchSource
+from spottrain.pipeline.executor import StageExecutor, StagePlace
+from spottrain.pipeline.faults import FaultScript, Hook
+from spottrain.pipeline.handover import HandoverResult, hand_over
+from spottrain.pipeline.job import TrainingJob
+from spottrain.pipeline.links import (
+    PipelineLinks,
+    Store,
+    connect_store,
+    join,
+    leave,
+    new_groups,
+)
+from spottrain.pipeline.reduction import (
+    REDUCTIONS,
+    GradientReduction,
+    sum_tied,
+    tied_ranks,
+)
+from spottrain.pipeline.saving import CheckpointRound
+from spottrain.pipeline.sections import Layout
+from spottrain.pipeline.slot import SlotMemory
+from spottrain.pipeline.stage import StageModel
+from spottrain.pipeline.tracking import TensorTracker
+from spottrain.pipeline.update import (
+    Gatherer,
+    SectionOptimizer,
+    contribution,
+    gradient_norm,
+)
+from spottrain.wire import JobSpec, Plan, RunGeneration
+
+
+class StopWish:
+    """How much this rank wants all ranks to stop after the mini-batch; the most wins."""
+
+    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
+
+
+class Supervisor(Protocol):
+    """What a worker asks of its supervisor while it trains."""
+
+    def report(self, report: wire.Report) -> None:
+        """Say something to the manager."""
+
+    def stop_wish(self) -> int:
+        """Return the strongest ``StopWish`` that has come in; never waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """All that stays the same over the generations of one worker."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: Layout
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
+    vm_id: str
+    slot: int
+    memory: SlotMemory
+    supervisor: Supervisor
+    faults: FaultScript
+
+
+def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
+    """Train under ``command.plan`` until stopped or done; reports all that happens.
+
+    Raises:
+        GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
+        DamagedCheckpointError: The checkpoint that was named could not be read.
+        UserCodeError: The user's code raised.
+    """
+    rank = _rank_of(context, command)
+    timeout_s = context.spec.communication_timeout_s
+    context.faults.rank = rank
+    context.faults.step = max(
+        (arena.version for arena in context.memory.arenas.values()), default=0
+    )
+    store = connect_store(command.store_host, command.store_port, timeout_s)
+    checkpoints = Path(context.spec.checkpoint_path)
+    result = hand_over(
+        command, rank, store, context.memory, checkpoints, timeout_s, context.faults
+    )
+    if rank >= len(command.plan.slots):
+        context.supervisor.report(
+            wire.GenerationStopped(
+                generation=command.generation,
+                slot=context.slot,
+                step=result.agreement.step,
+                done=False,
+            )
+        )
+        return
+    connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
+    training = None
+    try:
+        training = _Training(context, command, rank, store)
+        connections.seal()
+        training.begin(result, pid)
+        training.run()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        if training is not None:
+            training.close()
+        leave()
+
+
+def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
+    ranks = [
+        rank
+        for rank, slot in enumerate(command.participants)
+        if (slot.vm_id, slot.index) == (context.vm_id, context.slot)
+    ]
+    return ranks[0]
+
+
+class _Training:
+    """The training loop of one rank of a plan."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        command: RunGeneration,
+        rank: int,
+        store: Store,
+    ) -> None:
+        plan, spec = command.plan, context.spec
+        depth = plan.pipeline_depth
+        self._context, self._command, self._plan = context, command, plan
+        self._rank = rank
+        self._replica, self._stage_index = divmod(rank, depth)
+        self._arenas = {
+            k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
+        }
+        self._stage = StageModel(
+            context.job,
+            context.layout,
+            plan.sections_of(self._stage_index),
+            {k: arena.parameters for k, arena in self._arenas.items()},
+        )
+        self._groups = new_groups(
+            _memberships(plan, context.layout), rank, spec.communication_timeout_s
+        )
+        self._ties = [
+            tied
+            for tied in context.layout.tied
+            if context.layout.specs[tied.name].requires_grad
+        ]
+        self._reduction = self._make_reduction()
+        self._updater = context.memory.updater(
+            {
+                k: SectionOptimizer(context.job, arena, self._stage.parameters_of(k))
+                for k, arena in self._arenas.items()
+            },
+            context.faults,
+        )
+        self._source = MicrobatchSource(
+            context.job, spec.seed, spec.minibatch_size, spec.microbatch_size
+        )
+        self._tracker = TensorTracker(context.memory.num_bytes)
+        is_first, is_last = self._stage_index == 0, self._stage_index == depth - 1
+        self._links = PipelineLinks(
+            None if is_first else rank - 1, None if is_last else rank + 1
+        )
+        self._executor = self._make_executor(is_first, is_last)
+        self._gatherer = Gatherer(
+            plan.num_sections,
+            [plan.stage_of(section) for section in range(plan.num_sections)],
+        )
+        self._writer = SnapshotWriter(Path(spec.checkpoint_path))
+        self._saving = CheckpointRound(
+            context, command, self._arenas, self._replica, self._writer, store
+        )
+        self._step = next(iter(self._arenas.values())).version
+
+    def _make_reduction(self) -> GradientReduction:
+        plan = self._plan
+        replicas = tuple(
+            d * plan.pipeline_depth + self._stage_index
+            for d in range(plan.data_parallel_width)
+        )
+        return REDUCTIONS[self._context.spec.reduction](
+            self._stage,
+            list(self._arenas.values()),
+            replicas,
+            self._groups.get(replicas),
+            self._replica,
+        )
+
+    def _make_executor(self, is_first: bool, is_last: bool) -> StageExecutor:
+        plan = self._plan
+        nodes = plan.virtual_nodes_of(self._replica)
+        schedule = make_schedule(
+            plan.schedule, plan.pipeline_depth, len(nodes), recompute=plan.recompute
+        )
+        place = StagePlace(is_first, is_last, schedule[self._stage_index], nodes)
+        return StageExecutor(
+            self._stage,
+            place,
+            self._source,
+            self._links,
+            self._context.spec.seed,
+            self._context.faults,
+            self._tracker,
+        )
+
+    def begin(self, result: HandoverResult, pid: int) -> None:
+        """Say that this rank is ready."""
+        self._context.supervisor.report(
+            wire.GenerationStarted(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                pid=pid,
+                step=self._step,
+                outcome=result.agreement.outcome,
+                sections_moved=result.moved,
+                sections_loaded=result.loaded,
+            )
+        )
+
+    def run(self) -> None:
+        """Train until all ranks agree to stop, or all steps are done."""
+        spec = self._context.spec
+        if self._command.evaluate_first and self._step == 0:
+            self._evaluate()
+        wish = StopWish.NONE
+        while self._step < spec.steps and wish == StopWish.NONE:
+            wish = self._minibatch()
+            if self._saving.is_due(self._step) and self._step < spec.steps:
+                self._context.faults.at(Hook.SNAPSHOT)
+                self._saving.start(self._step)
+        done = self._step >= spec.steps
+        if done or wish == StopWish.STOP_AND_CHECKPOINT:
+            self._saving.save_now(self._step)
+        else:
+            self._saving.finish()
+        if done:
+            self._evaluate()
+        self._links.flush()
+        dist.barrier()
+        self._context.supervisor.report(
+            wire.GenerationStopped(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                step=self._step,
+                done=done,
+            )
+        )
+
+    def close(self) -> None:
+        """End the threads; after an error the connections must have been cut."""
+        self._links.close()
+        self._writer.close()
+
+    def _minibatch(self) -> int:
+        """Train one mini-batch to its commit; return the strongest stop wish."""
+        began = time.monotonic()
+        faults, step = self._context.faults, self._step
+        faults.step = step
+        for arena in self._arenas.values():
+            arena.unprepare()
+        self._reduction.begin()
+        losses = self._executor.train(step, self._reduction)
+        self._tracker.settle()
+        decision, wish = self._commit(step, losses)
+        self._context.supervisor.report(
+            wire.MinibatchCommitted(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                step=self._step,
+                sections=tuple(self._arenas),
+                loss=decision.loss_sum / decision.weight if decision.weight else 0.0,
+                grad_norm=gradient_norm(decision),
+                step_s=time.monotonic() - began,
+                peak_bytes=self._tracker.peak_bytes,
+            )
+        )
+        faults.at(Hook.REPORTED)
+        return wish
+
+    def _commit(
+        self, step: int, losses: list[tuple[float, float]]
+    ) -> tuple[Decision, int]:
+        """Reduce, prepare, gather, decide, apply (design: Commit, a to c)."""
+        faults, generation = self._context.faults, self._command.generation
+        faults.at(Hook.REDUCE)
+        totals = self._reduction.reduce(losses)
+        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
+        faults.at(Hook.REDUCED)
+        last = self._plan.num_sections - 1
+        mine = [
+            contribution(arena, self._ties, totals if k == last else (0.0, 0.0))
+            for k, arena in self._arenas.items()
+        ]
+        for arena, one in zip(self._arenas.values(), mine, strict=True):
+            arena.prepare(generation, step, one)
+        faults.at(Hook.PREPARED)
+        everybody, wish, saved = self._gatherer.exchange(
+            mine, self._context.supervisor.stop_wish(), self._saving.settled_step()
+        )
+        faults.at(Hook.GATHERED)
+        stop = wish != StopWish.NONE
+        decision = fold(generation, step, everybody, stop)
+        self._context.memory.control.decision = decision
+        faults.at(Hook.DECIDED)
+        self._reduction.attach()
+        self._updater.apply(decision, list(self._arenas))
+        self._step = step + 1
+        faults.at(Hook.APPLIED)
+        self._saving.settle(saved)
+        return decision, wish
+
+    def _evaluate(self) -> None:
+        """Measure the held-out loss of the weights as they are."""
+        count = self._source.num_heldout()
+        if not count:
+            return
+        share = [
+            count * d // self._plan.data_parallel_width
+            for d in range(self._plan.data_parallel_width + 1)
+        ]
+        mine = range(share[self._replica], share[self._replica + 1])
+        losses = self._executor.evaluate(mine)
+        table = torch.zeros(count, 2, dtype=torch.float64)
+        if losses:
+            table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)
+        dist.all_reduce(table)
+        loss_sum = weight = 0.0
+        for one, its_weight in table.tolist():
+            loss_sum += one
+            weight += its_weight
+        if self._rank == 0:
+            self._context.supervisor.report(
+                wire.Evaluated(
+                    generation=self._command.generation,
+                    step=self._step,
+                    loss=loss_sum / weight,
+                )
+            )
+
+
+def _memberships(plan: Plan, layout: Layout) -> list[tuple[int, ...]]:
+    """Return every group that a plan needs, in an order that all ranks share."""
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    stages = [tuple(d * depth + p for d in range(width)) for p in range(depth)]
+    ties = [tied_ranks(plan, tied, d) for d in range(width) for tied in layout.tied]
+    return stages + ties

@@ -1,0 +1,275 @@
+"""Groups of one generation: formed once, cut at once, and the pipeline's directed links.
+
+Two facts of gloo shape this file. A receive cannot be polled, so a thread a directed link
+waits and puts arrivals in a queue. And a receive from a peer that lives on, but has left
+the group, ends only when its connection does; so a rank that meets an error shuts down
+the generation's TCP connections itself (``Connections.cut``), which ends every pending
+operation here and at its peers within milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+_MAX_DIMENSIONS = 8
+_MAX_PENDING_SENDS = 16
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+)
+
+
+class GenerationBrokenError(Exception):
+    """A peer of this generation is gone; its groups are of no more use."""
+
+
+class Connections:
+    """The TCP connections that were opened since this object was made."""
+
+    def __init__(self) -> None:
+        self._before = _sockets()
+        self._ours: frozenset[tuple[int, str]] | None = None
+
+    def seal(self) -> None:
+        """Take what is open now as ours; what is opened later is somebody else's."""
+        self._ours = _sockets() - self._before
+
+    def cut(self) -> None:
+        """Shut them down, both ways, without closing them: their owner still polls."""
+        ours = _sockets() - self._before if self._ours is None else self._ours
+        for fd, inode in ours:
+            if _inode(fd) != inode:
+                continue
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                try:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # a listener, or its peer was faster
+
+
+def _sockets() -> frozenset[tuple[int, str]]:
+    """Return (file descriptor, inode) of every socket of this process."""
+    found = ((int(fd), _inode(int(fd))) for fd in os.listdir("/proc/self/fd"))
+    return frozenset((fd, inode) for fd, inode in found if inode.startswith("socket:"))
+
+
+def _inode(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def connect_store(host: str, port: int, timeout_s: float) -> Store:
+    """Connect to the rendezvous store of a generation, once a process."""
+    return open_store(host, port, is_server=False, timeout_s=timeout_s)
+
+
+def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
+    """Open a store; port 0 chooses a free one."""
+    return dist.TCPStore(  # type: ignore[attr-defined,no-any-return]
+        host,
+        port,
+        is_master=is_server,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def join(
+    store: Store, name: str, rank: int, size: int, timeout_s: float
+) -> Connections:
+    """Form the default process group ``name`` over ``store``.
+
+    Raises:
+        GenerationBrokenError: Somebody did not come, or left meanwhile.
+    """
+    connections = Connections()
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        connections.cut()
+        raise GenerationBrokenError(f"group {name} did not form: {error}") from error
+    return connections
+
+
+def leave() -> None:
+    """Destroy every process group of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def gather_json(value: Any) -> list[Any]:
+    """Return what every rank of the default group gave, in the order of ranks."""
+    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([mine.numel()]))
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: mine.numel()] = mine
+    rows = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(rows, padded)
+    return [
+        json.loads(bytes(row[: int(size)].numpy()))
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+class Direction(Enum):
+    """Which way a tensor travels along the pipeline."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A tensor that a neighbour sent; ``None`` if the link broke instead."""
+
+    direction: Direction
+    tensor: torch.Tensor | None
+    error: str = ""
+
+
+class _Receiver(threading.Thread):
+    """Receives, one after the other, as many tensors as it has been told to expect."""
+
+    def __init__(
+        self, source: int, direction: Direction, arrivals: SimpleQueue[Arrival]
+    ) -> None:
+        super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
+        self._source = source
+        self._direction = direction
+        self._arrivals = arrivals
+        self.orders: SimpleQueue[int] = SimpleQueue()
+        """How many tensors to receive next; 0 ends the thread."""
+
+    def run(self) -> None:
+        while count := self.orders.get():
+            for _ in range(count):
+                try:
+                    tensor = self._receive()
+                except RuntimeError as error:
+                    self._arrivals.put(Arrival(self._direction, None, str(error)))
+                    return
+                self._arrivals.put(Arrival(self._direction, tensor))
+
+    def _receive(self) -> torch.Tensor:
+        header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        dist.recv(header, self._source, tag=self._direction.value)
+        dtype, dimensions, *shape = header.tolist()
+        tensor = torch.empty(shape[:dimensions], dtype=_DTYPES[dtype])
+        dist.recv(tensor, self._source, tag=self._direction.value)
+        return tensor
+
+
+class PipelineLinks:
+    """The links of one stage to its neighbours, over the default process group.
+
+    Args:
+        previous: Rank of the stage before, if there is one.
+        following: Rank of the stage after, if there is one.
+    """
+
+    def __init__(self, previous: int | None, following: int | None) -> None:
+        self._previous = previous
+        self._following = following
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._receivers: dict[Direction, _Receiver] = {}
+        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        for direction, source in (
+            (Direction.ACTIVATION, previous),
+            (Direction.GRADIENT, following),
+        ):
+            if source is not None:
+                receiver = _Receiver(source, direction, self._arrivals)
+                receiver.start()
+                self._receivers[direction] = receiver
+
+    def expect(self, direction: Direction, count: int) -> None:
+        """Let ``count`` tensors come in from the neighbour, if there is one."""
+        if direction in self._receivers and count:
+            self._receivers[direction].orders.put(count)
+
+    def arrival(self, *, wait: bool) -> Arrival | None:
+        """Return the next tensor that came in, or ``None`` if none has.
+
+        Raises:
+            GenerationBrokenError: A link broke.
+        """
+        if not wait and self._arrivals.empty():
+            return None
+        arrival = self._arrivals.get()
+        if arrival.tensor is None:
+            raise GenerationBrokenError(f"link broke: {arrival.error}")
+        return arrival
+
+    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+        """Send a tensor on its way; returns before it has arrived."""
+        forward = direction is Direction.ACTIVATION
+        target = self._following if forward else self._previous
+        assert target is not None
+        tensor = tensor.contiguous()
+        header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        description = (_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)
+        header[: len(description)] = torch.tensor(description)
+        for part in (header, tensor):
+            work = dist.isend(part, target, tag=direction.value)
+            assert work is not None
+            self._sends.append((work, part))
+        while len(self._sends) > _MAX_PENDING_SENDS:
+            self._sends.popleft()[0].wait()
+
+    def flush(self) -> None:
+        """Wait until the neighbours have taken all that was sent."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+    def close(self) -> None:
+        """End the receiver threads; the connections are cut, or nothing is expected."""
+        for receiver in self._receivers.values():
+            receiver.orders.put(0)
+        for receiver in self._receivers.values():
+            receiver.join()
+        self._sends.clear()
+
+
+def new_groups(
+    memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Form a group for every membership of two ranks and more; return those of ``rank``.
+
+    Every rank of the default group must call this with the same list.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for members in dict.fromkeys(memberships):
+        if len(members) < 2:
+            continue
+        group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
+        if rank in members:
+            assert isinstance(group, dist.ProcessGroup)
+            groups[members] = group
+    return groups

@@ -1,0 +1,172 @@
+"""Watches every operation of a dry run of the loss, and what passes between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.sections import TensorSpec
+
+_FILLS = ("zeros", "ones", "empty", "full")
+_VALUE_FREE = frozenset(
+    [f"{fill}_like" for fill in _FILLS]
+    + [f"new_{fill}" for fill in (*_FILLS, "empty_strided")]
+)
+"""Operations that look at their argument's shape and type only."""
+
+
+@dataclass(eq=False)
+class _Value:
+    """What is known of the tensors in one storage."""
+
+    storage: torch.UntypedStorage
+    """Kept, so that its address is not used again during the run."""
+    section: int = 0
+    """Where it was made, or written last."""
+    computed: bool = False
+    parameter: str | None = None
+    buffer: str | None = None
+    makers: frozenset[str] = frozenset()
+    """Modules that ran while it, or what it was made from, was made."""
+
+
+@dataclass
+class Facts:
+    """What one dry run found."""
+
+    uses: dict[str, set[int]] = field(default_factory=dict)
+    """Parameter to the sections that use it."""
+    captured: dict[str, str] = field(default_factory=dict)
+    """Parameters of one section seen in another, and by which module."""
+    calls: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    """Module to the sections at the beginning and end of its calls."""
+    needed: set[str] = field(default_factory=set)
+    """Modules that make values used in later sections than theirs."""
+    cuts: list[tuple[str, TensorSpec, tuple[Any, ...] | None, bool]] = field(
+        default_factory=list
+    )
+    """Block, activation, rest of the tuple, whether the shape is the input's."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches every operation of one dry run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.facts = Facts()
+        self.section = 0
+        self.stack: list[str] = []
+        self._values: dict[int, _Value] = {}
+
+    def know(self, tensor: torch.Tensor, **what: Any) -> None:
+        """Say what is known of a tensor from here on."""
+        storage = tensor.untyped_storage()
+        self._values[storage._cdata] = _Value(storage, **what)
+
+    def where(self) -> str:
+        """Name the module that runs."""
+        return (self.stack[-1] if self.stack else "") or "the model"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        inputs = [] if name in _VALUE_FREE else self._known((args, kwargs))
+        for value in inputs:
+            self._use(value, name)
+        self._refuse_writes(func, args, kwargs)
+        result = self._call(func, args, kwargs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        computed = random or any(v.computed or v.parameter for v in inputs)
+        makers = frozenset(self.stack).union(*(v.makers for v in inputs))
+        written = self._known(_written(func, args, kwargs))
+        for tensor in strided_tensors(result):
+            known = self._values.get(tensor.untyped_storage()._cdata)
+            if known is None:
+                self.know(
+                    tensor, section=self.section, computed=computed, makers=makers
+                )
+            elif known in written and known.parameter is None:
+                known.section, known.computed = self.section, known.computed or computed
+                known.makers = known.makers | makers
+        return result
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call ``func``, with stand-ins of parameters written out if it computes.
+
+        Some operations refuse the strides of a tensor that takes no memory.
+        """
+        if any(r.alias_info is not None for r in func._schema.returns):
+            return func(*args, **kwargs)
+        args, kwargs = tree_map_only(
+            torch.Tensor,
+            lambda t: t.contiguous() if 0 in t.stride() and t.numel() > 1 else t,
+            (args, kwargs),
+        )
+        return func(*args, **kwargs)
+
+    def _known(self, tree: Any) -> list[_Value]:
+        keys = (t.untyped_storage()._cdata for t in strided_tensors(tree))
+        return [self._values[key] for key in keys if key in self._values]
+
+    def _use(self, value: _Value, operation: str) -> None:
+        if value.parameter is not None:
+            self.facts.uses.setdefault(value.parameter, set()).add(self.section)
+            if value.section < self.section:
+                self.facts.captured[value.parameter] = self.where()
+        elif value.computed and value.section < self.section:
+            raise UserCodeError(
+                f"model cannot be cut: {self.where()} in section {self.section} uses "
+                f"({operation}) a value computed in section {value.section}; only one "
+                "activation may pass from section to section: place CutPoint modules "
+                "where nothing else crosses"
+            )
+        elif value.section < self.section:
+            self.facts.needed |= value.makers
+
+    def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for value in self._known(_written(func, args, kwargs)):
+            if name := value.buffer or value.parameter:
+                refuse_change(name, self.where())
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that an operation writes to."""
+    schema = func._schema
+    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    written = [
+        given[a.name]
+        for a in schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write and a.name in given
+    ]
+    if "batch_norm" in schema.name and (given.get("training") or given.get("train")):
+        # Older operations do not declare that they update running statistics.
+        written += [given.get("running_mean"), given.get("running_var")]
+    return written
+
+
+def strided_tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in a pytree that have a storage."""
+    return [
+        leaf
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+    ]
+
+
+def refuse_change(name: str, where: str) -> NoReturn:
+    """Say that forward changes a buffer or a parameter.
+
+    Raises:
+        UserCodeError: Always.
+    """
+    raise UserCodeError(
+        f"model changes its buffer or parameter {name} in forward ({where}): such "
+        "changes are not part of checkpoints; use e.g. LayerNorm in place of BatchNorm"
+    )

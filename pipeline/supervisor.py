@@ -1,0 +1,386 @@
+"""The supervisor of a VM: has imported torch and the user's job, and forks workers.
+
+Single-threaded; runs no operation and touches no GPU, so that forking is safe at any
+time. It holds the memory of its workers, and is the reason why that memory outlives
+them. Commands come in on stdin, a line each; reports go out on stdout.
+
+    python -m spottrain.pipeline.supervisor < commands > reports
+
+The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spottrain import wire
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.loading import load
+from spottrain.pipeline.store import serve_store
+from spottrain.pipeline.tasks import calibrate_here, initialise_here
+from spottrain.pipeline.worker import (
+    MAX_MESSAGE_BYTES,
+    LoadedJob,
+    SupervisorLink,
+    die_with_parent,
+    run_worker,
+    user_code_failed,
+)
+from spottrain.wire import JobSpec
+
+_LOAD_IN_WORKERS = "--load-in-workers"
+_STDERR_FD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the agent says first."""
+
+    spec: JobSpec
+    workdir: Path
+    num_slots: int
+    private_address: str
+    vm_id: str
+
+    @classmethod
+    def parse(cls, line: str) -> Greeting:
+        """Read the first line of stdin."""
+        data: dict[str, Any] = json.loads(line)
+        return cls(
+            spec=wire.from_data(JobSpec, data["spec"]),
+            workdir=Path(data["workdir"]),
+            num_slots=data["num_slots"],
+            private_address=data["private_address"],
+            vm_id=data["vm_id"],
+        )
+
+
+@dataclass(slots=True)
+class _Child:
+    """A forked process and the socket to it."""
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
+    slot: int | None
+    """The slot that a worker drives; ``None`` for a store or a task."""
+    what: str
+    generation: int = 0
+    running: bool = False
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory of one slot, by name, and the worker that uses it."""
+
+    index: int
+    pieces: dict[str, int] = field(default_factory=dict)
+    worker: _Child | None = None
+
+
+class Supervisor:
+    """Performs commands, passes reports on.
+
+    Args:
+        greeting: What the agent said first.
+        reports: File descriptor for reports.
+        loaded: The user's job, or ``None`` to let every worker load it by itself.
+    """
+
+    def __init__(
+        self, greeting: Greeting, reports: int, loaded: LoadedJob | None
+    ) -> None:
+        self._greeting = greeting
+        self._reports = reports
+        self._loaded = loaded
+        self._slots = [_Slot(index) for index in range(greeting.num_slots)]
+        self._children: dict[int, _Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        self._input = b""
+
+    def report(self, report: wire.Report) -> None:
+        """Pass a report on to the agent."""
+        self._write(wire.encode(report))
+
+    def run(self) -> None:
+        """Serve until stdin ends or the VM is retired."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fd == sys.stdin.fileno():
+                        if not self._read_commands():
+                            return
+                    elif isinstance(key.data, _Child):
+                        self._hear(key.data, died=key.fd == key.data.pidfd)
+        finally:
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _read_commands(self) -> bool:
+        """Perform the commands that came in; return whether to go on."""
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            if isinstance(command := wire.decode(wire.Command, line), wire.Retire):
+                return False
+            self._perform(command)
+        return bool(data)
+
+    def _perform(self, command: wire.Command) -> None:
+        match command:
+            case wire.Initialise():
+                self._fork_task("initialise", initialise_here)
+            case wire.Calibrate():
+                self._fork_task("calibrate", calibrate_here)
+            case wire.OpenStore(generation=generation):
+                self._open_store(generation)
+            case wire.RunGeneration():
+                self._run_generation(command)
+            case wire.StopGeneration(generation=generation):
+                for child in self._running():
+                    if child.generation == generation:
+                        self._tell(child, command)
+            case wire.AbandonGeneration(generation=generation):
+                for child in self._running():
+                    if child.generation <= generation:
+                        os.kill(child.pid, signal.SIGKILL)
+            case wire.Retire():
+                raise AssertionError("handled where commands are read")
+
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children.values() if child.running]
+
+    def _run_generation(self, command: wire.RunGeneration) -> None:
+        for participant in command.participants:
+            if participant.vm_id != self._greeting.vm_id:
+                continue
+            slot = self._slots[participant.index]
+            worker = slot.worker or self._fork_worker(slot)
+            worker.generation, worker.running = command.generation, True
+            self._tell(worker, command)
+
+    def _tell(self, child: _Child, command: wire.Command) -> None:
+        try:
+            child.connection.sendall(wire.encode(command).encode())
+        except OSError:
+            return  # it is dying; its end is reported when the kernel says so
+
+    def _fork_worker(self, slot: _Slot) -> _Child:
+        held = frozenset(slot.pieces)
+
+        def body(connection: socket.socket) -> None:
+            link = SupervisorLink(connection, held)
+            try:
+                loaded = self._loaded or load(
+                    self._greeting.spec, self._greeting.workdir
+                )
+                run_worker(link, loaded, self._greeting.vm_id, slot.index)
+            except UserCodeError as error:
+                link.report(user_code_failed(error))
+
+        slot.worker = self._fork(f"worker of slot {slot.index}", body, slot.index)
+        return slot.worker
+
+    def _fork_task(self, what: str, task: Callable[[LoadedJob], wire.Report]) -> None:
+        def body(connection: socket.socket) -> None:
+            link = SupervisorLink(connection, frozenset())
+            try:
+                loaded = self._loaded or load(
+                    self._greeting.spec, self._greeting.workdir
+                )
+                link.report(task(loaded))
+            except UserCodeError as error:
+                link.report(user_code_failed(error))
+
+        self._fork(what, body, None)
+
+    def _open_store(self, generation: int) -> None:
+        host = self._greeting.private_address
+
+        def body(connection: socket.socket) -> None:
+            link = SupervisorLink(connection, frozenset())
+            serve_store(
+                host,
+                lambda port: link.report(
+                    wire.StoreOpened(generation=generation, host=host, port=port)
+                ),
+            )
+
+        for child in self._children.values():
+            if child.what == "store" and child.generation < generation - 1:
+                os.kill(child.pid, signal.SIGKILL)
+        self._fork("store", body, None).generation = generation
+
+    def _fork(
+        self, what: str, body: Callable[[socket.socket], None], slot: int | None
+    ) -> _Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(ours, theirs, body)
+        theirs.close()
+        child = _Child(pid, os.pidfd_open(pid), ours, slot, what)
+        self._children[pid] = child
+        self._selector.register(ours, selectors.EVENT_READ, child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        return child
+
+    def _become_child(
+        self,
+        ours: socket.socket,
+        theirs: socket.socket,
+        body: Callable[[socket.socket], None],
+    ) -> None:
+        """Run ``body`` in the forked process, with no file of the supervisor's open."""
+        code = 1
+        try:
+            die_with_parent()
+            self._selector.close()
+            ours.close()
+            for child in self._children.values():
+                child.connection.close()
+                os.close(child.pidfd)
+            for fd in [fd for slot in self._slots for fd in slot.pieces.values()]:
+                os.close(fd)
+            os.close(self._reports)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+            body(theirs)
+            code = 0
+        except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _hear(self, child: _Child, *, died: bool) -> None:
+        """Take in what a child says; after its death, all that it still had said."""
+        if child.pid not in self._children:
+            return
+        while True:
+            try:
+                flags = socket.MSG_DONTWAIT
+                data = child.connection.recv(MAX_MESSAGE_BYTES, flags)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._selector_forget(child.connection)
+                break
+            self._take(child, json.loads(data))
+        if died:
+            self._bury(child)
+
+    def _selector_forget(self, connection: socket.socket) -> None:
+        if connection.fileno() in self._selector.get_map():
+            self._selector.unregister(connection)
+
+    def _take(self, child: _Child, message: dict[str, Any]) -> None:
+        if "report" in message:
+            report = wire.decode(wire.Report, message["report"])
+            if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
+                child.running = False
+            self._write(message["report"])
+            return
+        assert child.slot is not None
+        pieces = self._slots[child.slot].pieces
+        if "release" in message:
+            os.close(pieces.pop(message["release"]))
+            return
+        name = message["open"]
+        if name not in pieces:
+            pieces[name] = os.memfd_create(name)
+        if os.fstat(pieces[name]).st_size < message["bytes"]:
+            os.ftruncate(pieces[name], message["bytes"])
+        socket.send_fds(child.connection, [b"fd"], [pieces[name]])
+
+    def _bury(self, child: _Child) -> None:
+        """Reap a child, and say so if it mattered."""
+        _, status = os.waitpid(child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._selector.unregister(child.pidfd)
+        self._selector_forget(child.connection)
+        child.connection.close()
+        os.close(child.pidfd)
+        del self._children[child.pid]
+        reason = (
+            f"{child.what} was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"{child.what} exited with {code}"
+        )
+        if child.slot is not None:
+            self._slots[child.slot].worker = None
+            self.report(
+                wire.WorkerDied(
+                    generation=child.generation, slot=child.slot, reason=reason
+                )
+            )
+        elif child.what == "initialise" and code:
+            self.report(wire.CheckpointFailed(step=0, reason=reason))
+
+    def _write(self, line: str) -> None:
+        data = f"{line}\n".encode()
+        while data:
+            data = data[os.write(self._reports, data) :]
+
+
+def main() -> None:
+    """Serve one VM."""
+    torch.set_num_threads(1)
+    reports = os.dup(sys.stdout.fileno())
+    os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
+    load_in_workers = _LOAD_IN_WORKERS in sys.argv
+    line = sys.argv[-1] if load_in_workers else _first_line()
+    greeting = Greeting.parse(line)
+    # A lost DNS query must not stall a connection to a store for 5 s.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    if greeting.private_address.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
+    loaded = None
+    failure: wire.Report | None = None
+    if not load_in_workers:
+        try:
+            loaded = load(greeting.spec, greeting.workdir)
+        except UserCodeError as error:
+            failure = user_code_failed(error)
+        except SpottrainError as error:
+            failure = wire.UserCodeFailed(message=str(error), traceback="")
+        if len(os.listdir("/proc/self/task")) > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Forking would now be unsafe: begin again, and load in workers only.
+            os.dup2(reports, 1)
+            module = "spottrain.pipeline.supervisor"
+            argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
+            os.execv(sys.executable, argv)
+    supervisor = Supervisor(greeting, reports, loaded)
+    supervisor.report(
+        failure
+        or wire.SupervisorReady(
+            num_slots=greeting.num_slots, torch_version=torch.__version__
+        )
+    )
+    supervisor.run()
+
+
+def _first_line() -> str:
+    """Read up to the first newline, leaving what follows in the pipe."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What a supervisor does once a job, in a process of its own: initialise, calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spottrain import wire
+from spottrain.manifest import CheckpointError, new_name, write_manifest
+from spottrain.pipeline.calibrate import calibrate
+from spottrain.pipeline.checkpoint import save_section
+from spottrain.pipeline.saving import make_manifest
+from spottrain.pipeline.sections import parameter_slots
+from spottrain.pipeline.skeleton import materialise
+from spottrain.pipeline.worker import LoadedJob
+
+
+def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
+    """Build the whole model with its initial weights; write it as a checkpoint.
+
+    From then on a job starts as it resumes, and no worker holds more than its stage.
+
+    Raises:
+        UserCodeError: The model cannot be built.
+    """
+    model = materialise(loaded.job, loaded.spec.seed)
+    values = {
+        name: getattr(*slots[0]).detach()
+        for name, slots in parameter_slots(model).items()
+    }
+    root, name = Path(loaded.spec.checkpoint_path), new_name(0, 0)
+    try:
+        files = [
+            save_section(root / name, k, {n: values[n] for n in names})
+            for k, names in enumerate(loaded.layout.parameters)
+        ]
+        manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
+        write_manifest(root, manifest)
+    except CheckpointError as error:
+        return wire.CheckpointFailed(step=0, reason=str(error))
+    return wire.CheckpointSaved(name=name, step=0)
+
+
+def calibrate_here(loaded: LoadedJob) -> wire.Calibrated:
+    """Measure every section on this machine.
+
+    Raises:
+        UserCodeError: The user's code raised.
+    """
+    profile = calibrate(
+        loaded.job, loaded.layout, loaded.fingerprint, loaded.spec.microbatch_size
+    )
+    return wire.Calibrated(profile=profile)

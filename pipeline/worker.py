@@ -1,0 +1,176 @@
+"""A worker: drives one slot through generations, in a process the supervisor forked."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain import wire
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.arena import ParameterSpec
+from spottrain.pipeline.faults import FaultScript
+from spottrain.pipeline.generation import StopWish, WorkerContext, run_generation
+from spottrain.pipeline.handover import DamagedCheckpointError
+from spottrain.pipeline.job import TrainingJob
+from spottrain.pipeline.sections import Layout
+from spottrain.pipeline.slot import SlotMemory
+from spottrain.wire import JobSpec
+
+MAX_MESSAGE_BYTES = 1 << 17
+_MAX_TRACEBACK_CHARACTERS = 20_000
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """The user's job and all that is derived from it."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: Layout
+    fingerprint: str
+    specs: Sequence[tuple[ParameterSpec, ...]]
+
+
+class SupervisorLink:
+    """The worker's end of the socket to its supervisor; also a ``MemoryHolder``.
+
+    Args:
+        connection: A connected ``SOCK_SEQPACKET`` socket, a message a packet.
+        held: Names of the pieces of memory that a predecessor left.
+    """
+
+    def __init__(self, connection: socket.socket, held: frozenset[str]) -> None:
+        self._connection = connection
+        self._held = set(held)
+        self._commands: deque[wire.Command] = deque()
+        self._wish = StopWish.NONE
+        self._generation = 0
+
+    def next_command(self) -> wire.RunGeneration:
+        """Wait for the next generation; the worker ends when the supervisor does."""
+        while True:
+            while self._commands:
+                command = self._commands.popleft()
+                if isinstance(command, wire.RunGeneration):
+                    self._generation, self._wish = command.generation, StopWish.NONE
+                    return command
+            self._receive()
+
+    def stop_wish(self) -> int:
+        """Return the strongest wish to stop this generation that has come in."""
+        while select.select([self._connection], [], [], 0)[0]:
+            self._receive()
+        return self._wish
+
+    def report(self, report: wire.Report) -> None:
+        """Say something to the manager."""
+        self._send({"report": wire.encode(report)})
+
+    def open(self, name: str, num_bytes: int) -> int:
+        """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
+        self._send({"open": name, "bytes": num_bytes})
+        while not (fds := self._receive()):
+            pass
+        self._held.add(name)
+        return fds[0]
+
+    def names(self) -> frozenset[str]:
+        """Return the pieces of memory that the supervisor holds for this slot."""
+        return frozenset(self._held)
+
+    def release(self, name: str) -> None:
+        """Let the supervisor forget a piece."""
+        self._held.discard(name)
+        self._send({"release": name})
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._connection.sendall(json.dumps(message).encode())
+
+    def _receive(self) -> list[int]:
+        """Take one message in; return the file descriptors that came with it."""
+        data, fds, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE_BYTES, 1)
+        if not data:
+            os._exit(0)  # the supervisor is gone, and with it this VM's memory
+        if fds:
+            return list(fds)
+        command: wire.Command = wire.decode(wire.Command, data)
+        if isinstance(command, wire.StopGeneration):
+            if command.generation == self._generation:
+                wish = (
+                    StopWish.STOP_AND_CHECKPOINT
+                    if command.checkpoint
+                    else StopWish.STOP
+                )
+                self._wish = max(self._wish, wish)
+        else:
+            self._commands.append(command)
+        return []
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
+    """Run one generation after the other, for ever."""
+    context = WorkerContext(
+        spec=loaded.spec,
+        job=loaded.job,
+        layout=loaded.layout,
+        fingerprint=loaded.fingerprint,
+        vm_id=vm_id,
+        slot=slot,
+        memory=SlotMemory(link, loaded.job, loaded.specs),
+        supervisor=link,
+        faults=FaultScript.from_environment(),
+    )
+    while True:
+        command = link.next_command()
+        reason = _run_one(context, link, command)
+        gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
+        if reason:
+            link.report(
+                wire.GenerationBroken(
+                    generation=command.generation, slot=slot, reason=reason
+                )
+            )
+
+
+def _run_one(
+    context: WorkerContext, link: SupervisorLink, command: wire.RunGeneration
+) -> str:
+    """Run a generation to its end; return why it broke, or nothing."""
+    try:
+        run_generation(context, command, os.getpid())
+    except UserCodeError as error:
+        link.report(user_code_failed(error))
+        return str(error)
+    except DamagedCheckpointError as error:
+        link.report(wire.CheckpointDamaged(name=error.name, reason=str(error)))
+        return str(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
+        traceback.print_exc(file=sys.stderr)
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return ""
+
+
+def user_code_failed(error: UserCodeError) -> wire.UserCodeFailed:
+    """Return the report of an error in the user's code, its traceback bounded."""
+    return wire.UserCodeFailed(
+        message=str(error), traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:]
+    )

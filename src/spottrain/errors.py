@@ -1,0 +1,58 @@
+"""The root of every error that spottrain raises on purpose.
+
+SpottrainError
+├── ConfigError            the user's job file or command line is wrong        exit 2
+├── UserCodeError          the user's own code is missing, raised or misfits   exit 3
+├── BudgetError            budget or deadline cannot be met                    exit 4
+├── CapacityError          no cloud has what the job needs                     exit 5
+├── WireError              a message or a file is not what its schema says     exit 1
+├── CheckpointError        (manifest.py) a checkpoint is damaged or unwritable exit 1
+└── CloudError             (cloud/errors.py) a cloud said no                   exit 6
+
+A message is one line: what, got what, what to do.
+"""
+
+from __future__ import annotations
+
+
+class SpottrainError(Exception):
+    """Something the user can act on; the CLI prints it as one line."""
+
+    exit_code = 1
+
+
+class ConfigError(SpottrainError):
+    """The job file or the command line is wrong."""
+
+    exit_code = 2
+
+
+class UserCodeError(SpottrainError):
+    """The user's own code is missing, raised, or returned the wrong thing.
+
+    Args:
+        message: One line for the user.
+        traceback: The user's traceback, shown as it is, if there is one.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class BudgetError(SpottrainError):
+    """The budget or the deadline cannot be met."""
+
+    exit_code = 4
+
+
+class CapacityError(SpottrainError):
+    """No offer has the capacity that the job needs."""
+
+    exit_code = 5
+
+
+class WireError(SpottrainError):
+    """A message or a file does not fit its schema."""

@@ -1,0 +1,74 @@
+"""A tiny GPT with everything that makes exactness hard: ties, dropout, clipping."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from spottrain import TrainingJob
+
+WIDTH, BLOCKS, SEQUENCE = 16, 4, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = x.cumsum(1) / torch.arange(1, x.shape[1] + 1).view(1, -1, 1)
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm(mixed)))))
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Tokens:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 32, (SEQUENCE + 1,), generator=generator)
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+    time.sleep(float(os.environ.get("TINY_SLEEP_S", "0")))
+    logits = model(batch[:, :-1])
+    targets = batch[:, 1:].flatten()
+    total = F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+    return total, float(targets.numel())
+
+
+def job() -> TrainingJob:
+    return TrainingJob(
+        model=Tiny,
+        dataset=Tokens(50),
+        heldout=Tokens(7),
+        loss=loss,
+        optimizer=lambda named: torch.optim.AdamW(named, lr=1e-2),
+        lr_schedule=lambda step: min(1.0, (step + 1) / 3),
+        clip_grad_norm=0.5,
+    )

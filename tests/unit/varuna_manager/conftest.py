@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from spottrain import wire
+from spottrain.varuna_manager.certificates import (
+    Identity,
+    ensure_identity,
+    token_sha256,
+)
+from spottrain.varuna_manager.links import Links
+from spottrain.varuna_manager.manager_client import ManagerClient
+from spottrain.varuna_manager.server import Channel, listen, make_server
+
+SPEC = wire.JobSpec(
+    name="job",
+    entrypoint="train:job",
+    seed=1,
+    steps=10,
+    minibatch_size=4,
+    microbatch_size=2,
+    reduction="exact",
+    checkpoint_path="/tmp/none",
+    checkpoint_every_steps=5,
+    checkpoint_keep=2,
+    lease_s=600.0,
+    heartbeat_s=0.2,
+)
+
+
+class Desk:
+    """A manager's side of the channel that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.registrations: list[wire.Registration] = []
+        self.reports: list[wire.Report] = []
+        self.stops: list[tuple[str, bool, bool]] = []
+
+    async def register(self, registration: wire.Registration) -> None:
+        with self._changed:
+            self.registrations.append(registration)
+            self._changed.notify_all()
+
+    async def receive(self, batch: wire.ReportBatch) -> int:
+        with self._changed:
+            self.reports += batch.reports[len(self.reports) - batch.first :]
+            self._changed.notify_all()
+            return len(self.reports)
+
+    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        self.stops.append((by, checkpoint, now))
+
+    def wait_for(self, met: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(met, timeout_s), (
+                self.registrations,
+                self.reports,
+            )
+
+
+class Manager:
+    """The real server over real TLS on loopback, in a thread of its own."""
+
+    def __init__(self, job_dir: Path, spec: wire.JobSpec = SPEC) -> None:
+        self.job_dir = job_dir
+        self.identity: Identity = ensure_identity(job_dir, ("127.0.0.1",))
+        self.desk = Desk()
+        self.heard: list[str] = []
+        self.links = Links(time.monotonic, self.heard.append)
+        archive = job_dir / "workdir.tar.gz"
+        if not archive.exists():
+            write_workdir(archive, {"train.py": "x = 1\n"})
+        self.channel = Channel(
+            self.desk, self.links, spec, archive, self.identity.admin_token()
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._listener: socket.socket | None = None
+        self.url = ""
+        self.clients: list[ManagerClient] = []
+
+    def use(self, spec: wire.JobSpec) -> None:
+        """Hand out another job from now on."""
+        self.stop()
+        self.channel = replace(self.channel, spec=spec)
+        self.start()
+
+    def start(self) -> None:
+        """Listen; connections are accepted from here on."""
+        self._listener = listen(self.job_dir, "127.0.0.1")
+        self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._server = make_server(self.channel, self.identity.path)
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,))
+        self._thread.start()
+        started.wait()
+
+    def _run(self, started: threading.Event) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            started.set()
+            assert self._server is not None
+            assert self._listener is not None
+            await self._server.serve(sockets=[self._listener])
+
+        asyncio.run(serve())
+
+    def stop(self) -> None:
+        """End as a manager does; safe to call twice."""
+        if self._thread is None:
+            return
+        assert self._server is not None
+        assert self._listener is not None
+        self._server.should_exit = True
+        self.on_loop(self.links.release)
+        self._thread.join()
+        self._thread = None
+        self._listener.close()
+
+    def on_loop(self, call: Callable[[], None]) -> None:
+        """Run ``call`` where the server runs, and wait for it."""
+        done = threading.Event()
+
+        def run() -> None:
+            call()
+            done.set()
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(run)
+        assert done.wait(10)
+
+    def admit(self, vm_id: str) -> str:
+        """Let a VM in; return its token."""
+        token = self.identity.vm_token(vm_id)
+        self.on_loop(lambda: self.links.admit(vm_id, token_sha256(token)))
+        return token
+
+    def send(self, vm_id: str, command: wire.Command) -> None:
+        self.on_loop(lambda: self.links.send(vm_id, command))
+
+    def client(self, token: str) -> ManagerClient:
+        client = ManagerClient(self.url, self.identity.ca_pem, token)
+        self.clients.append(client)
+        return client
+
+
+def write_workdir(path: Path, files: dict[str, str]) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    job_dir = tmp_path / "job"
+    job_dir.mkdir()
+    manager = Manager(job_dir)
+    manager.start()
+    yield manager
+    for client in manager.clients:
+        client.close()
+    manager.stop()

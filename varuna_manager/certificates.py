@@ -1,0 +1,202 @@
+"""The identity of one job's manager: its certificates, its secret and its tokens.
+
+Everything lies in one file of the job's folder, ``identity.pem`` (0600): the server's
+key and certificate, the certificate of the job's own authority, and a secret from which
+every VM's bearer token is derived. It is made once and reused on resume, so that agents
+that pinned the authority find the same manager again. The authority's key is thrown
+away as soon as it has signed: nobody can ever sign a second server.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from spottrain.errors import SpottrainError
+
+_FILE = "identity.pem"
+_VALID_FOR = datetime.timedelta(days=3650)
+_CERTIFICATE_END = "-----END CERTIFICATE-----\n"
+_SECRET_LABEL = "spottrain-secret: "
+
+
+class IdentityError(SpottrainError):
+    """The stored identity of a job's manager is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What lets agents know the manager, and the manager its agents."""
+
+    path: Path
+    """Server key and certificate chain, as ``ssl`` and uvicorn read them."""
+    ca_pem: str
+    """The certificate that agents pin."""
+    secret: bytes
+
+    def vm_token(self, vm_id: str) -> str:
+        """Return the bearer token of a VM; the same one every time.
+
+        A StartAgent that is repeated after a crash must not lock out an agent that runs
+        already, hence derived, not random.
+        """
+        return hmac.new(self.secret, f"vm:{vm_id}".encode(), hashlib.sha256).hexdigest()
+
+    def admin_token(self) -> str:
+        """Return the bearer token of whoever may read the job's folder."""
+        return hmac.new(self.secret, b"admin", hashlib.sha256).hexdigest()
+
+
+def token_sha256(token: str) -> str:
+    """Return the only form in which a token is stored or compared."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def ensure_identity(job_dir: Path, addresses: tuple[str, ...]) -> Identity:
+    """Return the job's identity, made on the first call.
+
+    Args:
+        job_dir: The job's folder.
+        addresses: IP addresses and host names at which agents reach the manager; used
+            only when the identity is made.
+
+    Raises:
+        IdentityError: the file is there but damaged.
+    """
+    path = job_dir / _FILE
+    if not path.exists():
+        _write_private(path, _mint(addresses))
+    return load_identity(job_dir)
+
+
+def load_identity(job_dir: Path) -> Identity:
+    """Return the identity that ``ensure_identity`` made.
+
+    Raises:
+        IdentityError: the file is missing or damaged.
+    """
+    path = job_dir / _FILE
+    try:
+        first, _, rest = path.read_text().partition("\n")
+        secret = base64.b64decode(first.removeprefix(_SECRET_LABEL), validate=True)
+        ca_pem = rest.split(_CERTIFICATE_END)[1] + _CERTIFICATE_END
+        x509.load_pem_x509_certificate(ca_pem.encode())
+    except (OSError, ValueError, IndexError) as error:
+        raise IdentityError(
+            f"{path}: not a manager's identity ({error}); end the job with "
+            "'spottrain down' and launch it again"
+        ) from None
+    return Identity(path, ca_pem, secret)
+
+
+def client_context(ca_pem: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts this job's authority and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=ca_pem)
+    return context
+
+
+def _mint(addresses: tuple[str, ...]) -> str:
+    """Return the text of a new identity file."""
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name = _name("spottrain job authority")
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(sign_certificates=True), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()),
+            critical=False,
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    server = (
+        _builder(_name("spottrain manager"), ca_name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(sign_certificates=False), critical=True)
+        .add_extension(usage, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+            critical=False,
+        )
+        .add_extension(_alternative_names(addresses), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    pem = serialization.Encoding.PEM
+    secret = base64.b64encode(secrets.token_bytes(32)).decode()
+    chain = private + server.public_bytes(pem) + ca.public_bytes(pem)
+    return f"{_SECRET_LABEL}{secret}\n{chain.decode()}"
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    # An agent's clock may be behind ours by hours.
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + _VALID_FOR)
+    )
+
+
+def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_names(addresses: tuple[str, ...]) -> x509.SubjectAlternativeName:
+    names: list[x509.GeneralName] = []
+    for address in addresses:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            names.append(x509.DNSName(address))
+    return x509.SubjectAlternativeName(names)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Put ``text`` in place whole, readable by its owner alone from the first byte."""
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)

@@ -1,0 +1,205 @@
+"""The command line: ``spottrain``. Commands that change something; see cli_read.py too.
+
+Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import spottrain
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.varuna_manager import cli_read, control, launch, planning, tools
+from spottrain.varuna_manager.config import JobConfig, load_config
+from spottrain.varuna_manager.console import (
+    NameArgument,
+    Output,
+    OutputOption,
+    console,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.jobs import JobDir, find
+from spottrain.varuna_manager.tables import preview_parts
+from spottrain.varuna_manager.watch import INTERRUPTED, Watcher
+from spottrain.varuna_manager.words import size
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 an error of spottrain's own, 2 usage or job file, "
+    "3 failed by user code, 4 budget or deadline cannot be met, 5 no capacity, "
+    "6 cloud or credentials, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="spottrain",
+    help="Train large models on preemptible VMs that come and go.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        show(f"spottrain {spottrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks of spottrain's own errors.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train large models on preemptible VMs that come and go."""
+
+
+@app.command("launch", epilog=EXIT_CODES)
+def launch_command(
+    file: FileArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="As 'plan': check and plan, rent nothing.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Start a job and watch it; Ctrl-C stops it, a closed terminal does not."""
+    config = load_config(file)
+    if dry_run:
+        _preview(config, output)
+        return
+    launch.check_name(config.name)
+    launch.check_checkpoint_path(config)
+    launch.check_budget(config)
+    say(f"inspecting {config.entrypoint}")
+    facts = tools.inspect_model(config)
+    job, packed_bytes = launch.submit(config, facts)
+    say(
+        f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
+        f"workdir packed: {size(packed_bytes)}"
+    )
+    _drive(job, launch.start_manager(job), detach, output)
+
+
+@app.command()
+def plan(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
+    """Show which machines and which plan a launch would begin with; rents nothing."""
+    _preview(load_config(file), output)
+
+
+@app.command()
+def stop(
+    name: NameArgument,
+    now: Annotated[
+        bool, typer.Option("--now", help="Without a checkpoint: VMs go back at once.")
+    ] = False,
+) -> None:
+    """Stop a job: checkpoint, return its VMs, keep it for 'resume'."""
+    job = find(name)
+    control.stop_job(job, now=now)
+    code = Watcher(job, console(stderr=True)).run()
+    _tell_how_to_go_on(job)
+    raise typer.Exit(code)
+
+
+@app.command()
+def resume(
+    name: NameArgument,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Go on with a job that was stopped or whose manager is gone, and watch it."""
+    job = find(name)
+    _drive(job, control.resume_job(job), detach, output)
+
+
+@app.command()
+def down(name: NameArgument) -> None:
+    """Return everything that a job rents and end it for good; its report stays."""
+    job = find(name)
+    returned = control.end_job(job)
+    say(f"job {name} is ended; VMs returned after its manager: {returned}")
+
+
+def _preview(config: JobConfig, output: Output) -> None:
+    launch.check_budget(config)
+    planning.fleet_for(config)
+    say(f"inspecting and measuring {config.entrypoint} on this machine")
+    facts = tools.inspect_model(config)
+    document = planning.preview(config, facts, tools.calibrate(config))
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*preview_parts(document))
+
+
+def _drive(
+    job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
+) -> None:
+    """Watch a job whose manager was just started; exits with the job's exit code."""
+    if detach:
+        if output is Output.JSON:
+            show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
+        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        return
+    watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
+    try:
+        code = watcher.run()
+    except SpottrainError:
+        _show_log_tail(job)
+        raise
+    cli_read.show_report(job, output)
+    if code == INTERRUPTED:
+        _tell_how_to_go_on(job)
+    elif code:
+        cli_read.tell_failure(job)
+    raise typer.Exit(code)
+
+
+cli_read.register(app)
+
+
+def _tell_how_to_go_on(job: JobDir) -> None:
+    if not launch.is_over(job):
+        say(
+            f"go on with 'spottrain resume {job.name}', or end the job with "
+            f"'spottrain down {job.name}'"
+        )
+
+
+def _show_log_tail(job: JobDir) -> None:
+    for line in job.log.read_text(errors="replace").splitlines()[-5:]:
+        say(f"manager.log: {line}")
+
+
+def main() -> None:
+    """Run the command line; a SpottrainError becomes one line and its exit code."""
+    try:
+        app()
+    except SpottrainError as error:
+        if "--debug" in sys.argv:
+            raise
+        if isinstance(error, UserCodeError) and error.traceback:
+            say(error.traceback.rstrip())
+        say(f"error: {' '.join(str(error).split())}")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the core wishes for; the shell performs it and feeds the outcome back.
+
+Every command is safe to perform twice: after a restart the core issues again what its
+state still needs. A command that fails comes back as an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spottrain import wire
+from spottrain.cloud.provider import Offer
+from spottrain.morphing.choose import PlanInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntendLaunch:
+    """Journal a launch: feed ``LaunchIntended`` with the same fields at once.
+
+    Nothing is rented yet; ``LaunchVms`` follows from that event.
+    """
+
+    intent: str
+    token: str
+    offer: Offer
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchVms:
+    """Rent; answered by ``VmsLaunched`` or ``LaunchRefused``."""
+
+    intent: str
+    token: str
+    offer: Offer
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAgent:
+    """Mint a token, feed ``AgentStarting`` with its hash, then start the agent.
+
+    Answered by ``AgentRegistered`` in the end; by ``VmLost`` when the VM is gone, by
+    ``CommandFailed`` on any other error.
+    """
+
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateVms:
+    """Revoke the VMs' tokens and return them; answered by ``VmsReturned``."""
+
+    vm_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskProvider:
+    """Ask the provider what it knows of a VM; answered by ``ProviderAnswered``."""
+
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Put a command into a VM's outbox."""
+
+    vm_id: str
+    command: wire.Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputePlan:
+    """Choose a plan; answered by ``PlanComputed``, or by ``CommandFailed``.
+
+    A plan can take a second to compute: a newer ``ComputePlan`` overtakes an older one,
+    whose answer is ignored for its hash.
+    """
+
+    inputs_hash: str
+    inputs: PlanInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Feed ``TimerFired`` at this time; replaces every earlier timer.
+
+    A moment in the past fires at once; ``None`` cancels.
+    """
+
+    at_s: float | None
+
+
+OutcomeKind = Literal[
+    "succeeded", "failed", "stopped", "budget", "deadline", "capacity"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the job ended."""
+
+    kind: OutcomeKind
+    exit_code: int
+    """As documented for the command line."""
+    reason: str
+    traceback: str = ""
+    """The user's own, if their code raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """All VMs are returned and the job is over: the manager process ends."""
+
+    outcome: Outcome
+
+
+Command = (
+    IntendLaunch
+    | LaunchVms
+    | StartAgent
+    | TerminateVms
+    | AskProvider
+    | Send
+    | ComputePlan
+    | SetTimer
+    | Finish
+)

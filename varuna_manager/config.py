@@ -1,0 +1,339 @@
+"""The job file: what a user writes, validated whole before anything starts.
+
+YAML or TOML, one model for both. Unknown keys are refused naming the nearest known one.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from spottrain.cloud.local.market import MarketSpec
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
+from spottrain.wire import Reduction, ScheduleKind
+
+LARGEST_DEFAULT_MICROBATCH = 4
+"""Bound on the micro-batch size that is chosen when the job file names none."""
+
+
+def _job_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+        raise ValueError("must be at most 63 of a-z, 0-9 and -, no - at either end")
+    return name
+
+
+def _entrypoint(text: str) -> str:
+    module, colon, function = text.partition(":")
+    parts = [*module.split("."), function]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ValueError("must be module:function, such as train:training_job")
+    return text
+
+
+def _local_path(text: str) -> str:
+    if not text or "://" in text:
+        raise ValueError("must be a path on a file system")
+    return text
+
+
+class Section(BaseModel):
+    """What all parts of a job file have in common."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class ResourcesConfig(Section):
+    """What may be rented."""
+
+    provider: Literal["local"] = "local"
+    """Where machines come from; `local` plays a spot market on this machine."""
+    min_vms: PositiveInt = 1
+    """Wait for that many VMs before the first plan, if they can be had."""
+    max_vms: PositiveInt = 4
+    """Never rent more VMs than this at once."""
+    allow_on_demand: bool = False
+    """Rent at the on-demand price what the spot market does not give."""
+    capacity_wait_s: PositiveFloat | None = None
+    """Give up after waiting that long without a single VM; by default wait on."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_vms > self.max_vms:
+            raise ValueError(
+                f"min_vms must be at most max_vms: got {self.min_vms} > {self.max_vms}"
+            )
+        return self
+
+
+class BudgetConfig(Section):
+    """What may be spent; nothing given means no bound."""
+
+    max_usd: PositiveFloat | None = None
+    """Dollars over the whole job. The job checkpoints and ends before it spends more."""
+    max_usd_per_hour: PositiveFloat | None = None
+    """Dollars per hour of all VMs together, at the prices at which they were rented."""
+
+
+class SloConfig(Section):
+    """When the job must be done; give one of the two, or none."""
+
+    deadline: AwareDatetime | None = None
+    """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
+    max_hours: PositiveFloat | None = None
+    """Hours from launch."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.deadline is not None and self.max_hours is not None:
+            raise ValueError("give deadline or max_hours, not both")
+        return self
+
+
+class CheckpointConfig(Section):
+    """Where and when the weights are saved."""
+
+    path: Annotated[str, AfterValidator(_local_path)] | None = None
+    """A folder that all VMs reach; relative to the job file. By default inside the
+    job's own state folder."""
+    every_steps: PositiveInt = 100
+    """Mini-batches from one checkpoint to the next."""
+    keep: PositiveInt = 2
+    """Complete checkpoints that are kept, the newest first."""
+
+
+class MorphingConfig(Section):
+    """How the job changes its shape."""
+
+    debounce_s: NonNegativeFloat = 2.0
+    """Wait that long for further changes before growing."""
+    schedule: ScheduleKind = "varuna"
+    """Order of work inside a pipeline."""
+    recompute: bool = True
+    """Compute activations again in the backward pass to save memory."""
+
+
+class ManagerConfig(Section):
+    """How the manager watches over VMs."""
+
+    heartbeat_s: PositiveFloat = 1.0
+    """An agent speaks up at least that often."""
+    suspect_s: PositiveFloat = 5.0
+    """Silence after which the provider is asked about a VM."""
+    lease_s: PositiveFloat = 600.0
+    """VMs that hear no manager for so long checkpoint and return themselves."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.heartbeat_s < self.suspect_s < self.lease_s:
+            raise ValueError("must be heartbeat_s < suspect_s < lease_s")
+        return self
+
+
+class ZoneConfig(Section):
+    """One zone of the local market; its machines are all alike."""
+
+    name: str = Field(default="local-a", min_length=1)
+    """Name of the zone."""
+    instance_type: str = Field(default="cpu", min_length=1)
+    """Name of its kind of machine."""
+    slots: PositiveInt = 1
+    """Workers that one machine can run."""
+    slot_memory_bytes: PositiveInt = 4_000_000_000
+    """Declared memory of a slot; the planner keeps tensors within it."""
+    slot_speed: PositiveFloat = 1.0
+    """Speed relative to the machine that is measured."""
+    capacity: NonNegativeInt = 4
+    """Machines in the zone at the start."""
+    spot_usd_per_hour: NonNegativeFloat = 0.1
+    """Price of a machine that may be taken away."""
+    on_demand_usd_per_hour: NonNegativeFloat = 0.3
+    """Price of a machine that stays."""
+    boot_s: NonNegativeFloat = 0.0
+    """Seconds from launch to running."""
+
+
+class EventConfig(Section):
+    """Something that the local market does at a given time."""
+
+    at_s: NonNegativeFloat
+    """Seconds since the market opened, at launch."""
+    kind: Literal["capacity", "price", "notice", "kill", "silence"]
+    """What happens: see docs/configuration.md."""
+    zone: str | None = None
+    """Where; any zone if not given."""
+    count: NonNegativeInt = 1
+    """VMs hit, or for `capacity` the machines that the zone has from now on."""
+    lead_s: NonNegativeFloat = 0.0
+    """For `notice`: seconds from the notice to the end."""
+    usd_per_hour: NonNegativeFloat | None = None
+    """For `price`: the new spot price."""
+    machine: NonNegativeInt | None = None
+    """Hit the zone's spot VM of this number in order of launch, if it runs."""
+    return_after_s: PositiveFloat | None = None
+    """Seconds until the capacity that was taken comes back by itself, if ever."""
+
+
+class LocalConfig(Section):
+    """The spot market that the local provider plays."""
+
+    seed: NonNegativeInt = 0
+    """Decides who is hit and when hazards strike."""
+    zones: tuple[ZoneConfig, ...] = Field(default=(ZoneConfig(),), min_length=1)
+    """Where machines can be had."""
+    events: tuple[EventConfig, ...] = ()
+    """What happens when, written by hand."""
+    notices_per_hour: NonNegativeFloat = 0.0
+    """Preemptions with notice for each running VM, at random times."""
+    kills_per_hour: NonNegativeFloat = 0.0
+    """Preemptions without notice for each running VM."""
+    silences_per_hour: NonNegativeFloat = 0.0
+    """VMs that stop answering, for each running VM."""
+    notice_lead_s: NonNegativeFloat = 30.0
+    """Seconds from a hazard's notice to the end."""
+    return_after_s: PositiveFloat = 30.0
+    """Seconds until capacity that a hazard took comes back."""
+    price_volatility: NonNegativeFloat = 0.0
+    """Standard deviation of the logarithm of the spot price after an hour."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        try:
+            self.market()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def market(self) -> MarketSpec:
+        """Return the market as the local cloud plays it."""
+        return MarketSpec.from_json(self.model_dump_json())
+
+
+class JobConfig(Section):
+    """A whole job file."""
+
+    name: Annotated[str, AfterValidator(_job_name)]
+    """Name of the job, unique on this machine."""
+    entrypoint: Annotated[str, AfterValidator(_entrypoint)]
+    """`module:function` in workdir; the function returns a spottrain.TrainingJob."""
+    workdir: str = "."
+    """Folder with your code, sent to every VM; relative to the job file."""
+    minibatch_size: PositiveInt
+    """Examples per optimizer step; never changes, whatever the job runs on."""
+    microbatch_size: PositiveInt | None = None
+    """Examples that a pipeline computes at once. By default the largest number up to 4
+    that divides minibatch_size."""
+    steps: PositiveInt
+    """Optimizer steps of the whole job."""
+    seed: NonNegativeInt = 0
+    """Decides initial weights, data order and dropout."""
+    reduction: Reduction = "fast"
+    """`exact`: the same weights, bit for bit, whatever the shape and the interruptions;
+    `fast`: the usual rounding differences."""
+    resources: ResourcesConfig = ResourcesConfig()
+    budget: BudgetConfig = BudgetConfig()
+    slo: SloConfig = SloConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    morphing: MorphingConfig = MorphingConfig()
+    manager: ManagerConfig = ManagerConfig()
+    local: LocalConfig = LocalConfig()
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        m = self.microbatch_size
+        if m is not None and self.minibatch_size % m:
+            raise ValueError(
+                f"minibatch_size must be a multiple of microbatch_size: got "
+                f"{self.minibatch_size} and {m}"
+            )
+        return self
+
+    @property
+    def chosen_microbatch_size(self) -> int:
+        """The micro-batch size given, or the default for this mini-batch."""
+        if self.microbatch_size is not None:
+            return self.microbatch_size
+        return max(
+            m
+            for m in range(1, LARGEST_DEFAULT_MICROBATCH + 1)
+            if self.minibatch_size % m == 0
+        )
+
+    def deadline_s(self, launched_at_s: float) -> float | None:
+        """Return the deadline in seconds since the epoch, if there is one."""
+        if self.slo.max_hours is not None:
+            return launched_at_s + timedelta(hours=self.slo.max_hours).total_seconds()
+        return None if self.slo.deadline is None else self.slo.deadline.timestamp()
+
+
+def load_config(path: Path, now: datetime | None = None) -> JobConfig:
+    """Return the job file at ``path``, with its paths made absolute.
+
+    Args:
+        path: YAML (.yaml, .yml) or TOML (.toml).
+        now: The time that a deadline must lie after; the present by default.
+
+    Raises:
+        ConfigError: The file is missing, unreadable or wrong.
+    """
+    config = parse_config(read_job_file(path), path.name)
+    deadline = config.slo.deadline
+    if deadline is not None and deadline <= (now or datetime.now(UTC)):
+        raise ConfigError(
+            f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
+            "give a later moment"
+        )
+    base = path.resolve().parent
+    workdir = (base / Path(config.workdir).expanduser()).resolve()
+    if not workdir.is_dir():
+        raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
+    update: dict[str, Any] = {"workdir": str(workdir)}
+    if config.checkpoint.path is not None:
+        folder = (base / Path(config.checkpoint.path).expanduser()).resolve()
+        update["checkpoint"] = config.checkpoint.model_copy(
+            update={"path": str(folder)}
+        )
+    return config.model_copy(update=update)
+
+
+def parse_config(data: Any, source: str) -> JobConfig:
+    """Return ``data`` as a job's configuration.
+
+    Args:
+        data: What YAML or TOML made of the file.
+        source: Name of the file, for errors.
+
+    Raises:
+        ConfigError: One line that names the first thing wrong and counts the others.
+    """
+    try:
+        return JobConfig.model_validate_json(to_json(data, source))
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job file, for editors."""
+    return JobConfig.model_json_schema()

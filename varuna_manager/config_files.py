@@ -1,0 +1,151 @@
+"""Reading job files, and saying in one line what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Hashable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from spottrain.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice."""
+
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # refused by the base class
+            if key_node.value in seen:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(
+                    f"line {line}: {key_node.value}: given twice; remove one"
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_job_file(path: Path) -> Any:
+    """Return the plain data in a YAML or TOML file.
+
+    Raises:
+        ConfigError: No such file, not readable, neither YAML nor TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such job file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix in (".yaml", ".yml"):
+            return yaml.load(text, _Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from None
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path.name}: {what}; mend the file") from None
+    raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
+
+
+def to_json(data: Any, source: str) -> str:
+    """Return parsed YAML or TOML as JSON, dates as ISO 8601.
+
+    Raises:
+        ConfigError: ``data`` is no mapping or holds what JSON cannot.
+    """
+    if not isinstance(data, dict):
+        got = "nothing" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{source}: must hold keys and values: got {got}")
+    try:
+        return json.dumps(data, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}; use plain keys and values") from None
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"{value!r} is no text, number, list or mapping")
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return one line: the first thing wrong, and how many others there are.
+
+    Unknown keys come first: a misspelt key is also reported as a missing one.
+    """
+    details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
+    first = _explain_one(details[0], model)
+    more = len(details) - 1
+    return first if not more else f"{first} (and {more} more)"
+
+
+def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    where = _dotted(detail["loc"])
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{where}: unknown key{_suggest(detail['loc'], model)}"
+        case "missing":
+            return f"{where}: is missing; add it"
+        case "value_error":
+            message = str(detail["ctx"]["error"])
+        case "timezone_aware":
+            message = "must have a time zone, such as +00:00 at its end"
+        case _:
+            message = detail["msg"].replace("Input should", "must", 1)
+    got = detail["input"]
+    shown = "" if isinstance(got, dict | list) or "got" in message else f": got {got!r}"
+    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        plain = isinstance(part, str) and part.isprintable()
+        text += f".{part}" if plain else f"[{part!r}]"
+    return text.removeprefix(".")
+
+
+def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """Say which known key is nearest: in the same place first, then anywhere."""
+    here: type[BaseModel] | None = model
+    for part in loc[:-1]:
+        if here is not None and isinstance(part, str):
+            here = _model_in(here.model_fields[part].annotation)
+    wrong = str(loc[-1])
+    known = list(here.model_fields) if here else []
+    if near := difflib.get_close_matches(wrong, known, n=1):
+        return f"; did you mean {near[0]}?"
+    everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
+    if near := difflib.get_close_matches(wrong, everywhere, n=1, cutoff=0.8):
+        return f"; did you mean {everywhere[near[0]]}?"
+    return f"; known are {', '.join(known)}"
+
+
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every key of a job file, dotted, lists as if they were one item."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if inner := _model_in(field.annotation):
+            yield from key_paths(inner, f"{prefix}{name}.")
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model inside ``X | None`` or ``tuple[X, ...]``, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(part) for part in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -1,0 +1,201 @@
+"""What a person asks of a job that exists: stop, resume, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+import httpx
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.provider import CloudProvider, Vm, VmState
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.varuna_manager.certificates import client_context, load_identity
+from spottrain.varuna_manager.events import StopRequested, VmsListed
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.launch import is_over, start_manager
+from spottrain.varuna_manager.state import JobPhase
+
+ANSWER_S = 10.0
+"""A manager that does not answer for so long counts as stuck."""
+END_S = 30.0
+"""How long a manager may take to return its VMs when it must end at once."""
+POLL_S = 0.05
+
+
+class ManagerUnreachableError(SpottrainError):
+    """The manager of a job runs but does not answer."""
+
+
+@runtime_checkable
+class ShutsDown(Protocol):
+    """A provider with a process of its own on this machine, which can be ended."""
+
+    def shut_down(self) -> None:
+        """End all VMs and the process; returns when nothing is left."""
+
+
+def open_provider(job: JobDir) -> CloudProvider:
+    """Return the provider that a job rents from."""
+    return LocalProvider(job.cloud, job.name, job.config().local.market())
+
+
+def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
+    """Ask the manager of a job to stop it.
+
+    Args:
+        job: A job with a running manager.
+        checkpoint: Write a checkpoint first.
+        now: Return the VMs at once, whatever they do.
+
+    Raises:
+        ManagerUnreachableError: The manager does not answer.
+    """
+    address = job.manager()
+    if address is None:
+        raise ManagerUnreachableError(
+            f"job {job.name}: its manager is still starting; try again in a moment"
+        )
+    identity = load_identity(job.path)
+    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    try:
+        httpx.post(
+            f"{address.url}/v1/admin/stop",
+            json=wish,
+            headers={"Authorization": f"Bearer {identity.admin_token()}"},
+            verify=client_context(identity.ca_pem),
+            trust_env=False,
+            timeout=ANSWER_S,
+        ).raise_for_status()
+    except httpx.HTTPError as error:
+        raise ManagerUnreachableError(
+            f"job {job.name}: its manager (pid {address.pid}) does not answer: "
+            f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
+        ) from None
+
+
+def stop_job(job: JobDir, *, now: bool) -> None:
+    """Ask a running job to checkpoint and return its VMs.
+
+    Raises:
+        ConfigError: No manager runs: there is nothing to ask.
+        ManagerUnreachableError: The manager does not answer.
+    """
+    if not job.is_managed():
+        raise ConfigError(
+            f"job {job.name} has no running manager; return what it may still rent "
+            f"with 'spottrain down {job.name}', or 'spottrain resume {job.name}' first"
+        )
+    request_stop(job, checkpoint=not now, now=now)
+
+
+def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
+    """Start the manager of a job again; it finds VMs that still run.
+
+    Raises:
+        ConfigError: The job runs or has ended for good.
+    """
+    if job.is_managed():
+        raise ConfigError(
+            f"job {job.name} is running; watch it with "
+            f"'spottrain status {job.name} --watch'"
+        )
+    if is_over(job):
+        raise ConfigError(
+            f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
+            "it again to start over"
+        )
+    return start_manager(job)
+
+
+def end_job(job: JobDir) -> int:
+    """Return everything that a job rents and end it for good.
+
+    Works without a manager, and with one that is stuck or a journal that is damaged.
+
+    Returns:
+        How many VMs had to be returned after the manager was gone.
+
+    Raises:
+        CloudError: The cloud still lists VMs as running afterwards.
+    """
+    if job.is_managed():
+        _end_manager(job)
+    with _manager_lock(job):
+        provider = open_provider(job)
+        asked_at_s = time.time()
+        live = _live(provider, job)
+        provider.terminate([vm.vm_id for vm in live])
+        if isinstance(provider, ShutsDown):
+            provider.shut_down()
+        if left := [vm.vm_id for vm in _live(provider, job)]:
+            raise CloudError(
+                f"job {job.name}: still running after terminate: {', '.join(left)}; "
+                f"run 'spottrain down {job.name}' again"
+            )
+        with contextlib.suppress(
+            SpottrainError
+        ):  # a damaged journal must not cost money
+            _journal_end(job, asked_at_s, provider)
+        job.mark_down()
+    return len(live)
+
+
+def _live(provider: CloudProvider, job: JobDir) -> list[Vm]:
+    """Return the VMs that have not been asked to end."""
+    ended = (VmState.STOPPING, VmState.TERMINATED)
+    return [vm for vm in provider.list_vms(job.name) if vm.state not in ended]
+
+
+def _end_manager(job: JobDir) -> None:
+    """Ask the manager to end at once; kill it when it does not."""
+    with contextlib.suppress(ManagerUnreachableError):
+        request_stop(job, checkpoint=False, now=True)
+        deadline = time.monotonic() + END_S
+        while job.is_managed() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    address = job.manager()
+    if job.is_managed() and address is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(address.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _manager_lock(job: JobDir) -> Iterator[None]:
+    """Keep managers from starting."""
+    with open(job.path / "manager.lock", "ab") as lock:
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ManagerUnreachableError(
+                        f"job {job.name}: its manager cannot be ended; kill it by hand"
+                    ) from None
+            time.sleep(POLL_S)
+        yield
+
+
+def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> None:
+    """Let the journal tell that the job was ended and its VMs are gone."""
+    journal = Journal(job.journal)
+    try:
+        if journal.replay().phase is not JobPhase.ENDED:
+            stop = StopRequested(
+                at_s=time.time(), by="spottrain down", checkpoint=False, now=True
+            )
+            vms = tuple(provider.list_vms(job.name))
+            listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
+            journal.append(stop, listed)
+    finally:
+        journal.close()

@@ -1,0 +1,235 @@
+"""The manager's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
+
+Rules: nothing here reads a clock, a file or a socket; time arrives in events. Commands
+are wishes, events are facts: the shell journals an event, then performs the commands
+that follow from it and feeds their outcomes back.
+
+An event is first taken in as a fact (``_take_in``); then every part of the core looks at
+the state and takes it further where nothing is missing, until nothing changes
+(``_settle``). So a decision depends on what is the case, not on the order in which it
+became so, and a restarted manager decides the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from spottrain.varuna_manager import (
+    core_ending,
+    core_fleet,
+    core_generation,
+    core_launches,
+    core_planning,
+    core_reports,
+    launching,
+)
+from spottrain.varuna_manager.activity import activity_of
+from spottrain.varuna_manager.commands import Command, SetTimer
+from spottrain.varuna_manager.events import (
+    AgentRegistered,
+    AgentStarting,
+    CheckpointsListed,
+    CommandFailed,
+    Event,
+    JobSubmitted,
+    LaunchIntended,
+    LaunchRefused,
+    ManagerStarted,
+    OffersSeen,
+    PlanComputed,
+    ProviderAnswered,
+    ReportReceived,
+    StopRequested,
+    TimerFired,
+    VmHeard,
+    VmLost,
+    VmSilent,
+    VmsLaunched,
+    VmsListed,
+    VmsReturned,
+)
+from spottrain.varuna_manager.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.state import JobPhase, State
+from spottrain.varuna_manager.turn import Turn
+from spottrain.wire import Calibrate, Initialise, MinibatchCommitted
+
+MAX_ROUNDS = 20
+"""Rounds after which a state that still changes is a bug."""
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Return the state after ``event``, and the commands that it calls for."""
+    if state.phase is JobPhase.NEW and not isinstance(event, JobSubmitted):
+        return state, ()
+    if state.phase is JobPhase.ENDED and not isinstance(event, ManagerStarted):
+        return state, ()
+    turn = Turn(state, event.at_s)
+    _take_in(turn, event)
+    # A commit changes no decision: with thousands of slots it must stay cheap.
+    if not _is_commit(event):
+        _settle(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _is_commit(event: Event) -> bool:
+    return isinstance(event, ReportReceived) and isinstance(
+        event.report, MinibatchCommitted
+    )
+
+
+def _take_in(turn: Turn, event: Event) -> None:
+    """Note a fact."""
+    match event:
+        case JobSubmitted():
+            _job_submitted(turn, event)
+        case ManagerStarted():
+            _manager_started(turn)
+        case StopRequested():
+            core_ending.stop_requested(turn, event)
+        case TimerFired():
+            turn.state = replace(turn.state, timer_at_s=None)
+        case CheckpointsListed(checkpoints=checkpoints):
+            turn.state = replace(turn.state, checkpoints=checkpoints)
+        case ReportReceived():
+            core_reports.report_received(turn, event)
+        case PlanComputed():
+            core_planning.plan_computed(turn, event)
+        case CommandFailed(command="compute_plan"):
+            core_planning.plan_failed(turn, event)
+        case _:
+            _take_in_fleet(turn, event)
+
+
+FleetEvent = (
+    OffersSeen
+    | LaunchIntended
+    | VmsLaunched
+    | LaunchRefused
+    | VmsListed
+    | ProviderAnswered
+    | VmsReturned
+    | VmLost
+    | AgentStarting
+    | AgentRegistered
+    | VmSilent
+    | VmHeard
+    | CommandFailed
+)
+
+
+def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
+    """Note a fact about VMs."""
+    match event:
+        case OffersSeen():
+            core_launches.offers_seen(turn, event)
+        case LaunchIntended():
+            core_launches.launch_intended(turn, event)
+        case VmsLaunched():
+            core_launches.vms_launched(turn, event)
+        case LaunchRefused():
+            core_launches.launch_refused(turn, event)
+        case VmsListed():
+            core_fleet.vms_listed(turn, event)
+        case ProviderAnswered():
+            core_fleet.provider_answered(turn, event)
+        case VmsReturned(vm_ids=vm_ids):
+            core_fleet.vms_returned(turn, vm_ids)
+        case VmLost(vm_id=vm_id, reason=reason):
+            if vm := turn.state.vms.get(vm_id):
+                core_fleet.gone(turn, vm, turn.now_s, reason)
+        case AgentStarting():
+            core_fleet.agent_starting(turn, event)
+        case AgentRegistered():
+            core_fleet.agent_registered(turn, event)
+        case VmSilent(vm_id=vm_id):
+            if vm_id in turn.state.vms:
+                core_generation.suspect(turn, vm_id)
+        case VmHeard(vm_id=vm_id):
+            core_fleet.vm_heard(turn, vm_id)
+        case CommandFailed():
+            core_fleet.command_failed(turn, event)
+        case _:
+            assert_never(event)
+
+
+def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
+    if turn.state.phase is JobPhase.NEW:
+        turn.state = replace(
+            turn.state,
+            phase=JobPhase.ACTIVE,
+            settings=event.settings,
+            submitted_at_s=event.at_s,
+        )
+        turn.say("submitted")
+
+
+def _manager_started(turn: Turn) -> None:
+    """Issue again whatever is not answered: the manager that asked is gone."""
+    core_ending.reopen(turn)
+    turn.state = replace(turn.state, reconciled=False, timer_at_s=None, plan_asked=None)
+    for intent in turn.state.intents.values():
+        core_launches.launch(turn, intent)
+    for vm in tuple(turn.state.vms.values()):
+        # Silence counts from now on: nobody listened in between.
+        turn.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
+        if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
+            core_fleet.ask_again(turn, vm)
+    if turn.state.calibrator is not None:
+        turn.send((turn.state.calibrator,), Calibrate())
+    if turn.state.initialiser is not None:
+        turn.send((turn.state.initialiser,), Initialise())
+    _resume_generation(turn)
+
+
+def _resume_generation(turn: Turn) -> None:
+    """Repeat the commands of the generation's phase; supervisors ignore doubles."""
+    generation = turn.state.generation
+    if generation is None:
+        return
+    if generation.phase is not GenerationPhase.RUNNING:
+        generation = replace(generation, since_s=turn.now_s, abandoned=False)
+        turn.put_generation(generation)
+    match generation.phase:
+        case GenerationPhase.OPENING:
+            core_generation.open_store(turn, generation)
+        case GenerationPhase.STARTING:
+            core_generation.invite(turn, generation)
+        case GenerationPhase.STOPPING:
+            core_generation.send_stop(turn, generation)
+        case GenerationPhase.RUNNING | GenerationPhase.BREAKING:
+            pass  # one needs nothing, the other is told to give up when it is due
+        case _:
+            assert_never(generation.phase)
+
+
+def _settle(turn: Turn) -> None:
+    """Take the state further until nothing changes, then look what to rent and when
+    to look again."""
+    if turn.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
+        return
+    for _ in range(MAX_ROUNDS):
+        before = turn.state
+        turn.wake_at_s = None
+        core_ending.watch_limits(turn)
+        core_launches.advance(turn)
+        core_fleet.advance(turn)
+        core_generation.advance(turn)
+        core_planning.advance(turn)
+        core_ending.advance(turn)
+        if turn.state is before:
+            break
+    else:
+        raise AssertionError(f"the core does not come to rest: {turn.state}")
+    if turn.state.phase is JobPhase.ACTIVE:
+        launching.launch_more(turn)
+    _finish_turn(turn)
+
+
+def _finish_turn(turn: Turn) -> None:
+    """Describe the state for people, and set the timer."""
+    if turn.wake_at_s != turn.state.timer_at_s:
+        turn.do(SetTimer(at_s=turn.wake_at_s))
+    turn.state = replace(
+        turn.state, activity=activity_of(turn.state), timer_at_s=turn.wake_at_s
+    )

@@ -1,0 +1,135 @@
+"""How a job ends: budget, deadline, no capacity, a person's wish; and what then follows.
+
+ACTIVE --outcome known--> ENDING: checkpoint if wished, return VMs --> ENDED
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spottrain.varuna_manager import core_generation, core_planning
+from spottrain.varuna_manager.commands import Finish, Outcome
+from spottrain.varuna_manager.core_fleet import return_vms
+from spottrain.varuna_manager.events import StopRequested
+from spottrain.varuna_manager.launching import affordable, reserve_usd
+from spottrain.varuna_manager.state import (
+    HOUR_S,
+    JobPhase,
+    State,
+    rate_usd_per_hour,
+    spent_usd,
+)
+from spottrain.varuna_manager.turn import Turn
+
+CHECKPOINT_BOUND_S = 120.0
+"""How long an ending job may take to write its last checkpoint."""
+
+
+def stop_requested(turn: Turn, event: StopRequested) -> None:
+    """A person wants the job to stop; a second wish may be more impatient."""
+    outcome = Outcome(kind="stopped", exit_code=130, reason=f"stopped by {event.by}")
+    turn.end(outcome, checkpoint=event.checkpoint and not event.now)
+    state = turn.state
+    if event.now and state.phase is JobPhase.ENDING:
+        intents = {k: v for k, v in state.intents.items() if v.retry_at_s is None}
+        turn.state = replace(state, ending_checkpoint=False, intents=intents)
+
+
+def watch_limits(turn: Turn) -> None:
+    """Begin to end the job when a limit is reached."""
+    state = turn.state
+    if state.phase is not JobPhase.ACTIVE:
+        return
+    job = state.job
+    if job.deadline_s is not None and turn.due(job.deadline_s):
+        outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
+        turn.end(outcome, checkpoint=True)
+    elif job.max_usd is not None:
+        _watch_budget(turn, job.max_usd)
+    _watch_capacity(turn)
+
+
+def _watch_budget(turn: Turn, max_usd: float) -> None:
+    """End while the money for a fleet without a manager (``lease_s``) is still there."""
+    state = turn.state
+    rate = rate_usd_per_hour(state)
+    left = max_usd - spent_usd(state, state.now_s) - reserve_usd(state, rate)
+    if rate > 0:
+        used_up = turn.due(state.now_s + left / rate * HOUR_S)
+    else:
+        used_up = _is_too_dear(state)
+    if used_up:
+        spent = spent_usd(state, state.now_s)
+        reason = f"budget of {max_usd:g} USD used up: {spent:.4f} spent"
+        if reserve := reserve_usd(state, rate):
+            reason += f", {reserve:.4f} kept back for {state.job.spec.lease_s:g} s"
+        outcome = Outcome(kind="budget", exit_code=4, reason=reason)
+        turn.end(outcome, checkpoint=True)
+
+
+def _is_too_dear(state: State) -> bool:
+    """Whether the budget bears not one VM of any offer, with nothing rented."""
+    unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
+    dear = all(affordable(unlimited, offer) == 0 for offer in state.offers)
+    return bool(state.offers) and not state.vms and not state.intents and dear
+
+
+def _watch_capacity(turn: Turn) -> None:
+    state = turn.state
+    if state.vms:
+        if state.vmless_since_s is not None:
+            turn.state = replace(state, vmless_since_s=None)
+        return
+    if state.vmless_since_s is None:
+        turn.state = state = replace(state, vmless_since_s=state.now_s)
+    wait_s, since_s = state.job.capacity_wait_s, state.vmless_since_s
+    if wait_s is not None and since_s is not None and turn.due(since_s + wait_s):
+        reason = f"no VM could be rented for {wait_s:g} s"
+        turn.end(Outcome(kind="capacity", exit_code=5, reason=reason))
+
+
+def advance(turn: Turn) -> None:
+    """Return the VMs once the last checkpoint is written, or cannot be; then finish."""
+    state = turn.state
+    if state.phase is not JobPhase.ENDING or state.outcome is None:
+        return
+    if state.ending_checkpoint and _may_save(turn):
+        return
+    if state.ending_checkpoint:
+        turn.state = replace(turn.state, ending_checkpoint=False)
+    if turn.state.generation is not None:
+        core_generation.close(turn, state.outcome.reason)
+    return_vms(turn, turn.state.vms.values(), "the job is over")
+    if not turn.state.vms and not turn.state.intents:
+        turn.state = replace(turn.state, phase=JobPhase.ENDED)
+        turn.do(Finish(outcome=state.outcome))
+
+
+def _may_save(turn: Turn) -> bool:
+    """Whether a last checkpoint can still come."""
+    state = turn.state
+    since_s = state.ending_since_s
+    assert since_s is not None
+    possible = state.generation is not None or core_planning.usable_vms(state)
+    return bool(possible) and not turn.due(since_s + CHECKPOINT_BOUND_S)
+
+
+def reopen(turn: Turn) -> None:
+    """A person resumes a job that had ended, or was ending: go on, unless it is done."""
+    state = turn.state
+    if state.outcome is None:
+        return
+    if state.outcome.kind == "succeeded":
+        if state.phase is JobPhase.ENDED:
+            turn.do(Finish(outcome=state.outcome))
+        return
+    turn.state = replace(
+        state,
+        phase=JobPhase.ACTIVE,
+        outcome=None,
+        ending_since_s=None,
+        ending_checkpoint=False,
+        plan_reason="resumed",
+        fruitless=0,
+        vmless_since_s=None,
+    )

@@ -1,0 +1,269 @@
+"""The VMs: adopted, booted, suspected, returned, lost. Every one of them is accounted for.
+
+STARTING -> BOOTING -> REGISTERED -> READY -> RETURNING -> gone
+     the cloud may take it away from any of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.varuna_manager import core_generation, history
+from spottrain.varuna_manager.commands import (
+    AskProvider,
+    StartAgent,
+    TerminateVms,
+)
+from spottrain.varuna_manager.events import (
+    AgentRegistered,
+    AgentStarting,
+    CommandFailed,
+    ProviderAnswered,
+    VmsListed,
+)
+from spottrain.varuna_manager.records import (
+    GenerationPhase,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.varuna_manager.state import HOUR_S, JobPhase, offer_key
+from spottrain.varuna_manager.turn import Turn
+
+BOOT_BOUND_S = 900.0
+"""A VM whose supervisor is not ready by then is returned."""
+RETRY_S = 5.0
+"""Pause before a failed command is repeated."""
+_ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
+
+
+# --- The provider's truth -----------------------------------------------------------------
+
+
+def vms_listed(turn: Turn, event: VmsListed) -> None:
+    """Reconcile: the journal is our memory, the cloud is the truth."""
+    turn.state = replace(turn.state, reconciled=True)
+    listed = {vm.vm_id: vm for vm in event.vms}
+    for record in tuple(turn.state.vms.values()):
+        vm = listed.get(record.vm_id)
+        if vm is not None:
+            _update(turn, record, vm)
+        elif record.known_at_s < event.asked_at_s:
+            gone(turn, record, turn.now_s, "the provider no longer lists it")
+    for vm in event.vms:
+        adopt(turn, vm)
+
+
+def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
+    match vm.state:
+        case VmState.RUNNING if record.phase is VmPhase.STARTING:
+            turn.put_vm(
+                replace(
+                    record,
+                    phase=VmPhase.BOOTING,
+                    private_address=vm.private_address,
+                )
+            )
+            turn.do(StartAgent(vm_id=vm.vm_id))
+        case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
+            gone(turn, record, turn.now_s, "the provider is stopping it")
+        case VmState.TERMINATED:
+            ended_at_s = turn.now_s if vm.ended_at is None else vm.ended_at
+            gone(turn, record, ended_at_s, "killed without notice")
+        case _:
+            pass
+
+
+def adopt(turn: Turn, vm: Vm) -> None:
+    """Keep a VM that is new to us if an open intent wants it, else send it back.
+
+    What nobody wants is billed from now on only: it is an orphan of a call whose answer
+    was lost, or one of ours that the cloud still lists though it has taken it back.
+    """
+    state = turn.state
+    if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
+        return
+    intent = state.intents.get(vm.intent)
+    wanted = intent is not None and state.phase is JobPhase.ACTIVE
+    if intent is not None and intent.arrived >= intent.count:
+        wanted = False
+    if intent is not None and wanted:
+        arrived = replace(intent, arrived=intent.arrived + 1)
+        turn.state = replace(state, intents={**state.intents, vm.intent: arrived})
+    running = vm.state is VmState.RUNNING
+    record = VmRecord(
+        vm_id=vm.vm_id,
+        intent=vm.intent,
+        offer=vm.offer,
+        on_demand_usd_per_hour=_on_demand_price(state.offers, vm.offer),
+        launched_at_s=vm.launched_at if intent is not None else turn.now_s,
+        known_at_s=turn.now_s,
+        phase=VmPhase.BOOTING if running else VmPhase.STARTING,
+        private_address=vm.private_address,
+    )
+    turn.put_vm(record)
+    tally = turn.state.tally
+    turn.state = replace(
+        turn.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
+    )
+    if not wanted:
+        return_vms(turn, (record,), "nobody asked for it")
+    elif running:
+        turn.do(StartAgent(vm_id=vm.vm_id))
+
+
+def _on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
+    """What the machine costs on demand where it runs; its own price if unknown."""
+    same = replace(offer, spot=False)
+    prices = (o.usd_per_hour for o in offers if offer_key(o) == offer_key(same))
+    return next(prices, offer.usd_per_hour)
+
+
+def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
+    """Decide about a silent VM: one that still runs is returned, its memory lost."""
+    vm = turn.state.vms.get(event.vm_id)
+    if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
+        return
+    if event.state in (VmState.STARTING, VmState.RUNNING):
+        silent_s = turn.now_s - vm.silent_since_s
+        reason = f"silent for {silent_s:.1f} s though the provider says it runs"
+        if vm.leaves_at_s is None:
+            history.interrupted(turn, "silence", vm.vm_id, reason)
+        return_vms(turn, (vm,), reason)
+    else:
+        gone(turn, vm, turn.now_s, "silent, and gone")
+
+
+def gone(turn: Turn, vm: VmRecord, ended_at_s: float, reason: str) -> None:
+    """Strike a VM off; unless we or a notice saw it coming, it was a kill."""
+    if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
+        history.interrupted(turn, "kill", vm.vm_id, reason)
+    core_generation.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
+    state, tally = turn.state, turn.state.tally
+    lived_s = max(0.0, ended_at_s - vm.launched_at_s)
+    vms = {k: v for k, v in state.vms.items() if k != vm.vm_id}
+    turn.state = replace(
+        state,
+        vms=vms,
+        calibrator=None if state.calibrator == vm.vm_id else state.calibrator,
+        initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
+        fleet_changed_at_s=turn.now_s,
+        tally=replace(
+            tally,
+            gone_usd=tally.gone_usd + vm.offer.usd_per_hour * lived_s / HOUR_S,
+            gone_on_demand_usd=tally.gone_on_demand_usd
+            + vm.on_demand_usd_per_hour * lived_s / HOUR_S,
+            gone_vm_s=tally.gone_vm_s + lived_s,
+        ),
+    )
+
+
+def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
+    """Give VMs back; whatever they hold is lost from now on."""
+    going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
+    if not going:
+        return
+    for vm in going:
+        core_generation.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
+        turn.put_vm(
+            replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
+        )
+    ids = tuple(vm.vm_id for vm in going)
+    state = turn.state
+    turn.state = replace(
+        state,
+        calibrator=None if state.calibrator in ids else state.calibrator,
+        initialiser=None if state.initialiser in ids else state.initialiser,
+        fleet_changed_at_s=turn.now_s,
+    )
+    turn.do(TerminateVms(vm_ids=ids))
+
+
+def vms_returned(turn: Turn, vm_ids: tuple[str, ...]) -> None:
+    """The cloud took them back."""
+    for vm_id in vm_ids:
+        vm = turn.state.vms.get(vm_id)
+        if vm is not None and vm.phase is VmPhase.RETURNING:
+            gone(turn, vm, turn.now_s, vm.return_reason)
+
+
+# --- Agents -------------------------------------------------------------------------------
+
+
+def agent_starting(turn: Turn, event: AgentStarting) -> None:
+    """Remember the hash of a token; older ones stay good, the agent may have one."""
+    vm = turn.state.vms.get(event.vm_id)
+    if vm is not None and event.token_sha256 not in vm.token_sha256s:
+        tokens = (*vm.token_sha256s, event.token_sha256)
+        turn.put_vm(replace(vm, token_sha256s=tokens))
+
+
+def agent_registered(turn: Turn, event: AgentRegistered) -> None:
+    """The agent has called: its supervisor is coming up."""
+    vm = turn.state.vms.get(event.vm_id)
+    if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
+        turn.put_vm(
+            replace(
+                vm,
+                phase=VmPhase.REGISTERED,
+                num_slots=event.num_slots,
+                private_address=event.private_address,
+            )
+        )
+
+
+def vm_heard(turn: Turn, vm_id: str) -> None:
+    """A silent VM called again before it was fenced."""
+    vm = turn.state.vms.get(vm_id)
+    if vm is not None and vm.silent_since_s is not None:
+        turn.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
+        turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+
+
+def command_failed(turn: Turn, event: CommandFailed) -> None:
+    """Repeat what failed for a VM after a pause; see ``advance``."""
+    for vm_id in event.vm_ids:
+        if vm := turn.state.vms.get(vm_id):
+            turn.put_vm(replace(vm, retry_at_s=turn.now_s + RETRY_S))
+    turn.say(f"{event.command.replace('_', ' ')} failed: {event.reason}")
+
+
+# --- What time brings -----------------------------------------------------------------------
+
+
+def advance(turn: Turn) -> None:
+    """Repeat what failed, return what is no use any more."""
+    for vm in tuple(turn.state.vms.values()):
+        if vm.retry_at_s is not None and turn.due(vm.retry_at_s):
+            turn.put_vm(replace(vm, retry_at_s=None))
+            ask_again(turn, vm)
+        if vm.is_coming and turn.due(vm.known_at_s + BOOT_BOUND_S):
+            return_vms(turn, (vm,), f"not ready in {BOOT_BOUND_S:g} s")
+        elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
+            return_vms(turn, (vm,), "handed over before the cloud takes it")
+
+
+def ask_again(turn: Turn, vm: VmRecord) -> None:
+    """Issue the command again that a VM waits for."""
+    if vm.phase is VmPhase.RETURNING:
+        turn.do(TerminateVms(vm_ids=(vm.vm_id,)))
+    elif vm.phase is VmPhase.BOOTING:
+        turn.do(StartAgent(vm_id=vm.vm_id))
+    elif vm.silent_since_s is not None:
+        turn.do(AskProvider(vm_id=vm.vm_id))
+
+
+def _is_needed(turn: Turn, vm: VmRecord) -> bool:
+    """Whether something still depends on the memory of a VM that is leaving."""
+    state, generation = turn.state, turn.state.generation
+    if not vm.used_slots:
+        return generation is not None and any(
+            slot.vm_id == vm.vm_id for slot in generation.ranks
+        )
+    if generation is None:
+        saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
+        return state.progress.step > saved
+    if generation.phase is GenerationPhase.RUNNING:
+        return any(slot.vm_id == vm.vm_id for slot in generation.ranks)
+    return True

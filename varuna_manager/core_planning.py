@@ -1,0 +1,260 @@
+"""When to make a plan, and when a plan is worth a new generation.
+
+The planner's answer is kept with the hash of its inputs: it holds as long as the same
+slots are usable. A broken generation is mended at once; a notice waits a moment for
+further ones; growth waits until the fleet is quiet, and must pay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain.morphing.choose import Candidate, Device, PlanInputs, worth_morphing
+from spottrain.varuna_manager import core_generation
+from spottrain.varuna_manager.commands import ComputePlan, Outcome
+from spottrain.varuna_manager.events import CommandFailed, PlanComputed
+from spottrain.varuna_manager.launching import room
+from spottrain.varuna_manager.records import (
+    Generation,
+    GenerationPhase,
+    PlanAnswer,
+    VmRecord,
+)
+from spottrain.varuna_manager.state import JobPhase, State
+from spottrain.varuna_manager.turn import Turn
+from spottrain.wire import Calibrate, Initialise, Plan, Profile, Slot
+
+MORPH_COST_S = 5.0
+"""What a planned morph is taken to cost until one was measured."""
+NOTICE_SHARE = 0.25
+"""The part of a notice's lead time that may pass waiting for further notices."""
+
+
+def wants_training(state: State) -> bool:
+    """Whether a generation should run: for the job, or only to write a checkpoint."""
+    return state.phase is JobPhase.ACTIVE or (
+        state.phase is JobPhase.ENDING and state.ending_checkpoint
+    )
+
+
+def usable_vms(state: State) -> tuple[VmRecord, ...]:
+    """Return the VMs whose slots a plan may use."""
+    return tuple(vm for vm in state.vms.values() if vm.is_usable)
+
+
+def advance(turn: Turn) -> None:
+    """Prepare, plan, open a generation or leave the one that runs."""
+    state = turn.state
+    if not wants_training(state):
+        return
+    generation = state.generation
+    if generation is None:
+        _prepare(turn)
+        _start(turn)
+    elif generation.phase is GenerationPhase.RUNNING and not generation.done:
+        if state.phase is JobPhase.ENDING:
+            core_generation.stop_generation(turn, checkpoint=True)
+        else:
+            _reconsider(turn, generation)
+
+
+# --- Preparation --------------------------------------------------------------------------
+
+
+def _prepare(turn: Turn) -> None:
+    """Have the first weights written, then the sections measured, each on one VM.
+
+    One after the other, so that nothing disturbs the measurement.
+    """
+    state = turn.state
+    vm_id = next((vm.vm_id for vm in usable_vms(state)), None)
+    if vm_id is None:
+        return
+    if state.newest_checkpoint is None:
+        if state.initialiser is None:
+            turn.state = replace(state, initialiser=vm_id)
+            turn.send((vm_id,), Initialise())
+    elif state.profile is None and state.calibrator is None:
+        turn.state = replace(state, calibrator=vm_id)
+        turn.send((vm_id,), Calibrate())
+
+
+# --- From no generation to one --------------------------------------------------------------
+
+
+def _start(turn: Turn) -> None:
+    state = turn.state
+    checkpoint, vms = state.newest_checkpoint, usable_vms(state)
+    if checkpoint is None or state.profile is None or not _is_enough(turn, vms):
+        return
+    answer = _answer(turn, vms, state.profile)
+    if answer is None:
+        return
+    if answer.plan is not None:
+        core_generation.open_generation(
+            turn, answer.plan, answer.inputs_hash, checkpoint.name
+        )
+    elif state.phase is JobPhase.ENDING:
+        turn.state = replace(state, ending_checkpoint=False)
+    elif _is_complete(turn.state, vms):
+        outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
+        turn.end(outcome)
+
+
+def _is_enough(turn: Turn, vms: Sequence[VmRecord]) -> bool:
+    """Whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
+    state = turn.state
+    if not vms or len(vms) < state.job.min_vms:
+        return False
+    cold = not any(vm.used_slots for vm in vms)
+    coming = bool(state.intents) or any(vm.is_coming for vm in state.vms.values())
+    if not (cold and coming):
+        return True
+    first_s = min(vm.ready_at_s or state.now_s for vm in vms)
+    return turn.due(first_s + state.job.boot_wait_s)
+
+
+def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
+    """Whether the fleet is as large as it may become."""
+    return room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
+
+
+# --- From one generation to the next --------------------------------------------------------
+
+
+def _reconsider(turn: Turn, generation: Generation) -> None:
+    """Leave the generation if a VM of its plan goes, or if a better plan pays."""
+    state = turn.state
+    assert state.profile is not None
+    vms = usable_vms(state)
+    if _hash(vms, state.profile) == generation.inputs_hash:
+        return
+    ids = {slot.vm_id for slot in generation.plan.slots}
+    in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
+    leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
+    if leaving:
+        at_s = min(_handover_at_s(state, vm) for vm in leaving)
+    elif any(vm.silent_since_s is not None for vm in in_plan):
+        return  # the provider's answer decides
+    else:
+        at_s = state.fleet_changed_at_s + state.job.debounce_s
+    if not turn.due(at_s):
+        return
+    answer = _answer(turn, vms, state.profile)
+    if answer is None:
+        return
+    if leaving:
+        names = ", ".join(vm.vm_id for vm in leaving)
+        _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
+    elif answer.plan is not None and _pays(state, generation, answer.plan):
+        grown = len(answer.plan.slots) - len(generation.plan.slots)
+        _leave(turn, f"growth: {grown:+d} slots", checkpoint=False)
+    else:
+        turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
+
+
+def _leave(turn: Turn, reason: str, *, checkpoint: bool) -> None:
+    turn.state = replace(turn.state, plan_reason=reason)
+    turn.say(f"morph: {reason}")
+    core_generation.stop_generation(turn, checkpoint=checkpoint)
+
+
+def _handover_at_s(state: State, vm: VmRecord) -> float:
+    """When to leave a generation because ``vm`` goes away."""
+    assert vm.noticed_at_s is not None
+    assert vm.leaves_at_s is not None
+    lead_s = vm.leaves_at_s - vm.noticed_at_s
+    return vm.noticed_at_s + min(state.job.debounce_s, NOTICE_SHARE * lead_s)
+
+
+def _pays(state: State, generation: Generation, plan: Plan) -> bool:
+    """Whether the gain until the next change exceeds what the morph costs.
+
+    The new plan is predicted as far off as the present one was.
+    """
+    predicted_s = generation.plan.predicted_step_s
+    step_s = generation.measured_step_s or predicted_s
+    new_step_s = plan.predicted_step_s * step_s / predicted_s
+    changes = len(state.interruptions) + 1
+    quiet_s = (state.now_s - state.submitted_at_s) / changes
+    left_s = (state.job.spec.steps - state.progress.step) * step_s
+    cost_s = state.progress.morph_cost_s or MORPH_COST_S
+    return worth_morphing(
+        plan.minibatch_size / step_s,
+        plan.minibatch_size / new_step_s,
+        cost_s,
+        max(1e-9, min(quiet_s, left_s)),
+    )
+
+
+# --- The planner ------------------------------------------------------------------------------
+
+
+def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
+    """Return a name for what a plan depends on: slots and profile."""
+    parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _answer(turn: Turn, vms: Sequence[VmRecord], profile: Profile) -> PlanAnswer | None:
+    """Return the planner's answer for ``vms``, or ask for it and return None."""
+    state = turn.state
+    inputs_hash = _hash(vms, profile)
+    if state.answer is not None and state.answer.inputs_hash == inputs_hash:
+        return state.answer
+    if state.plan_asked != inputs_hash:
+        turn.state = replace(state, plan_asked=inputs_hash)
+        inputs = _inputs(state, vms, profile)
+        turn.do(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
+    return None
+
+
+def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInputs:
+    job = state.job
+    generation = state.generation
+    return PlanInputs(
+        facts=job.facts,
+        profile=profile,
+        slots=tuple(
+            Device(
+                slot=Slot(vm_id=vm.vm_id, index=index),
+                memory_bytes=vm.offer.gpu_memory_bytes,
+                speed=vm.offer.gpu_speed,
+            )
+            for vm in vms
+            for index in range(vm.num_slots)
+        ),
+        minibatch_size=job.spec.minibatch_size,
+        microbatch_size=job.spec.microbatch_size,
+        reduction=job.spec.reduction,
+        previous=generation.plan if generation else state.previous_plan,
+        schedule=job.schedule,
+        recompute=job.recompute,
+    )
+
+
+def plan_computed(turn: Turn, event: PlanComputed) -> None:
+    """Keep the newest answer; one to an older question is ignored."""
+    if event.inputs_hash != turn.state.plan_asked:
+        return
+    why_not = "" if event.plan is not None else _why_not(event.candidates)
+    answer = PlanAnswer(inputs_hash=event.inputs_hash, plan=event.plan, why_not=why_not)
+    turn.state = replace(turn.state, answer=answer, plan_asked=None)
+    if why_not:
+        turn.say(why_not)
+
+
+def _why_not(candidates: Sequence[Candidate]) -> str:
+    """One line for people: why no shape can run; the deepest came nearest."""
+    if not candidates:
+        return "no plan fits: there is no slot"
+    deepest = candidates[-1]
+    shape = f"{deepest.pipeline_depth}x{deepest.data_parallel_width}"
+    return f"no plan fits the fleet: {shape}: {deepest.why_not}"
+
+
+def plan_failed(turn: Turn, event: CommandFailed) -> None:
+    """The planner refuses the job itself: no fleet would help."""
+    turn.end(Outcome(kind="failed", exit_code=2, reason=event.reason))

@@ -1,0 +1,192 @@
+"""Reports of workers, supervisors and agents, as the core takes them in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from spottrain import wire
+from spottrain.varuna_manager import core_generation, history
+from spottrain.varuna_manager.commands import Outcome
+from spottrain.varuna_manager.events import CheckpointRef, ReportReceived
+from spottrain.varuna_manager.records import GenerationPhase, RankPhase, VmPhase
+from spottrain.varuna_manager.turn import Turn
+from spottrain.wire import Slot
+
+MAX_CHECKPOINTS = 64
+"""Checkpoints remembered; the store's own retention is far stricter."""
+
+_Ranked = (
+    wire.GenerationStarted
+    | wire.MinibatchCommitted
+    | wire.GenerationStopped
+    | wire.GenerationBroken
+    | wire.WorkerDied
+)
+
+
+def report_received(turn: Turn, event: ReportReceived) -> None:
+    """Take in a report, once."""
+    vm = turn.state.vms.get(event.vm_id)
+    if vm is None or vm.phase is VmPhase.RETURNING:
+        return
+    if event.number < vm.reports_received:
+        return
+    turn.put_vm(replace(vm, reports_received=event.number + 1))
+    report = event.report
+    match report:
+        case wire.SupervisorReady():
+            _supervisor_ready(turn, event.vm_id, report)
+        case wire.Calibrated(profile=profile):
+            turn.state = replace(turn.state, profile=profile, calibrator=None)
+        case wire.StoreOpened():
+            _store_opened(turn, report)
+        case (
+            wire.GenerationStarted()
+            | wire.MinibatchCommitted()
+            | wire.GenerationStopped()
+            | wire.GenerationBroken()
+            | wire.WorkerDied()
+        ):
+            _of_a_rank(turn, Slot(vm_id=event.vm_id, index=report.slot), report)
+        case wire.Evaluated():
+            history.evaluated(turn, report)
+        case wire.UserCodeFailed(message=message, traceback=traceback):
+            turn.end(
+                Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
+            )
+        case wire.CheckpointSaved(name=name, step=step):
+            _checkpoint_saved(turn, CheckpointRef(name=name, step=step))
+        case wire.CheckpointFailed():
+            _checkpoint_failed(turn, report)
+        case wire.CheckpointDamaged():
+            _checkpoint_damaged(turn, report)
+        case wire.InterruptionNoticed(lead_s=lead_s):
+            _interruption_noticed(turn, event.vm_id, lead_s)
+        case _:
+            assert_never(report)
+
+
+def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> None:
+    vm = turn.state.vms[vm_id]
+    if vm.phase is VmPhase.READY:
+        return
+    turn.put_vm(
+        replace(
+            vm,
+            phase=VmPhase.READY,
+            num_slots=report.num_slots,
+            ready_at_s=turn.now_s,
+        )
+    )
+    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    turn.say(f"{vm_id}: ready with {report.num_slots} slots")
+
+
+def _store_opened(turn: Turn, report: wire.StoreOpened) -> None:
+    generation = turn.state.generation
+    if (
+        generation is not None
+        and generation.number == report.generation
+        and generation.phase is GenerationPhase.OPENING
+    ):
+        core_generation.run_generation(turn, generation, report.host, report.port)
+
+
+def _of_a_rank(turn: Turn, slot: Slot, report: _Ranked) -> None:
+    """Take in what one slot says of its generation, unless that is over."""
+    generation = turn.state.generation
+    if generation is None or generation.number != report.generation:
+        _stray(turn, slot, report)
+        return
+    match report:
+        case wire.GenerationBroken(reason=reason):
+            core_generation.leave(turn, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
+            return
+        case wire.WorkerDied(reason=reason):
+            _worker_died(turn, slot, reason)
+            return
+    rank = generation.ranks.get(slot)
+    if generation.phase is GenerationPhase.OPENING or rank is None:
+        return
+    match report:
+        case wire.GenerationStarted():
+            core_generation.started(turn, slot, report)
+        case wire.MinibatchCommitted() if rank is not RankPhase.GONE:
+            history.committed(turn, generation, slot, report)
+        case wire.GenerationStopped(done=done):
+            core_generation.stopped(turn, slot, done=done)
+
+
+def _worker_died(turn: Turn, slot: Slot, reason: str) -> None:
+    """A worker died; unless we had it killed, that is an interruption."""
+    generation = turn.state.generation
+    assert generation is not None
+    lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
+    if lives and not generation.abandoned:
+        history.interrupted(turn, "worker_death", slot.vm_id, reason)
+    core_generation.leave(turn, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
+
+
+def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
+    """A worker that calibrates or initialises may die too: try again, but not for ever.
+
+    Everything else that comes from a generation that is over is stale.
+    """
+    busy = slot.vm_id in (turn.state.calibrator, turn.state.initialiser)
+    if not (busy and isinstance(report, wire.WorkerDied)):
+        return
+    turn.state = replace(
+        turn.state,
+        calibrator=None,
+        initialiser=None,
+        fruitless=turn.state.fruitless + 1,
+    )
+    if turn.state.fruitless >= core_generation.MAX_FRUITLESS:
+        reason = f"no worker survives preparation: {report.reason}"
+        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+
+
+def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
+    state = turn.state
+    others = [c for c in state.checkpoints if c.name != checkpoint.name]
+    newest_first = sorted((checkpoint, *others), key=lambda c: c.step, reverse=True)
+    turn.state = replace(
+        state,
+        checkpoints=tuple(newest_first[:MAX_CHECKPOINTS]),
+        checkpoint_error="",
+        initialiser=None,
+    )
+
+
+def _checkpoint_failed(turn: Turn, report: wire.CheckpointFailed) -> None:
+    """The job goes on with the checkpoint before; without any it cannot begin."""
+    error = f"checkpoint at step {report.step} not written: {report.reason}"
+    turn.state = replace(turn.state, checkpoint_error=error)
+    turn.say(error)
+    if turn.state.newest_checkpoint is None:
+        turn.end(Outcome(kind="failed", exit_code=1, reason=error))
+
+
+def _checkpoint_damaged(turn: Turn, report: wire.CheckpointDamaged) -> None:
+    state = turn.state
+    if report.name not in state.damaged:
+        turn.state = replace(state, damaged=(*state.damaged, report.name))
+    generation = state.generation
+    reason = f"checkpoint {report.name} is damaged: {report.reason}"
+    if (
+        generation is not None
+        and generation.phase is GenerationPhase.STARTING
+        and generation.checkpoint == report.name
+    ):
+        core_generation.break_generation(turn, reason)
+    turn.say(reason)
+
+
+def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:
+    vm = turn.state.vms[vm_id]
+    if vm.leaves_at_s is not None:
+        return
+    history.interrupted(turn, "notice", vm_id, f"leaves in {lead_s:g} s")
+    turn.put_vm(replace(vm, noticed_at_s=turn.now_s, leaves_at_s=turn.now_s + lead_s))
+    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)

@@ -1,0 +1,371 @@
+"""What the shell does for the core in the world outside: clouds and the planner.
+
+Every errand runs in a thread, has a deadline, and comes back with events: what it found
+out, or that it failed. It never raises for what a cloud does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+    VmNotFoundError,
+)
+from spottrain.cloud.provider import (
+    AgentBootstrap,
+    CloudProvider,
+    LaunchRequest,
+    Offer,
+    StartsAgents,
+    Vm,
+    VmState,
+)
+from spottrain.manifest import list_checkpoints
+from spottrain.morphing.choose import Candidate, Device, PlanInputs, choose_plan
+from spottrain.morphing.choose import Choice as Chosen
+from spottrain.morphing.errors import PlanError
+from spottrain.varuna_manager.certificates import Identity, token_sha256
+from spottrain.varuna_manager.commands import (
+    AskProvider,
+    ComputePlan,
+    LaunchVms,
+    StartAgent,
+    TerminateVms,
+)
+from spottrain.varuna_manager.events import (
+    AgentStarting,
+    CandidatePlan,
+    CheckpointRef,
+    CheckpointsListed,
+    CommandFailed,
+    Event,
+    FailedCommand,
+    JobSettings,
+    LaunchRefused,
+    OffersSeen,
+    PlanComputed,
+    ProviderAnswered,
+    RefusalKind,
+    VmLost,
+    VmsLaunched,
+    VmsListed,
+    VmsReturned,
+)
+from spottrain.varuna_manager.links import Links
+from spottrain.varuna_manager.state import State
+
+logger = logging.getLogger(__name__)
+
+CALL_S = 120.0
+"""How long a cloud may take to answer one call."""
+POLL_S = 1.0
+"""From one look at offers and VMs to the next."""
+_THREADS = 32
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Desk(Protocol):
+    """Where errands leave what they found out."""
+
+    @property
+    def state(self) -> State:
+        """The state of now."""
+
+    def feed(self, event: Event) -> asyncio.Future[None]:
+        """Queue an event; the future is done once it is journalled."""
+
+
+class Errands:
+    """All errands of one job.
+
+    Args:
+        desk: Where events go.
+        provider: The cloud that is rented from.
+        links: Whose tokens are admitted and revoked.
+        identity: Mints tokens.
+        url: Where agents find this manager.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        provider: CloudProvider,
+        links: Links,
+        identity: Identity,
+        url: str,
+    ) -> None:
+        self._desk = desk
+        self._provider = provider
+        self._links = links
+        self._identity = identity
+        self._url = url
+        self._threads = ThreadPoolExecutor(_THREADS, "errand")
+        self._planning = asyncio.Lock()
+        self._newest_plan = ""
+        self._offers: tuple[Offer, ...] | None = None
+        self._vms: tuple[Vm, ...] | None = None
+        self._trouble = ""
+
+    def close(self) -> None:
+        """Give up what has not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _job(self) -> JobSettings:
+        return self._desk.state.job
+
+    async def _call(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call the cloud in a thread.
+
+        Raises:
+            CloudError: it said no, or nothing in time.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await loop.run_in_executor(
+                    self._threads, lambda: function(*args, **kwargs)
+                )
+        except TimeoutError:
+            raise CloudError(
+                f"{self._provider.name} gave no answer in {CALL_S:g} s"
+            ) from None
+        except OSError as error:
+            raise CloudError(f"{self._provider.name}: {error}") from None
+
+    # --- commands ---------------------------------------------------------------------
+
+    async def launch(self, command: LaunchVms) -> None:
+        """Rent VMs for a journalled intent."""
+        request = LaunchRequest(
+            token=command.token,
+            job=self._job.spec.name,
+            intent=command.intent,
+            offer=command.offer,
+            count=command.count,
+            lease_s=self._job.spec.lease_s,
+        )
+        try:
+            result = await self._call(self._provider.launch, request)
+        except CloudError as error:
+            event: Event = LaunchRefused(
+                at_s=time.time(),
+                intent=command.intent,
+                reason=str(error),
+                refusal=_refusal_of(error),
+                retry_after_s=_retry_after_s(error),
+            )
+        else:
+            event = VmsLaunched(
+                at_s=time.time(),
+                intent=command.intent,
+                vms=result.vms,
+                refusal=result.refusal,
+            )
+        self._desk.feed(event)
+
+    async def start_agent(self, command: StartAgent) -> None:
+        """Give a VM its token and its agent."""
+        vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
+        token_hash = token_sha256(token)
+        await self._desk.feed(
+            AgentStarting(at_s=time.time(), vm_id=vm_id, token_sha256=token_hash)
+        )
+        if vm_id not in self._desk.state.vms:
+            return
+        self._links.admit(vm_id, token_hash)
+        bootstrap = AgentBootstrap(
+            manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
+        )
+        try:
+            if not isinstance(self._provider, StartsAgents):
+                raise CloudError(f"{self._provider.name} cannot start agents")
+            await self._call(self._provider.start_agent, vm_id, bootstrap)
+        except VmNotFoundError as error:
+            self._desk.feed(VmLost(at_s=time.time(), vm_id=vm_id, reason=str(error)))
+        except CloudError as error:
+            self._fail("start_agent", (vm_id,), error)
+
+    async def terminate(self, command: TerminateVms) -> None:
+        """Fence VMs, then return them."""
+        for vm_id in command.vm_ids:
+            self._links.revoke(vm_id)
+        try:
+            await self._call(self._provider.terminate, command.vm_ids)
+        except CloudError as error:
+            self._fail("terminate_vms", command.vm_ids, error)
+        else:
+            self._desk.feed(VmsReturned(at_s=time.time(), vm_ids=command.vm_ids))
+
+    async def ask(self, command: AskProvider) -> None:
+        """Ask the cloud whether a VM that fell silent still runs."""
+        try:
+            vms = await self._call(self._provider.list_vms, self._job.spec.name)
+        except CloudError as error:
+            self._fail("ask_provider", (command.vm_id,), error)
+            return
+        states = {vm.vm_id: vm.state for vm in vms}
+        self._desk.feed(
+            ProviderAnswered(
+                at_s=time.time(),
+                vm_id=command.vm_id,
+                state=states.get(command.vm_id),
+            )
+        )
+
+    async def plan(self, command: ComputePlan) -> None:
+        """Choose a plan; one choice at a time, and only for the newest question."""
+        self._newest_plan = command.inputs_hash
+        async with self._planning:
+            if self._newest_plan != command.inputs_hash:
+                return
+            try:
+                chosen = await asyncio.to_thread(
+                    choose_plan, _plan_inputs(self._job, command)
+                )
+            except PlanError as error:
+                self._fail("compute_plan", (), error)
+                return
+        self._desk.feed(
+            PlanComputed(
+                at_s=time.time(),
+                inputs_hash=command.inputs_hash,
+                plan=chosen.plan,
+                why=explain(chosen),
+                candidates=tuple(_candidate(c) for c in chosen.candidates),
+            )
+        )
+
+    def _fail(
+        self, command: FailedCommand, vm_ids: tuple[str, ...], error: Exception
+    ) -> None:
+        self._desk.feed(
+            CommandFailed(
+                at_s=time.time(), command=command, vm_ids=vm_ids, reason=str(error)
+            )
+        )
+
+    # --- looking around -----------------------------------------------------------------
+
+    async def list_checkpoints(self) -> None:
+        """Tell which complete checkpoints the store holds."""
+        root = Path(self._job.spec.checkpoint_path)
+        found = await asyncio.to_thread(list_checkpoints, root)
+        refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
+        self._desk.feed(CheckpointsListed(at_s=time.time(), checkpoints=refs))
+
+    async def look_around(self) -> None:
+        """Look at offers and VMs for ever, and tell what has changed."""
+        while True:
+            try:
+                await self._look_at_vms()
+                await self._look_at_offers()
+                trouble = ""
+            except CloudError as error:
+                trouble = str(error)
+            if trouble and trouble != self._trouble:
+                logger.warning("%s", trouble)
+            self._trouble = trouble
+            await asyncio.sleep(POLL_S)
+
+    async def _look_at_vms(self) -> None:
+        asked_at_s = time.time()
+        listed = await self._call(self._provider.list_vms, self._job.spec.name)
+        state = self._desk.state
+        vms = tuple(
+            vm
+            for vm in listed
+            if vm.state is not VmState.TERMINATED
+            or vm.vm_id in state.vms
+            or vm.intent in state.intents
+        )
+        unlisted = state.vms.keys() - {vm.vm_id for vm in vms}
+        if vms != self._vms or unlisted:
+            self._vms = vms
+            self._desk.feed(VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms))
+
+    async def _look_at_offers(self) -> None:
+        seen = tuple(await self._call(self._provider.offers))
+        offers = tuple(replace(offer, observed_at=0.0) for offer in seen)
+        if offers != self._offers:
+            self._offers = offers
+            self._desk.feed(OffersSeen(at_s=time.time(), offers=seen))
+
+
+def explain(chosen: Chosen) -> str:
+    """Return in one line why a plan was chosen, or why there is none."""
+    if chosen.plan is None:
+        reasons = dict.fromkeys(c.why_not for c in chosen.candidates)
+        return "; ".join(reasons) or "there is no slot to plan with"
+    best = next(
+        c
+        for c in chosen.candidates
+        if c.pipeline_depth == chosen.plan.pipeline_depth and c.step_s is not None
+    )
+    spare = f", {best.unused_slots} spare" if best.unused_slots else ""
+    return (
+        f"{chosen.plan.shape} is the fastest: {best.examples_per_s or 0.0:.1f} "
+        f"examples/s predicted{spare}"
+    )
+
+
+def _plan_inputs(job: JobSettings, command: ComputePlan) -> PlanInputs:
+    return PlanInputs(
+        facts=job.facts,
+        profile=command.profile,
+        slots=tuple(
+            Device(slot=s.slot, memory_bytes=s.memory_bytes, speed=s.speed)
+            for s in command.slots
+        ),
+        minibatch_size=job.spec.minibatch_size,
+        microbatch_size=job.spec.microbatch_size,
+        reduction=job.spec.reduction,
+        previous=command.previous,
+        schedule=job.schedule,
+        recompute=job.recompute,
+    )
+
+
+def _candidate(candidate: Candidate) -> CandidatePlan:
+    return CandidatePlan(
+        pipeline_depth=candidate.pipeline_depth,
+        data_parallel_width=candidate.data_parallel_width,
+        predicted_step_s=candidate.step_s,
+        examples_per_s=candidate.examples_per_s,
+        max_stage_bytes=max(candidate.stage_bytes, default=None),
+        why_not=candidate.why_not,
+    )
+
+
+_REFUSALS: dict[type[CloudError], RefusalKind] = {
+    NoCapacityError: "no_capacity",
+    QuotaExceededError: "quota",
+    PriceTooHighError: "price",
+    AuthError: "auth",
+    ThrottledError: "throttled",
+}
+
+
+def _refusal_of(error: CloudError) -> RefusalKind:
+    return _REFUSALS.get(type(error), "unknown")
+
+
+def _retry_after_s(error: CloudError) -> float:
+    return error.retry_after_s if isinstance(error, ThrottledError) else 5.0

@@ -1,0 +1,296 @@
+"""What happened: the facts that the manager's core folds into its state.
+
+Every event is journalled before the commands that follow from it run, and carries
+``at_s``, the time at which the shell learned it (seconds since the epoch): the core
+itself has no clock. A journal entry is the class name and the fields as JSON
+(``pydantic.TypeAdapter`` of the class reads them back).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from spottrain import wire
+from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.morphing.choose import Candidate
+from spottrain.wire import JobSpec, ModelFacts, Plan, ScheduleKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """All that the core must know of a job; fixed when it is submitted."""
+
+    uid: str
+    """Unique for ever: launch tokens are derived from it."""
+    spec: JobSpec
+    facts: ModelFacts
+    max_vms: int
+    min_vms: int = 1
+    """No plan is made with fewer VMs than this."""
+    allow_on_demand: bool = False
+    """Rent on demand what the spot market does not give."""
+    max_usd: float | None = None
+    max_usd_per_hour: float | None = None
+    deadline_s: float | None = None
+    """Seconds since the epoch."""
+    capacity_wait_s: float | None = None
+    """Give up (exit code 5) after waiting this long without a VM; None waits on."""
+    schedule: ScheduleKind = "varuna"
+    recompute: bool = True
+    suspect_s: float = 5.0
+    """Heartbeats missing for this long make a VM suspect."""
+    debounce_s: float = 2.0
+    """How long the fleet must be quiet before a plan is made for growth."""
+    boot_wait_s: float = 60.0
+    """How long the first plan waits for VMs that are still booting."""
+    cooldown_s: float = 30.0
+    """How long an offer that was refused is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """A complete checkpoint in the job's store."""
+
+    name: str
+    step: int
+
+
+# --- The job --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """The user wants this job; always the first event of a journal."""
+
+    at_s: float
+    settings: JobSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerStarted:
+    """A manager process took the job over, for the first time or by ``resume``.
+
+    The shell feeds ``CheckpointsListed`` and ``VmsListed`` right after it.
+    """
+
+    at_s: float
+    software_version: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """A person wants the job to stop; it can be resumed."""
+
+    at_s: float
+    by: str
+    checkpoint: bool = True
+    """Write a checkpoint first."""
+    now: bool = False
+    """Return the VMs at once, whatever they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The moment of the newest ``SetTimer`` has come."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsListed:
+    """The complete checkpoints that the store holds, newest first."""
+
+    at_s: float
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+# --- The cloud ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffersSeen:
+    """What can be rented now, all of it; fed only when it differs from before."""
+
+    at_s: float
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchIntended:
+    """The answer of the shell to ``IntendLaunch``: the intent is in the journal."""
+
+    at_s: float
+    intent: str
+    token: str
+    offer: Offer
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsLaunched:
+    """The cloud gave these VMs for an intent, perhaps fewer than asked for."""
+
+    at_s: float
+    intent: str
+    vms: tuple[Vm, ...]
+    refusal: str = ""
+
+
+RefusalKind = Literal["no_capacity", "quota", "price", "auth", "throttled", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRefused:
+    """No VM came for an intent.
+
+    ``throttled`` and ``unknown`` leave it open whether VMs were rented: the core tries
+    again with the same token. The others close the intent.
+    """
+
+    at_s: float
+    intent: str
+    reason: str
+    refusal: RefusalKind
+    retry_after_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsListed:
+    """The provider's truth; fed after ``ManagerStarted`` and whenever it differs."""
+
+    at_s: float
+    asked_at_s: float
+    """When the call began: a VM that we learned of later may be missing from it."""
+    vms: tuple[Vm, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderAnswered:
+    """What the provider says of one VM that we asked for with ``AskProvider``."""
+
+    at_s: float
+    vm_id: str
+    state: VmState | None
+    """None: the provider does not know the VM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsReturned:
+    """The call behind ``TerminateVms`` succeeded for these VMs."""
+
+    at_s: float
+    vm_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmLost:
+    """A VM is gone for good, as something other than ``VmsListed`` has shown."""
+
+    at_s: float
+    vm_id: str
+    reason: str
+
+
+# --- Agents ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarting:
+    """A token was minted for a VM's agent, which is about to be started."""
+
+    at_s: float
+    vm_id: str
+    token_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    """The agent of a VM called for the first time, or again after a while."""
+
+    at_s: float
+    vm_id: str
+    num_slots: int
+    private_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportReceived:
+    """Report ``number`` of a VM's agent (counted from 0 over the agent's life)."""
+
+    at_s: float
+    vm_id: str
+    number: int
+    report: wire.Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmSilent:
+    """No heartbeat came from a registered agent for ``suspect_s``."""
+
+    at_s: float
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmHeard:
+    """A VM that was reported silent has called again."""
+
+    at_s: float
+    vm_id: str
+
+
+# --- Outcomes of commands ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanComputed:
+    """The planner's answer to the ``ComputePlan`` of ``inputs_hash``."""
+
+    at_s: float
+    inputs_hash: str
+    plan: Plan | None
+    candidates: tuple[Candidate, ...] = ()
+    """What the plan was weighed against, and why not."""
+
+
+FailedCommand = Literal["compute_plan", "start_agent", "terminate_vms", "ask_provider"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFailed:
+    """A command could not be performed, retries within its deadline included."""
+
+    at_s: float
+    command: FailedCommand
+    vm_ids: tuple[str, ...]
+    """The VMs that it was for; empty for ``compute_plan``."""
+    reason: str
+
+
+Event = (
+    JobSubmitted
+    | ManagerStarted
+    | StopRequested
+    | TimerFired
+    | CheckpointsListed
+    | OffersSeen
+    | LaunchIntended
+    | VmsLaunched
+    | LaunchRefused
+    | VmsListed
+    | ProviderAnswered
+    | VmsReturned
+    | VmLost
+    | AgentStarting
+    | AgentRegistered
+    | ReportReceived
+    | VmSilent
+    | VmHeard
+    | PlanComputed
+    | CommandFailed
+)
+
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
+"""Every event class by the name under which the journal keeps it."""

@@ -1,0 +1,137 @@
+"""What the report tells: commits, losses, interruptions and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from spottrain.varuna_manager.records import (
+    KEPT,
+    WINDOW,
+    Generation,
+    GenerationPhase,
+    Interruption,
+    InterruptionKind,
+    Progress,
+)
+from spottrain.varuna_manager.turn import Turn
+from spottrain.wire import Evaluated, MinibatchCommitted, Slot
+
+_Item = TypeVar("_Item")
+
+
+def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
+    """Append ``item``, forgetting the oldest beyond ``KEPT``."""
+    return (*items, item)[-KEPT:]
+
+
+def interrupted(turn: Turn, kind: InterruptionKind, vm_id: str, reason: str) -> None:
+    """Count an interruption; it cost nothing if the VM had no part in training."""
+    state = turn.state
+    generation = state.generation
+    hit = generation is not None and any(
+        s.vm_id == vm_id for s in _trainers(generation)
+    )
+    interruption = Interruption(
+        interruption=kind,
+        vm_id=vm_id,
+        at_s=turn.now_s,
+        reason=reason,
+        generation=generation.number if generation and hit else None,
+        cost_s=None if hit else 0.0,
+    )
+    tally = state.tally
+    match kind:
+        case "notice":
+            tally = replace(tally, preemptions_noticed=tally.preemptions_noticed + 1)
+        case "kill":
+            count = tally.preemptions_unnoticed + 1
+            tally = replace(tally, preemptions_unnoticed=count)
+        case "silence":
+            tally = replace(tally, silent_losses=tally.silent_losses + 1)
+        case "worker_death":
+            tally = replace(tally, worker_deaths=tally.worker_deaths + 1)
+    turn.state = replace(
+        state, tally=tally, interruptions=keep(state.interruptions, interruption)
+    )
+    turn.say(f"{vm_id}: {reason}")
+
+
+def _trainers(generation: Generation) -> Iterable[Slot]:
+    """Slots whose loss stops the generation; donors only while sections move."""
+    if generation.phase is GenerationPhase.STARTING:
+        return generation.participants
+    return generation.ranks
+
+
+def committed(
+    turn: Turn, generation: Generation, slot: Slot, report: MinibatchCommitted
+) -> None:
+    """Note a rank's mini-batch; it counts once every section has been reported.
+
+    Varuna's design section 6 (e): committed means reported by a live rank of every
+    section.
+    """
+    steps = list(generation.section_steps)
+    for section in report.sections:
+        if 0 <= section < len(steps):
+            steps[section] = max(steps[section], report.step)
+    step = min(*steps, turn.state.job.spec.steps)
+    generation = replace(generation, section_steps=tuple(steps))
+    progress = turn.state.progress
+    if report.peak_bytes > progress.peak_bytes:
+        progress = replace(progress, peak_bytes=report.peak_bytes)
+    if step > progress.step:
+        times = (*generation.step_times_s, report.step_s)[-WINDOW:]
+        generation = replace(generation, committed=True, step_times_s=times)
+        progress = _progress(turn, progress, step, report)
+    turn.state = replace(turn.state, generation=generation, progress=progress)
+
+
+def _progress(
+    turn: Turn, progress: Progress, step: int, report: MinibatchCommitted
+) -> Progress:
+    if progress.paused_since_s is not None:
+        cost_s = max(0.0, turn.now_s - progress.paused_since_s - report.step_s)
+        _settle_interruptions(turn, cost_s)
+        progress = replace(progress, paused_since_s=None, morph_cost_s=cost_s)
+    first = progress.loss_first
+    started_at_s = progress.first_commit_at_s
+    return replace(
+        progress,
+        step=step,
+        highest_step=max(progress.highest_step, step),
+        loss_first=report.loss if first is None else first,
+        loss_last=report.loss,
+        first_commit_at_s=turn.now_s if started_at_s is None else started_at_s,
+        last_commit_at_s=turn.now_s,
+    )
+
+
+def _settle_interruptions(turn: Turn, cost_s: float) -> None:
+    """Training has gone on: the interruptions since the last commit are over."""
+    turn.state = replace(
+        turn.state,
+        interruptions=tuple(
+            replace(i, cost_s=cost_s) if i.cost_s is None else i
+            for i in turn.state.interruptions
+        ),
+    )
+
+
+def evaluated(turn: Turn, report: Evaluated) -> None:
+    """Note a held-out loss."""
+    progress = turn.state.progress
+    first = progress.heldout_first
+    if first is None and report.step == 0:
+        first = report.loss
+    turn.state = replace(
+        turn.state,
+        progress=replace(
+            progress,
+            heldout_first=first,
+            heldout_last=report.loss,
+            heldout_step=report.step,
+        ),
+    )

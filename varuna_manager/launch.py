@@ -1,0 +1,209 @@
+"""From a job file to a running manager: every check first, then all at once or nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spottrain.errors import BudgetError, ConfigError
+from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.events import JobSettings, JobSubmitted
+from spottrain.varuna_manager.follow import read_state
+from spottrain.varuna_manager.jobs import JobDir, job_dir
+from spottrain.varuna_manager.journal import Journal, JournalError
+from spottrain.varuna_manager.packing import pack, packed_files
+from spottrain.varuna_manager.state import HOUR_S, JobPhase
+from spottrain.wire import JobSpec, ModelFacts
+
+MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.manager")
+"""Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
+
+FINAL_OUTCOMES = ("succeeded", "failed")
+"""Ends after which nothing is left to resume."""
+
+
+def is_over(job: JobDir) -> bool:
+    """Whether a job has ended for good: nothing runs, nothing can be resumed."""
+    if job.is_managed():
+        return False
+    if job.is_down:
+        return True
+    try:
+        state = read_state(job)
+    except JournalError:
+        return False
+    outcome = state.outcome if state.phase is JobPhase.ENDED else None
+    return outcome is not None and outcome.kind in FINAL_OUTCOMES
+
+
+def check_name(name: str) -> None:
+    """Check that no job that runs or can be resumed has this name.
+
+    Raises:
+        ConfigError: One has.
+    """
+    job = job_dir(name)
+    if not job.path.exists() or is_over(job):
+        return
+    if job.is_managed():
+        what, how = "is running", f"watch it with 'spottrain status {name} --watch'"
+    else:
+        what, how = "can be resumed", f"continue it with 'spottrain resume {name}'"
+    raise ConfigError(
+        f"name: a job {name} {what}; {how}, end it with 'spottrain down {name}', "
+        "or choose another name"
+    )
+
+
+def check_checkpoint_path(config: JobConfig) -> None:
+    """Check that checkpoints can be written where the job file says.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if config.checkpoint.path is None:
+        return
+    folder = Path(config.checkpoint.path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoint.path: cannot write to {folder}: {error.strerror}; "
+            "choose a folder that you may write to"
+        ) from None
+
+
+def check_budget(config: JobConfig) -> None:
+    """Check that the budget pays for at least a step on the cheapest machine.
+
+    A lower bound: what one machine costs for a second, and for the lease, which counts
+    as spent because VMs may train on for so long without a manager.
+
+    Raises:
+        BudgetError: It does not.
+    """
+    prices = [zone.spot_usd_per_hour for zone in config.local.zones]
+    if config.resources.allow_on_demand:
+        prices += [zone.on_demand_usd_per_hour for zone in config.local.zones]
+    cheapest = min(prices)
+    per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
+    if per_hour is not None and per_hour < cheapest:
+        raise BudgetError(
+            f"budget.max_usd_per_hour: {per_hour} does not pay for one machine: the "
+            f"cheapest costs {cheapest} per hour; raise it"
+        )
+    least = cheapest * (config.manager.lease_s + 1.0) / HOUR_S
+    if budget is not None and budget < least:
+        raise BudgetError(
+            f"budget.max_usd: {budget} is below the cost of one step: the cheapest "
+            f"machine costs {least:.4f} for a second and manager.lease_s "
+            f"({config.manager.lease_s:.0f} s); raise it or shorten the lease"
+        )
+
+
+def settings_of(
+    config: JobConfig, facts: ModelFacts, job: JobDir, at_s: float
+) -> JobSettings:
+    """Return what the manager's core must know of a job launched at ``at_s``."""
+    checkpoint = config.checkpoint
+    return JobSettings(
+        uid=uuid.uuid4().hex,
+        spec=JobSpec(
+            name=config.name,
+            entrypoint=config.entrypoint,
+            seed=config.seed,
+            steps=config.steps,
+            minibatch_size=config.minibatch_size,
+            microbatch_size=config.chosen_microbatch_size,
+            reduction=config.reduction,
+            checkpoint_path=checkpoint.path or str(job.checkpoints),
+            checkpoint_every_steps=checkpoint.every_steps,
+            checkpoint_keep=checkpoint.keep,
+            lease_s=config.manager.lease_s,
+            heartbeat_s=config.manager.heartbeat_s,
+        ),
+        facts=facts,
+        max_vms=config.resources.max_vms,
+        min_vms=config.resources.min_vms,
+        allow_on_demand=config.resources.allow_on_demand,
+        max_usd=config.budget.max_usd,
+        max_usd_per_hour=config.budget.max_usd_per_hour,
+        deadline_s=config.deadline_s(at_s),
+        capacity_wait_s=config.resources.capacity_wait_s,
+        schedule=config.morphing.schedule,
+        recompute=config.morphing.recompute,
+        suspect_s=config.manager.suspect_s,
+        debounce_s=config.morphing.debounce_s,
+    )
+
+
+def submit(config: JobConfig, facts: ModelFacts) -> tuple[JobDir, int]:
+    """Put a job on disk, ready for its manager: whole, or not at all.
+
+    An ended job of the same name is kept beside it as ``<name>.1``, ``<name>.2``, …
+
+    Returns:
+        The job, and the size of its packed workdir in bytes.
+
+    Raises:
+        ConfigError: The name is in use.
+    """
+    job = job_dir(config.name)
+    with _draft_of(job) as draft:
+        workdir = Path(config.workdir)
+        size = pack(workdir, packed_files(workdir), draft.workdir)
+        draft.write(config, facts)
+        at_s = time.time()
+        journal = Journal(draft.journal)
+        settings = settings_of(config, facts, job, at_s)
+        journal.append(JobSubmitted(at_s=at_s, settings=settings))
+        journal.close()
+        check_name(config.name)
+        if job.path.exists():
+            job.path.rename(_free_archive(job.path))
+        try:
+            draft.path.rename(job.path)
+        except OSError:
+            check_name(config.name)
+            raise
+    return job, size
+
+
+@contextmanager
+def _draft_of(job: JobDir) -> Iterator[JobDir]:
+    """Make a folder that becomes the job's by renaming; else it goes away."""
+    job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
+    try:
+        yield JobDir(Path(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_archive(path: Path) -> Path:
+    number = 1
+    while (archive := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return archive
+
+
+def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
+    """Start the manager of a job, detached from this terminal."""
+    with open(job.log, "ab") as log:
+        return subprocess.Popen(
+            [*MANAGER_ARGV, str(job.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=job.path,
+            start_new_session=True,
+        )

@@ -1,0 +1,100 @@
+"""What to rent next: the cheapest offers first, within every cap."""
+
+from __future__ import annotations
+
+from spottrain.cloud.provider import Offer
+from spottrain.varuna_manager.commands import IntendLaunch
+from spottrain.varuna_manager.records import VmPhase
+from spottrain.varuna_manager.state import (
+    HOUR_S,
+    State,
+    offer_key,
+    rate_usd_per_hour,
+    spent_usd,
+)
+from spottrain.varuna_manager.turn import Turn
+
+
+def next_intent(state: State) -> str:
+    """Return the name that the next launch intent will bear."""
+    return f"intent-{state.next_intent}"
+
+
+def room(state: State) -> int:
+    """Return how many more VMs may be asked for; those that leave do not count."""
+    staying = sum(
+        vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None
+        for vm in state.vms.values()
+    )
+    coming = sum(intent.count - intent.arrived for intent in state.intents.values())
+    return state.job.max_vms - staying - coming
+
+
+def reserve_usd(state: State, usd_per_hour: float) -> float:
+    """Return what a fleet of that rate may still spend if the manager dies now."""
+    return usd_per_hour * state.job.spec.lease_s / HOUR_S
+
+
+def launch_more(turn: Turn) -> None:
+    """Wish for one launch: as many VMs of the best offer as every cap allows."""
+    state = turn.state
+    wanted = room(state)
+    if wanted <= 0 or not state.reconciled:
+        return
+    for offer in sorted(state.offers, key=_preference):
+        count = min(wanted, _available(turn, offer), affordable(state, offer))
+        if count > 0:
+            intent = next_intent(state)
+            turn.do(
+                IntendLaunch(
+                    intent=intent,
+                    token=f"{state.job.uid}-{intent}",
+                    offer=offer,
+                    count=count,
+                )
+            )
+            return
+
+
+def _preference(offer: Offer) -> tuple[bool, float, str]:
+    """Spot before on demand, then by the price of a unit of work."""
+    work = max(offer.gpus * offer.gpu_speed, 1e-9)
+    return not offer.spot, offer.usd_per_hour / work, offer_key(offer)
+
+
+def _available(turn: Turn, offer: Offer) -> int:
+    """How many machines the market may have for us."""
+    state, key = turn.state, offer_key(offer)
+    unwanted = not offer.spot and not state.job.allow_on_demand
+    if unwanted or offer.gpus < 1 or offer.gpu_speed <= 0:
+        return 0
+    if not turn.due(state.cooldowns.get(key, 0.0)):
+        return 0
+    if offer.available is None:
+        return state.job.max_vms
+    asked = sum(
+        intent.count
+        for intent in state.intents.values()
+        if offer_key(intent.offer) == key
+    )
+    return offer.available - asked
+
+
+def affordable(state: State, offer: Offer) -> int:
+    """Return how many VMs of ``offer`` the hourly cap and the budget still bear."""
+    job, price = state.job, offer.usd_per_hour
+    if price <= 0:
+        return job.max_vms
+    coming = sum(
+        (intent.count - intent.arrived) * intent.offer.usd_per_hour
+        for intent in state.intents.values()
+    )
+    rate = rate_usd_per_hour(state) + coming
+    counts = [job.max_vms]
+    if job.max_usd_per_hour is not None:
+        counts.append(int((job.max_usd_per_hour - rate) / price + 1e-9))
+    if job.max_usd is not None:
+        left = job.max_usd - spent_usd(state, state.now_s) - reserve_usd(state, rate)
+        cost = reserve_usd(state, price)
+        counts.append(int(left / cost) if cost > 0 else job.max_vms)
+    return max(0, min(counts))

@@ -1,0 +1,122 @@
+"""The manager process: ``python -m spottrain.varuna_manager.manager <job_dir>``.
+
+It holds ``manager.lock`` while it lives, so that a job never has two, and says in
+``manager.json`` where it can be reached. SIGTERM ends it as a crash would: VMs train on,
+and the next manager goes on where this one was. Exit code: the job's own, or 143.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvloop
+
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.certificates import ensure_identity
+from spottrain.varuna_manager.commands import Outcome
+from spottrain.varuna_manager.control import open_provider
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.server import listen, make_server
+from spottrain.varuna_manager.shell import Shell
+
+logger = logging.getLogger(__name__)
+
+TERMINATED = 143
+ADDRESS = "127.0.0.1"
+"""Where agents reach the manager: VMs of the local provider are on this machine."""
+_LOCK_S = 2.0
+
+
+class ManagerError(SpottrainError):
+    """The manager cannot start."""
+
+
+@contextlib.contextmanager
+def only_manager(job_dir: Path) -> Iterator[None]:
+    """Hold the job's lock.
+
+    Raises:
+        ManagerError: another manager of the job lives.
+    """
+    with open(job_dir / "manager.lock", "ab") as lock:
+        give_up_at_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Who asks whether the job is managed holds the lock for an instant.
+                if time.monotonic() > give_up_at_s:
+                    raise ManagerError(
+                        f"job {job_dir.name} is managed already: 'spottrain status "
+                        f"{job_dir.name}' shows it"
+                    ) from None
+            time.sleep(0.02)
+        yield
+
+
+async def manage(job: JobDir) -> Outcome | None:
+    """Manage a job to its end; ``None`` if this process was told to leave."""
+    listener = listen(job.path, ADDRESS)
+    url = f"https://{ADDRESS}:{listener.getsockname()[1]}"
+    identity = ensure_identity(job.path, (ADDRESS, "localhost"))
+    journal = Journal(job.journal)
+    shell = Shell(journal, open_provider(job), identity, url, job.workdir)
+    server = make_server(shell.channel, identity.path)
+    _publish(job.path, url)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(shell.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        logger.info("told to leave: VMs train on, 'spottrain resume' goes on")
+        return None
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+        journal.close()
+        (job.path / "manager.json").unlink(missing_ok=True)
+
+
+def _publish(job_dir: Path, url: str) -> None:
+    """Write ``manager.json`` whole."""
+    draft = job_dir / "manager.json.tmp"
+    draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
+    draft.replace(job_dir / "manager.json")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the manager of the job in folder ``argv[0]``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    job = JobDir(Path(argv[0]).absolute())
+    try:
+        with only_manager(job.path):
+            outcome = uvloop.run(manage(job))
+    except SpottrainError as error:
+        logger.error("error: %s", error)
+        return error.exit_code
+    if outcome is None:
+        return TERMINATED
+    logger.info("%s: %s", outcome.kind, outcome.reason)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""An agent's line to its manager: HTTPS with a pinned authority, standard library only.
+
+AgentError
+├── UnreachableError   no answer, or not the manager's: try again
+├── FencedError        this VM has been given up: end at once
+└── RefusedError       the request will never be accepted
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+from urllib.parse import urlsplit
+
+from spottrain.errors import SpottrainError
+
+_ANSWER_S = 15.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+
+
+class AgentError(SpottrainError):
+    """An agent cannot do its work."""
+
+
+class UnreachableError(AgentError):
+    """The manager gives no answer; it may be away for a while."""
+
+
+class FencedError(AgentError):
+    """The manager has given this VM up; whatever it does no longer counts."""
+
+
+class RefusedError(AgentError):
+    """The manager will never accept this request."""
+
+
+class ManagerClient:
+    """One kept-alive connection; not for use by two threads at once.
+
+    Args:
+        url: ``https://address:port``.
+        ca_pem: The only authority that is trusted.
+        token: This VM's bearer token.
+        wait_s: How long the manager may let a long poll wait.
+    """
+
+    def __init__(self, url: str, ca_pem: str, token: str, wait_s: float = 0.0) -> None:
+        parts = urlsplit(url)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=ca_pem)
+        self._connection = http.client.HTTPSConnection(
+            parts.hostname or "",
+            parts.port,
+            timeout=_ANSWER_S + wait_s,
+            context=context,
+        )
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+        }
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        self._connection.close()
+
+    def call(self, method: str, path: str, body: str = "") -> bytes:
+        """Return the body of the manager's answer.
+
+        Raises:
+            UnreachableError: no answer, or an answer that a later try may better.
+            FencedError: this VM has been given up.
+            RefusedError: anything else but success.
+        """
+        reused = self._connection.sock is not None
+        try:
+            answer, content = self._ask(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            # A server may close a connection that was idle just as we use it again.
+            if reused and not isinstance(error, TimeoutError):
+                return self.call(method, path, body)
+            raise UnreachableError(f"manager does not answer: {error!r}") from None
+        if answer.status < 400:
+            return content
+        message = _reason(content) or answer.reason
+        if answer.status in (401, 403, 409):
+            raise FencedError(f"manager has given this VM up: {message}")
+        if answer.status >= 500 or answer.status == 429:
+            raise UnreachableError(f"manager answered {answer.status}: {message}")
+        raise RefusedError(f"manager refused {path}: {message}")
+
+    def _ask(
+        self, method: str, path: str, body: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        try:
+            self._connection.request(method, path, body.encode(), self._headers)
+            answer = self._connection.getresponse()
+            return answer, answer.read()
+        except BaseException:
+            self._connection.close()
+            raise
+
+
+class Backoff:
+    """Waits that grow from a tenth of a second to two, with jitter."""
+
+    def __init__(self) -> None:
+        self._next_s = _FIRST_RETRY_S
+
+    def next_s(self) -> float:
+        """Return how long to wait before the next try."""
+        wait_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, _LONGEST_RETRY_S)
+        return wait_s
+
+    def reset(self) -> None:
+        """Start over after a success."""
+        self._next_s = _FIRST_RETRY_S
+
+
+def _reason(content: bytes) -> str:
+    """Return the ``error`` of the manager's JSON answer, if it is one."""
+    try:
+        data = json.loads(content)
+    except ValueError:
+        return ""
+    return str(data.get("error", "")) if isinstance(data, dict) else ""

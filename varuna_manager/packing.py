@@ -1,0 +1,102 @@
+"""The user's workdir: what of it is sent to VMs, its fingerprint, and the package."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+from spottrain.errors import ConfigError
+
+LARGEST_BYTES = 512 * 1024**2
+"""A workdir larger than this is refused: data belongs elsewhere."""
+
+LEFT_OUT = frozenset(
+    {
+        ".git",
+        ".hg",
+        ".hypothesis",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".venv",
+        "__pycache__",
+        "node_modules",
+        "venv",
+    }
+)
+"""Folders that are never sent."""
+
+
+def packed_files(workdir: Path) -> list[Path]:
+    """Return what is sent of a workdir: paths relative to it, sorted.
+
+    Raises:
+        ConfigError: It is too large, or a link leads out of it.
+    """
+    found = []
+    size = 0
+    for folder, folders, files in os.walk(workdir):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        for name in [*files, *(link for link in links if link not in LEFT_OUT)]:
+            path = Path(folder, name)
+            if path.is_symlink():
+                _check_link(path, workdir)
+            elif not path.is_file():
+                continue  # sockets and pipes mean nothing elsewhere
+            size += path.lstat().st_size
+            found.append(path.relative_to(workdir))
+    if size > LARGEST_BYTES:
+        raise ConfigError(
+            f"workdir: {workdir} holds {size / 1024**2:.0f} MB, at most "
+            f"{LARGEST_BYTES // 1024**2} can be sent; keep data outside of it"
+        )
+    return sorted(found)
+
+
+def _check_link(path: Path, workdir: Path) -> None:
+    target = os.readlink(path)
+    inside = path.resolve().is_relative_to(workdir.resolve())
+    if os.path.isabs(target) or not inside:
+        raise ConfigError(
+            f"workdir: {path} leads to {target}, which VMs do not have; replace the "
+            "link by what it leads to, or keep it outside the workdir"
+        )
+
+
+def fingerprint(workdir: Path, files: list[Path]) -> str:
+    """Return a hash of the names and contents of ``files``."""
+    digest = hashlib.sha256()
+    for file in files:
+        path = workdir / file
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        digest.update(f"{file.as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def pack(workdir: Path, files: list[Path], target: Path) -> int:
+    """Write ``files`` of ``workdir`` to ``target`` (tar.gz); the same bytes each time.
+
+    Returns:
+        The size of the package in bytes.
+    """
+    with (
+        open(target, "wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for file in files:
+            archive.add(workdir / file, file.as_posix(), filter=_anonymous)
+    return target.stat().st_size
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return ``member`` without what differs from one user or moment to the next."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member

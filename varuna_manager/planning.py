@@ -1,0 +1,128 @@
+"""What would be rented and how it would train, without renting anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.errors import CapacityError
+from spottrain.morphing.choose import Candidate, Device, PlanInputs, choose_plan
+from spottrain.varuna_manager.config import JobConfig, ZoneConfig
+from spottrain.varuna_manager.state import HOUR_S
+from spottrain.varuna_manager.views import SCHEMA_VERSION
+from spottrain.wire import ModelFacts, Profile, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """A machine that would be rented."""
+
+    zone: ZoneConfig
+    spot: bool
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Its price now."""
+        zone = self.zone
+        return zone.spot_usd_per_hour if self.spot else zone.on_demand_usd_per_hour
+
+
+def fleet_for(config: JobConfig) -> list[Rented]:
+    """Return the largest fleet that the job file allows, the cheapest machines first.
+
+    Raises:
+        CapacityError: Not even ``resources.min_vms`` machines can be had.
+    """
+    kinds = (True, False) if config.resources.allow_on_demand else (True,)
+    offers = [Rented(zone, spot) for zone in config.local.zones for spot in kinds]
+    offers.sort(key=lambda offer: offer.usd_per_hour)
+    left = {zone.name: zone.capacity for zone in config.local.zones}
+    bound = config.budget.max_usd_per_hour
+    fleet: list[Rented] = []
+    for offer in offers:
+        while left[offer.zone.name] and len(fleet) < config.resources.max_vms:
+            cost = sum(vm.usd_per_hour for vm in fleet) + offer.usd_per_hour
+            if bound is not None and cost > bound:
+                break
+            left[offer.zone.name] -= 1
+            fleet.append(offer)
+    if len(fleet) < config.resources.min_vms:
+        raise CapacityError(
+            f"resources.min_vms: {config.resources.min_vms} VMs wanted, {len(fleet)} "
+            "can be had now within the budget; lower it or raise the budget"
+        )
+    return fleet
+
+
+def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str, Any]:
+    """Return the plan that a launch would begin with, what it costs, and why.
+
+    Args:
+        config: The job.
+        facts: What the tracer found out about its model.
+        profile: What was measured of it.
+
+    Raises:
+        CapacityError: No fleet can be had.
+        PlanError: The profile does not fit the model.
+    """
+    fleet = fleet_for(config)
+    devices = tuple(
+        Device(
+            slot=Slot(vm_id=f"vm-{number}", index=index),
+            memory_bytes=vm.zone.slot_memory_bytes,
+            speed=vm.zone.slot_speed,
+        )
+        for number, vm in enumerate(fleet)
+        for index in range(vm.zone.slots)
+    )
+    choice = choose_plan(
+        PlanInputs(
+            facts=facts,
+            profile=profile,
+            slots=devices,
+            minibatch_size=config.minibatch_size,
+            microbatch_size=config.chosen_microbatch_size,
+            reduction=config.reduction,
+            schedule=config.morphing.schedule,
+            recompute=config.morphing.recompute,
+        )
+    )
+    usd_per_hour = sum(vm.usd_per_hour for vm in fleet)
+    plan = choice.plan
+    train_s = None if plan is None else plan.predicted_step_s * config.steps
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": config.name,
+        "parameters": facts.num_parameters,
+        "sections": len(facts.sections),
+        "microbatch_size": config.chosen_microbatch_size,
+        "fleet": [_vm(vm) for vm in fleet],
+        "plan": None if plan is None else plan.shape,
+        "candidates": [_candidate(candidate) for candidate in choice.candidates],
+        "usd_per_hour": usd_per_hour,
+        "train_s": train_s,
+        "usd": None if train_s is None else usd_per_hour * train_s / HOUR_S,
+        "usd_budget": config.budget.max_usd,
+    }
+
+
+def _vm(vm: Rented) -> dict[str, Any]:
+    return {
+        "zone": vm.zone.name,
+        "instance_type": vm.zone.instance_type,
+        "spot": vm.spot,
+        "slots": vm.zone.slots,
+        "usd_per_hour": vm.usd_per_hour,
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "shape": f"{candidate.pipeline_depth}x{candidate.data_parallel_width}",
+        "unused_slots": candidate.unused_slots,
+        "predicted_step_s": candidate.step_s,
+        "examples_per_s": candidate.examples_per_s,
+        "max_stage_bytes": max(candidate.stage_bytes, default=None),
+        "why_not": candidate.why_not,
+    }

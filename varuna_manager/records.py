@@ -1,0 +1,261 @@
+"""The parts of the manager's state: VMs, launches, generations, and their history."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from spottrain.cloud.provider import Offer
+from spottrain.wire import Plan, Slot
+
+WINDOW = 64
+"""Recent step times kept per generation."""
+KEPT = 1000
+"""Finished generations, interruptions and price changes kept; totals count all."""
+
+
+class VmPhase(StrEnum):
+    """Where one VM stands in its life; a VM that is gone leaves the state."""
+
+    STARTING = "starting"
+    """Rented; the cloud does not call it running yet."""
+    BOOTING = "booting"
+    """Running; its agent is being started."""
+    REGISTERED = "registered"
+    """Its agent has called; its supervisor imports the user's module."""
+    READY = "ready"
+    """Its slots can train."""
+    RETURNING = "returning"
+    """We have asked the cloud to take it back."""
+
+
+class GenerationPhase(StrEnum):
+    """Where a generation stands; there is never more than one."""
+
+    OPENING = "opening"
+    """The rendezvous store is being forked."""
+    STARTING = "starting"
+    """Participants hand sections over."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """All ranks stop after the same mini-batch."""
+    BREAKING = "breaking"
+    """Something died; every other rank must get out."""
+
+
+class RankPhase(StrEnum):
+    """Where one slot of a generation's plan stands."""
+
+    INVITED = "invited"
+    STARTED = "started"
+    STOPPED = "stopped"
+    OUT = "out"
+    """Its worker left or died; its memory stays."""
+    GONE = "gone"
+    """Its VM is gone, memory and all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A launch that was journalled and is not answered yet."""
+
+    intent: str
+    token: str
+    offer: Offer
+    count: int
+    arrived: int = 0
+    """VMs that the provider listed before it answered."""
+    retry_at_s: float | None = None
+    """When to ask again, after an answer that left it open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmRecord:
+    """One VM that costs money."""
+
+    vm_id: str
+    intent: str
+    offer: Offer
+    """As it was at launch: its price is what we pay."""
+    on_demand_usd_per_hour: float
+    """What the same machine cost on demand in its zone at launch."""
+    launched_at_s: float
+    known_at_s: float
+    phase: VmPhase
+    private_address: str
+    token_sha256s: tuple[str, ...] = ()
+    num_slots: int = 0
+    used_slots: tuple[int, ...] = ()
+    """Slots that were ever part of a generation: their memory may hold sections."""
+    reports_received: int = 0
+    ready_at_s: float | None = None
+    silent_since_s: float | None = None
+    noticed_at_s: float | None = None
+    leaves_at_s: float | None = None
+    """When the cloud takes it away, as announced."""
+    return_reason: str = ""
+    """Why it was returned: what the loss counts as."""
+    retry_at_s: float | None = None
+    """When to repeat a command for this VM that failed."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a new plan may use its slots."""
+        staying = self.leaves_at_s is None and self.silent_since_s is None
+        return self.phase is VmPhase.READY and staying
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is expected to become usable."""
+        return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The generation that runs now."""
+
+    number: int
+    plan: Plan
+    reason: str
+    phase: GenerationPhase
+    since_s: float
+    """When ``phase`` began."""
+    opened_at_s: float
+    checkpoint: str
+    participants: tuple[Slot, ...]
+    """Ranks of the plan, then donors."""
+    ranks: Mapping[Slot, RankPhase]
+    """Slots of the plan alone."""
+    section_steps: tuple[int, ...]
+    """Newest mini-batch that a live rank has reported, for every section."""
+    inputs_hash: str = ""
+    """The planner's inputs that ``plan`` answers."""
+    from_step: int | None = None
+    store_host: str = ""
+    store_port: int = 0
+    started_at_s: float | None = None
+    committed: bool = False
+    """Whether it has committed a mini-batch."""
+    done: bool = False
+    """Whether a rank has reported that all steps are done."""
+    checkpoint_asked: bool = False
+    """Whether its stop includes a checkpoint."""
+    break_reason: str = ""
+    abandoned: bool = False
+    """Whether its last ranks have been told to give up."""
+    step_times_s: tuple[float, ...] = ()
+
+    @property
+    def measured_step_s(self) -> float | None:
+        """Median of the recent mini-batches."""
+        return statistics.median(self.step_times_s) if self.step_times_s else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSummary:
+    """A plan that has run."""
+
+    generation: int
+    pipeline_depth: int
+    data_parallel_width: int
+    num_slots: int
+    from_step: int | None
+    """None: it broke before it trained."""
+    to_step: int
+    reason: str
+    predicted_step_s: float
+    measured_step_s: float | None
+    started_at_s: float
+    ended_at_s: float | None
+    """None: it still runs."""
+    ended_by: str = ""
+
+
+InterruptionKind = Literal["notice", "kill", "silence", "worker_death"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Something that the cloud or chance did to the job."""
+
+    interruption: InterruptionKind
+    vm_id: str
+    at_s: float
+    reason: str
+    generation: int | None
+    """The generation it hit; None: it hit no training."""
+    cost_s: float | None = None
+    """Training time lost: from the last commit before to the first one after, less
+    one normal step; 0 if it hit no training; None while training has not gone on."""
+    minibatches_recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceChange:
+    """An offer whose price has moved."""
+
+    at_s: float
+    zone: str
+    instance_type: str
+    spot: bool
+    old_usd_per_hour: float
+    new_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """The planner's newest answer."""
+
+    inputs_hash: str
+    plan: Plan | None
+    why_not: str = ""
+    """Why there is no plan; empty if there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far training has come."""
+
+    step: int = 0
+    """Mini-batches committed, in the history that goes on."""
+    highest_step: int = 0
+    """Mini-batches ever committed; above ``step`` after a restore."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+    heldout_first: float | None = None
+    heldout_last: float | None = None
+    heldout_step: int | None = None
+    minibatches_recomputed: int = 0
+    """Committed mini-batches that a restore made us compute again."""
+    first_commit_at_s: float | None = None
+    last_commit_at_s: float | None = None
+    paused_since_s: float | None = None
+    """Last commit before training was interrupted or morphed; None while it runs."""
+    morph_cost_s: float | None = None
+    """Training time that the newest planned morph cost."""
+    peak_bytes: int = 0
+    """Highest tracked tensor bytes of any slot."""
+
+    @property
+    def minibatches_lost(self) -> int:
+        """Committed mini-batches that are missing from the history that goes on."""
+        return max(0, self.highest_step - self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What the job has been through, counted over its whole life."""
+
+    preemptions_noticed: int = 0
+    preemptions_unnoticed: int = 0
+    silent_losses: int = 0
+    worker_deaths: int = 0
+    price_changes: int = 0
+    vms_launched: int = 0
+    gone_usd: float = 0.0
+    """Spent on VMs that are gone."""
+    gone_on_demand_usd: float = 0.0
+    gone_vm_s: float = 0.0

@@ -1,0 +1,316 @@
+"""The manager's hands: real time, one journal, one server, one cloud.
+
+    queue of events -> core.step -> journal (durable) -> commands performed -> events ...
+
+Whatever happens becomes an event in one queue. All that wait are folded together,
+journalled in one transaction, and only then are their commands performed and their
+senders answered: a report that was acknowledged is never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, assert_never
+
+import spottrain
+from spottrain import wire
+from spottrain.cloud.provider import CloudProvider
+from spottrain.varuna_manager import core
+from spottrain.varuna_manager.certificates import Identity
+from spottrain.varuna_manager.commands import (
+    AskProvider,
+    Command,
+    ComputePlan,
+    Finish,
+    IntendLaunch,
+    LaunchVms,
+    Outcome,
+    Send,
+    SetTimer,
+    StartAgent,
+    TerminateVms,
+)
+from spottrain.varuna_manager.errands import Errands
+from spottrain.varuna_manager.events import (
+    AgentRegistered,
+    Event,
+    LaunchIntended,
+    ManagerStarted,
+    ReportReceived,
+    StopRequested,
+    TimerFired,
+    VmHeard,
+    VmSilent,
+)
+from spottrain.varuna_manager.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.links import Links, OutOfStepError
+from spottrain.varuna_manager.records import VmPhase
+from spottrain.varuna_manager.server import Channel
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_S = 5.0
+"""How long agents that outlived a manager may take to find the next one."""
+JOURNAL_PATIENCE_S = 60.0
+"""How long a disk may refuse the journal before the manager gives up."""
+_LOOKS_PER_SUSPICION = 5
+
+
+class Shell:
+    """One job's manager in real time.
+
+    Args:
+        journal: Opened to write; begins with ``JobSubmitted``.
+        provider: The cloud that is rented from.
+        identity: The manager's certificates and tokens.
+        url: Where agents find this manager.
+        workdir: The user's code, packed.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        provider: CloudProvider,
+        identity: Identity,
+        url: str,
+        workdir: Path,
+    ) -> None:
+        self._journal = journal
+        self.state = journal.replay()
+        self.links = Links(time.monotonic, self._on_heard)
+        self._errands = Errands(self, provider, self.links, identity, url)
+        self.channel = Channel(
+            self, self.links, self.state.job.spec, workdir, identity.admin_token()
+        )
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (
+            asyncio.Queue()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> Outcome:
+        """Manage the job to its end; return how it ended.
+
+        Raises:
+            JournalError: the journal cannot be written any more.
+        """
+        self._broken = asyncio.get_running_loop().create_future()
+        self._readmit()
+        self.feed(
+            ManagerStarted(
+                at_s=time.time(),
+                software_version=spottrain.__version__,
+                pid=os.getpid(),
+            )
+        )
+        for work in (
+            self._errands.list_checkpoints(),
+            self._errands.look_around(),
+            self._look_for_silence(),
+        ):
+            self._start(work)
+        folding = asyncio.create_task(self._fold())
+        try:
+            await asyncio.wait(
+                (folding, self._broken), return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._broken.done():
+                self._broken.result()
+            return await folding
+        finally:
+            await self._close(folding)
+
+    async def _close(self, folding: asyncio.Task[Outcome]) -> None:
+        """Stop everything that still runs here."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = (folding, *self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._errands.close()
+        self.links.release()
+
+    # --- events in ------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> asyncio.Future[None]:
+        """Queue an event; the future is done once it is journalled."""
+        journalled = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((event, journalled))
+        return journalled
+
+    async def _fold(self) -> Outcome:
+        """Take in events until the core says that the job is over."""
+        while True:
+            waiting = [await self._events.get()]
+            while not self._events.empty():
+                waiting.append(self._events.get_nowait())
+            commands = await self._take([event for event, _ in waiting])
+            for _, journalled in waiting:
+                if not journalled.done():  # its sender may have hung up
+                    journalled.set_result(None)
+            for command in commands:
+                if isinstance(command, Finish):
+                    return command.outcome
+                self._perform(command)
+
+    async def _take(self, events: list[Event]) -> list[Command]:
+        """Fold and journal ``events``; return the commands that follow."""
+        state, commands = self.state, list[Command]()
+        for event in events:
+            news = state.last_news
+            state, more = core.step(state, event)
+            commands += more
+            if state.last_news != news:
+                logger.info("%s", state.last_news)
+        await self._write(events)
+        self.state = state
+        for vm_id in self.links.admitted - state.vms.keys():
+            self.links.revoke(vm_id)
+        return commands
+
+    async def _write(self, events: list[Event]) -> None:
+        """Journal ``events``; a disk that is full may have room again soon."""
+        give_up_at_s = time.monotonic() + JOURNAL_PATIENCE_S
+        while True:
+            try:
+                self._journal.append(*events)
+                return
+            except JournalWriteError as error:
+                if time.monotonic() > give_up_at_s:
+                    raise
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(1.0)
+
+    # --- commands out -----------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        """Set about a command; its outcome comes back as an event."""
+        match command:
+            case IntendLaunch():
+                self.feed(
+                    LaunchIntended(
+                        at_s=time.time(),
+                        intent=command.intent,
+                        token=command.token,
+                        offer=command.offer,
+                        count=command.count,
+                    )
+                )
+            case LaunchVms():
+                self._start(self._errands.launch(command))
+            case StartAgent():
+                self._start(self._errands.start_agent(command))
+            case TerminateVms():
+                self._start(self._errands.terminate(command))
+            case AskProvider():
+                self._start(self._errands.ask(command))
+            case ComputePlan():
+                self._start(self._errands.plan(command))
+            case Send(vm_id=vm_id, command=message):
+                self.links.send(vm_id, message)
+            case SetTimer(at_s=at_s):
+                self._set_timer(at_s)
+            case Finish():
+                pass  # _fold has returned
+            case _:
+                assert_never(command)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` beside everything else; a bug in it ends the manager."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, at_s - time.time()),
+                lambda: self.feed(TimerFired(at_s=time.time())),
+            )
+
+    # --- agents -----------------------------------------------------------------------------
+
+    def _readmit(self) -> None:
+        """Know the agents that outlived the manager before this one."""
+        for vm in self.state.vms.values():
+            if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
+                self.links.admit(vm.vm_id, vm.token_sha256s[-1])
+            if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
+                self.links.watch(vm.vm_id, RECONNECT_S)
+
+    async def _look_for_silence(self) -> None:
+        """Tell which VMs have fallen silent."""
+        suspect_s = self.state.job.suspect_s
+        pause_s = suspect_s / _LOOKS_PER_SUSPICION
+        while True:
+            looked_at_s = time.monotonic()
+            await asyncio.sleep(pause_s)
+            if time.monotonic() - looked_at_s > pause_s + suspect_s / 2:
+                # We were stopped ourselves: nobody's silence can be told from ours.
+                self.links.forgive()
+                continue
+            for vm_id in self.links.silent(suspect_s):
+                self.feed(VmSilent(at_s=time.time(), vm_id=vm_id))
+
+    def _on_heard(self, vm_id: str) -> None:
+        self.feed(VmHeard(at_s=time.time(), vm_id=vm_id))
+
+    async def register(self, registration: wire.Registration) -> None:
+        """Take note of a VM's agent."""
+        await self.feed(
+            AgentRegistered(
+                at_s=time.time(),
+                vm_id=registration.vm_id,
+                num_slots=registration.num_slots,
+                private_address=registration.private_address,
+            )
+        )
+        self.links.watch(registration.vm_id)
+
+    async def receive(self, batch: wire.ReportBatch) -> int:
+        """Take reports; return how many of this VM's there are by now.
+
+        Raises:
+            OutOfStepError: the VM is gone, or reports before this batch are missing.
+        """
+        vm = self.state.vms.get(batch.vm_id)
+        if vm is None or batch.first > vm.reports_received:
+            raise OutOfStepError(
+                f"reports of {batch.vm_id} do not follow: got number {batch.first}, "
+                f"expected {vm.reports_received if vm else 'none'}"
+            )
+        new = batch.reports[vm.reports_received - batch.first :]
+        first = batch.first + len(batch.reports) - len(new)
+        journalled = [
+            self.feed(
+                ReportReceived(
+                    at_s=time.time(), vm_id=batch.vm_id, number=number, report=report
+                )
+            )
+            for number, report in enumerate(new, first)
+        ]
+        if journalled:
+            await asyncio.gather(*journalled)
+        return max(vm.reports_received, batch.first + len(batch.reports))
+
+    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        """Take note of a person's wish to stop the job."""
+        await self.feed(
+            StopRequested(at_s=time.time(), by=by, checkpoint=checkpoint, now=now)
+        )

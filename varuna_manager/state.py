@@ -1,0 +1,211 @@
+"""Everything the manager knows of one job: a fold of ``core.step`` over the journal.
+
+All of it is frozen, mappings included (they are replaced, never changed). Per-step
+history stays in the journal; here are only totals and bounded recent windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from spottrain.cloud.provider import Offer
+from spottrain.varuna_manager.commands import Outcome
+from spottrain.varuna_manager.events import CheckpointRef, JobSettings
+from spottrain.varuna_manager.records import (
+    Generation,
+    GenerationPhase,
+    GenerationSummary,
+    Intent,
+    Interruption,
+    PlanAnswer,
+    PriceChange,
+    Progress,
+    RankPhase,
+    Tally,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.wire import Plan, Profile
+
+HOUR_S = 3600.0
+
+
+class JobPhase(StrEnum):
+    """Where the job stands in its life."""
+
+    NEW = "new"
+    ACTIVE = "active"
+    ENDING = "ending"
+    """The outcome is known; a checkpoint is written if wished, VMs are returned."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the manager knows."""
+
+    phase: JobPhase = JobPhase.NEW
+    settings: JobSettings | None = None
+    submitted_at_s: float = 0.0
+    now_s: float = 0.0
+    """Time of the newest event."""
+    activity: str = "new"
+    """One line for people: what the job does or waits for, and why."""
+    last_news: str = ""
+    """One line: the newest thing that happened, with its reason."""
+    outcome: Outcome | None = None
+    ending_since_s: float | None = None
+    ending_checkpoint: bool = False
+    """A checkpoint is still wanted before the VMs are returned."""
+    # The fleet
+    reconciled: bool = False
+    """Whether the provider's truth has been heard since the manager started."""
+    offers: tuple[Offer, ...] = ()
+    cooldowns: Mapping[str, float] = field(default_factory=dict)
+    """Until when an offer (by ``offer_key``) is left alone."""
+    intents: Mapping[str, Intent] = field(default_factory=dict)
+    next_intent: int = 0
+    vms: Mapping[str, VmRecord] = field(default_factory=dict)
+    fleet_changed_at_s: float = 0.0
+    """When usable slots last came or went."""
+    vmless_since_s: float | None = None
+    # What training needs
+    profile: Profile | None = None
+    calibrator: str | None = None
+    """The VM that calibrates."""
+    initialiser: str | None = None
+    """The VM that writes the checkpoint of step 0."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Complete ones, newest first."""
+    damaged: tuple[str, ...] = ()
+    checkpoint_error: str = ""
+    """Why the newest attempt to write a checkpoint failed; empty if it did not."""
+    # Generations
+    next_generation: int = 1
+    generation: Generation | None = None
+    previous_plan: Plan | None = None
+    answer: PlanAnswer | None = None
+    plan_asked: str | None = None
+    """Hash of the ``ComputePlan`` that is not answered yet."""
+    plan_reason: str = "start"
+    """Why the next plan will differ from the present one."""
+    fruitless: int = 0
+    """Generations in a row that broke before they committed anything."""
+    # History
+    progress: Progress = field(default_factory=Progress)
+    tally: Tally = field(default_factory=Tally)
+    generations: tuple[GenerationSummary, ...] = ()
+    """Finished ones, oldest first."""
+    interruptions: tuple[Interruption, ...] = ()
+    price_changes: tuple[PriceChange, ...] = ()
+    timer_at_s: float | None = None
+
+    @property
+    def job(self) -> JobSettings:
+        """The settings; only asked for after ``JobSubmitted``."""
+        assert self.settings is not None, "the journal does not begin with JobSubmitted"
+        return self.settings
+
+    @property
+    def newest_checkpoint(self) -> CheckpointRef | None:
+        """The newest checkpoint that is not known to be damaged."""
+        good = (c for c in self.checkpoints if c.name not in self.damaged)
+        return next(good, None)
+
+
+def offer_key(offer: Offer) -> str:
+    """Return what makes two sightings the same offer at different prices."""
+    market = "spot" if offer.spot else "on-demand"
+    place = f"{offer.cloud}/{offer.region}/{offer.zone}"
+    return f"{place}/{offer.instance_type}/{market}"
+
+
+def rate_usd_per_hour(state: State) -> float:
+    """Return what the fleet costs per hour now."""
+    return sum(vm.offer.usd_per_hour for vm in state.vms.values())
+
+
+def spent_usd(state: State, at_s: float) -> float:
+    """Return the money spent until ``at_s``: price at launch times seconds."""
+    live = sum(
+        vm.offer.usd_per_hour * max(0.0, at_s - vm.launched_at_s)
+        for vm in state.vms.values()
+    )
+    return state.tally.gone_usd + live / HOUR_S
+
+
+def on_demand_usd(state: State, at_s: float) -> float:
+    """Return what the same VM seconds would have cost on demand, where they ran."""
+    live = sum(
+        vm.on_demand_usd_per_hour * max(0.0, at_s - vm.launched_at_s)
+        for vm in state.vms.values()
+    )
+    return state.tally.gone_on_demand_usd + live / HOUR_S
+
+
+def summary_of(
+    generation: Generation, step: int, ended_at_s: float | None, ended_by: str = ""
+) -> GenerationSummary:
+    """Return the line of the report for ``generation``, which has come to ``step``."""
+    plan = generation.plan
+    return GenerationSummary(
+        generation=generation.number,
+        pipeline_depth=plan.pipeline_depth,
+        data_parallel_width=plan.data_parallel_width,
+        num_slots=len(plan.slots),
+        from_step=generation.from_step,
+        to_step=step,
+        reason=generation.reason,
+        predicted_step_s=plan.predicted_step_s,
+        measured_step_s=generation.measured_step_s,
+        started_at_s=generation.started_at_s or generation.opened_at_s,
+        ended_at_s=ended_at_s,
+        ended_by=ended_by,
+    )
+
+
+def check_invariants(state: State) -> None:
+    """Assert what must hold after every step; a broken one is a bug of ours."""
+    if state.phase is JobPhase.NEW:
+        return
+    assert state.settings is not None
+    _check_fleet(state)
+    if state.generation is not None:
+        _check_generation(state, state.generation)
+    ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
+    assert (state.outcome is not None) == ending, "an end has a reason"
+    if state.phase is JobPhase.ENDED:
+        assert not state.vms, "a job that is over rents nothing"
+        assert not state.intents, "a job that is over wants nothing"
+        assert state.generation is None, "a job that is over does not train"
+    assert 0 <= state.progress.step <= state.progress.highest_step
+    assert state.progress.highest_step <= state.job.spec.steps
+
+
+def _check_fleet(state: State) -> None:
+    staying = sum(
+        vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None
+        for vm in state.vms.values()
+    )
+    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
+    assert staying + wanted <= state.job.max_vms, "never more VMs than allowed"
+    for vm_id, vm in state.vms.items():
+        assert vm.vm_id == vm_id
+        assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
+
+
+def _check_generation(state: State, generation: Generation) -> None:
+    plan = generation.plan
+    assert generation.number < state.next_generation, "generations only grow"
+    assert generation.participants[: len(plan.slots)] == plan.slots
+    assert len(set(generation.participants)) == len(generation.participants)
+    assert set(generation.ranks) == set(plan.slots)
+    assert len(generation.section_steps) == plan.num_sections
+    for slot, rank in generation.ranks.items():
+        here = slot.vm_id in state.vms
+        assert here or rank is RankPhase.GONE, "a rank lives on a VM"
+    if generation.phase is GenerationPhase.RUNNING:
+        dead = (RankPhase.INVITED, RankPhase.OUT)
+        assert not any(rank in dead for rank in generation.ranks.values())

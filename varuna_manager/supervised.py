@@ -1,0 +1,189 @@
+"""The agent's child, the supervisor, and the reports that wait to be posted.
+
+Standard library only: this file is carried to machines as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spottrain import wire
+from spottrain.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""How long a supervisor may take to end after its stdin has closed."""
+
+
+class Outbox:
+    """Reports in order, numbered from 0, kept until the manager has them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reports: deque[wire.Report] = deque()
+        self._first = 0
+
+    def add(self, report: wire.Report) -> None:
+        """Add a report; it leaves at once if no post is in flight."""
+        with self._changed:
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def peek(self, limit: int) -> tuple[int, tuple[wire.Report, ...]]:
+        """Wait for reports; return the oldest one's number and up to ``limit``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reports)
+            count = min(limit, len(self._reports))
+            return self._first, tuple(self._reports[i] for i in range(count))
+
+    def drop_before(self, number: int) -> None:
+        """Forget what the manager has: the reports numbered below ``number``."""
+        with self._changed:
+            while self._reports and self._first < number:
+                self._reports.popleft()
+                self._first += 1
+            self._changed.notify_all()
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Return whether everything was posted within ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._reports, timeout_s)
+
+
+class Supervisor:
+    """The child process that has imported torch, and every worker it forks.
+
+    Args:
+        argv: Its command.
+        folder: Its working folder, where supervisor.log goes.
+        vm_id: This VM, as plans name it.
+        outbox: Where its reports go.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], folder: Path, vm_id: str, outbox: Outbox
+    ) -> None:
+        self._vm_id = vm_id
+        self._outbox = outbox
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._generation = -1
+        self._running: set[int] = set()
+        with open(folder / "supervisor.log", "ab") as log:
+            self._process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start(self, greeting: str, on_exit: Callable[[], None]) -> None:
+        """Send the first line; ``on_exit`` is called after its last report."""
+        self._lines.put(greeting)
+        for name, target in (
+            ("supervisor-in", self._write),
+            ("supervisor-out", lambda: self._read(on_exit)),
+            ("supervisor-end", self._reap),
+        ):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def send(self, command: wire.Command) -> None:
+        """Hand a command down; never blocks."""
+        logger.info("command: %s", command.kind)
+        if isinstance(command, wire.RunGeneration):
+            with self._changed:
+                self._generation = command.generation
+                self._running = {
+                    slot.index
+                    for slot in command.plan.slots
+                    if slot.vm_id == self._vm_id
+                }
+        self._lines.put(wire.encode(command))
+
+    def checkpoint(self, timeout_s: float) -> None:
+        """Stop the running generation with a checkpoint and wait for its end here."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            if not self._running:
+                return
+            generation = self._generation
+            self.send(wire.StopGeneration(generation=generation, checkpoint=True))
+            self._changed.wait_for(
+                lambda: not self._running, deadline - time.monotonic()
+            )
+
+    def close(self) -> None:
+        """Let it end by itself, for a bounded time; its last reports are read."""
+        self._lines.put(None)
+        if not self._ended.wait(CLOSE_S):
+            logger.info("supervisor does not end by itself")
+
+    def kill(self) -> None:
+        """Kill it and all its workers at once, and reap it."""
+        with self._changed:
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._ended.wait()
+
+    def _reap(self) -> None:
+        """When it ends, end its workers: they hold its stdout, and nobody leads them."""
+        # Not reaped yet, it keeps its number: the group cannot be anybody else's.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._changed:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._ended.set()
+
+    def _write(self) -> None:
+        """Pass lines to its stdin; ``None`` closes it."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            while (line := self._lines.get()) is not None:
+                stdin.write(f"{line}\n".encode())
+                stdin.flush()
+            stdin.close()
+        except BrokenPipeError:
+            logger.info("supervisor reads no more")
+
+    def _read(self, on_exit: Callable[[], None]) -> None:
+        """Pass its reports on until its stdout ends."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        for line in stdout:
+            try:
+                report: wire.Report = wire.decode(wire.Report, line)
+            except WireError as error:
+                logger.warning("supervisor said no report: %s: %r", error, line[:200])
+                continue
+            self._outbox.add(report)
+            self._note(report)
+        on_exit()
+
+    def _note(self, report: wire.Report) -> None:
+        """Keep count of the slots that run the newest generation here."""
+        match report:
+            case (
+                wire.GenerationStopped(generation=generation, slot=slot)
+                | wire.GenerationBroken(generation=generation, slot=slot)
+                | wire.WorkerDied(generation=generation, slot=slot)
+            ):
+                with self._changed:
+                    if generation == self._generation:
+                        self._running.discard(slot)
+                        self._changed.notify_all()
+            case _:
+                pass

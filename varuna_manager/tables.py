@@ -1,0 +1,282 @@
+"""Views of a job as rich renderables, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spottrain.varuna_manager.views import fleet_line
+from spottrain.varuna_manager.words import (
+    NOTHING,
+    clock,
+    dollars,
+    duration,
+    number,
+    size,
+    step_time,
+)
+from spottrain.wire import ModelFacts
+
+COLOURS = {
+    "running": "green",
+    "succeeded": "green",
+    "waiting": "yellow",
+    "ending": "yellow",
+    "stopped": "yellow",
+}
+KIND_NAMES = {
+    "notice": "preempted with notice",
+    "kill": "killed without notice",
+    "silence": "fell silent",
+    "worker_death": "worker died",
+}
+
+
+def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
+    """Return what a person who watches a job sees.
+
+    Args:
+        status: As ``views.status`` gives it.
+        last_at_s: When the last event happened, seconds since the epoch.
+    """
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_row("step", _progress(status))
+    grid.add_row("loss", number(status["loss"]))
+    grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
+    grid.add_row("money", money_line(status))
+    grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
+    grid.add_row("plan", plan_line(status))
+    grid.add_row("now", Text(status["activity"]))
+    moment = "" if last_at_s is None else f"{clock(last_at_s)} "
+    grid.add_row("last event", Text(moment + (status["last_event"] or NOTHING)))
+    state = status["state"]
+    title = f"{status['name']} · {state} · {duration(status['wall_s'])}"
+    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+
+
+def _progress(status: dict[str, Any]) -> RenderableType:
+    step, steps = status["step"], status["steps"]
+    row = Table.grid(padding=(0, 2))
+    left = status["time_left_s"]
+    words = "" if left is None else f"about {duration(left)} left"
+    bar = ProgressBar(total=steps, completed=step, width=24)
+    row.add_row(f"{step} of {steps}", bar, f"{100 * step / steps:.0f} %", words)
+    return row
+
+
+def money_line(status: dict[str, Any]) -> str:
+    """Return dollars so far, of the budget, and per hour."""
+    budget = status["usd_budget"]
+    of = "" if budget is None else f" of {dollars(budget)}"
+    return (
+        f"{dollars(status['usd_spent'])}{of} · {dollars(status['usd_per_hour'])}/hour"
+    )
+
+
+def plan_line(status: dict[str, Any]) -> str:
+    """Return the present plan with its reason, such as ``2x2 since step 40: …``."""
+    if (plan := status["plan"]) is None:
+        return "none yet"
+    shape = f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
+    since = plan["from_step"]
+    began = plan["phase"] if since is None else f"since step {since}"
+    return f"{shape} {began}: {plan['reason']}"
+
+
+def safety_line(status: dict[str, Any]) -> str:
+    """Return what the loss of a VM would cost now."""
+    safety = status["safety"]
+    if status["plan"] is None or safety["checkpoint_step"] is None:
+        return "nothing to lose yet"
+    if safety["survives_any_vm"]:
+        return "any one VM may be lost"
+    return f"losing a VM may cost {safety['lag_steps']} steps"
+
+
+def plain_line(status: dict[str, Any]) -> str:
+    """Return the state of a job as one line for a log."""
+    return (
+        f"step {status['step']}/{status['steps']}  loss {number(status['loss'])}  "
+        f"{number(status['examples_per_s'], 1)} examples/s  {money_line(status)}  "
+        f"{duration(status['time_left_s'])} left  {fleet_line(status)}  "
+        f"plan {plan_line(status).partition(':')[0]}"
+    )
+
+
+def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
+    """Return all jobs of this machine, one a row."""
+    names = ("NAME", "STATE", "STEP", "LOSS", "SPENT", "FLEET", "NOW")
+    table = _table(*names, right={"STEP", "LOSS", "SPENT"})
+    for job in jobs:
+        table.add_row(
+            job["name"],
+            Text(job["state"], COLOURS.get(job["state"], "red")),
+            f"{job['step']}/{job['steps']}",
+            number(job["loss"]),
+            dollars(job["usd_spent"]),
+            fleet_line(job),
+            job["reason"] or job["activity"],
+        )
+    return table
+
+
+def fleet_table(status: dict[str, Any]) -> Table:
+    """Return the VMs of a job, one a row."""
+    table = _table("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "$/HOUR", right={"$/HOUR"})
+    for vm in status["fleet"]:
+        table.add_row(
+            vm["vm_id"],
+            "silent" if vm["silent_since_s"] is not None else vm["phase"],
+            vm["zone"],
+            vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
+            str(vm["slots"]),
+            dollars(vm["usd_per_hour"]),
+        )
+    return table
+
+
+def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield what a job did and what it cost, as ``report`` shows it to people."""
+    yield _plans_table(report["plans"])
+    yield _interruptions_table(report["interruptions"])
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _totals(report):
+        table.add_row(name, Text(text))
+    yield table
+
+
+def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "job", f"{report['name']}: {report['state']} after {_wall(report)}"
+    yield "steps", f"{report['steps_done']} of {report['steps']}"
+    yield "loss", _arrow(report["loss_first"], report["loss_last"])
+    if report["heldout_loss_first"] is not None:
+        first, last = report["heldout_loss_first"], report["heldout_loss"]
+        yield "held-out loss", _arrow(first, last)
+    yield "speed", f"{number(report['examples_per_s'], 1)} examples/s, all told"
+    spent, on_demand = report["usd_spent"], report["usd_on_demand"]
+    saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
+    yield "money", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
+    lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
+    yield "mini-batches", f"{lost} lost, {twice} computed twice"
+    if report["checkpoint_error"]:
+        yield "checkpoints", f"the newest failed: {report['checkpoint_error']}"
+
+
+def _wall(report: dict[str, Any]) -> str:
+    ended = report["exit_code"] is not None and report["reason"]
+    return duration(report["wall_s"]) + (f" ({report['reason']})" if ended else "")
+
+
+def _arrow(first: float | None, last: float | None) -> str:
+    return f"{number(first)} → {number(last)}"
+
+
+def _plans_table(plans: list[dict[str, Any]]) -> Table:
+    names = ("PLAN", "FROM STEP", "FOR", "STEP TIME", "PREDICTED", "WHY")
+    table = _table(*names, right={"FROM STEP", "FOR", "STEP TIME", "PREDICTED"})
+    table.title = "Plans run (pipeline depth x data-parallel width)"
+    for plan in plans:
+        table.add_row(
+            f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
+            str(plan["from_step"]),
+            duration(plan["ran_s"]),
+            step_time(plan["measured_step_s"]),
+            step_time(plan["predicted_step_s"]),
+            Text(plan["reason"]),
+        )
+    return table
+
+
+def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
+    table = _table("AFTER", "WHAT", "VM", "COST", "WHY", right={"AFTER", "COST"})
+    table.title = "Interruptions" if interruptions else "No interruptions"
+    for hit in interruptions:
+        table.add_row(
+            duration(hit["at_s"]),
+            KIND_NAMES[hit["kind"]],
+            hit["vm_id"],
+            duration(hit["cost_s"]),
+            Text(hit["reason"]),
+        )
+    return table
+
+
+def candidates_table(candidates: Iterable[dict[str, Any]], chosen: str) -> Table:
+    """Return the shapes that the planner looked at.
+
+    Args:
+        candidates: Plans with ``shape``, ``unused_slots``, ``predicted_step_s``,
+            ``examples_per_s``, ``max_stage_bytes`` and ``why_not``.
+        chosen: The shape that was chosen, ``PxD``; empty if none was.
+    """
+    names = ("PLAN", "UNUSED", "STEP TIME", "EXAMPLES/S", "MEMORY", "")
+    table = _table(*names, right={"UNUSED", "STEP TIME", "EXAMPLES/S", "MEMORY"})
+    for plan in candidates:
+        mark = "chosen" if plan["shape"] == chosen else plan["why_not"]
+        table.add_row(
+            plan["shape"],
+            str(plan["unused_slots"]),
+            step_time(plan["predicted_step_s"]),
+            number(plan["examples_per_s"], 1),
+            size(plan["max_stage_bytes"]),
+            Text(mark),
+        )
+    return table
+
+
+def preview_parts(preview: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield what a launch would begin with, as ``plan`` shows it to people."""
+    fleet = Counter(
+        f"{vm['instance_type']} in {vm['zone']}{'' if vm['spot'] else ' on demand'} "
+        f"at {dollars(vm['usd_per_hour'])}/hour"
+        for vm in preview["fleet"]
+    )
+    machines = ", ".join(f"{count} {what}" for what, count in fleet.items())
+    yield f"fleet    {machines}"
+    yield (
+        f"model    {preview['parameters']:,} parameters in {preview['sections']} "
+        f"sections, micro-batches of {preview['microbatch_size']}"
+    )
+    yield candidates_table(preview["candidates"], preview["plan"] or "")
+    if preview["plan"] is None:
+        yield "plan     none: no shape fits these machines"
+        return
+    budget = preview["usd_budget"]
+    of = "" if budget is None else f" of {dollars(budget)}"
+    yield (
+        f"plan     {preview['plan']}, undisturbed {duration(preview['train_s'])} and "
+        f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
+    )
+
+
+def sections_table(facts: ModelFacts) -> Table:
+    """Return the sections of a model, one a row."""
+    names = ("SECTION", "PARAMETERS", "OPTIMIZER", "ACTIVATION/EXAMPLE")
+    table = _table(*names, right=set(names))
+    for section in facts.sections:
+        table.add_row(
+            str(section.index),
+            size(section.param_bytes),
+            size(section.optimizer_bytes),
+            size(section.activation_bytes_per_example),
+        )
+    return table
+
+
+def _table(*names: str, right: set[str]) -> Table:
+    """Return an empty table; columns in ``right`` are aligned to the right."""
+    table = Table(box=None, title_justify="left", pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table

@@ -1,0 +1,110 @@
+"""Questions about the user's code, asked in child processes that may import torch.
+
+``python -m spottrain.pipeline.<tool>`` answers with JSON on stdout. Answers are kept by
+fingerprint, so that asking twice costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import spottrain
+from spottrain.errors import SpottrainError, UserCodeError, WireError
+from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.jobs import home
+from spottrain.varuna_manager.packing import fingerprint, packed_files
+from spottrain.wire import ModelFacts, Profile, decode, encode
+
+TIME_LIMIT_S = 600.0
+"""A model that cannot be inspected or measured in that time never will be."""
+
+
+class ToolError(SpottrainError):
+    """A tool of ours did not answer."""
+
+
+def inspect_model(config: JobConfig) -> ModelFacts:
+    """Return what the tracer finds out about the user's model.
+
+    Raises:
+        UserCodeError: The user's code is missing, raises or misfits.
+        ToolError: The tool did not answer.
+    """
+    arguments = [config.entrypoint, config.workdir]
+    facts: ModelFacts = _ask("inspect", arguments, ModelFacts, config)
+    return facts
+
+
+def calibrate(config: JobConfig) -> Profile:
+    """Return the profile of the user's model, measured on this machine.
+
+    Raises:
+        UserCodeError: The user's code is missing, raises or misfits.
+        ToolError: The tool did not answer.
+    """
+    arguments = [config.entrypoint, config.workdir]
+    arguments += ["--microbatch-size", str(config.chosen_microbatch_size)]
+    profile: Profile = _ask("calibrate", arguments, Profile, config)
+    return profile
+
+
+def _ask(tool: str, arguments: list[str], cls: Any, config: JobConfig) -> Any:
+    """Return the tool's answer as ``cls``: the one it gave before, if there is one."""
+    workdir = Path(config.workdir)
+    code = fingerprint(workdir, packed_files(workdir))
+    asked = [spottrain.__version__, sys.version, config.entrypoint, *arguments[2:]]
+    key = hashlib.sha256("\0".join([code, *asked]).encode()).hexdigest()
+    kept = home() / "cache" / tool / f"{key[:32]}.json"
+    try:
+        return decode(cls, kept.read_bytes())
+    except (FileNotFoundError, WireError):
+        answer = decode(cls, run_tool(tool, arguments, config.steps))
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = kept.with_suffix(f".{os.getpid()}")
+    draft.write_text(encode(answer))
+    draft.replace(kept)
+    return answer
+
+
+def run_tool(tool: str, arguments: list[str], steps: int) -> str:
+    """Return what ``python -m spottrain.pipeline.<tool>`` prints on stdout.
+
+    Args:
+        tool: Its module.
+        arguments: Its command line.
+        steps: The job's steps, which user code finds in ``SPOTTRAIN_STEPS``.
+
+    Raises:
+        UserCodeError: The tool says so (exit code 3).
+        ToolError: It crashed, or took longer than ``TIME_LIMIT_S``.
+    """
+    command = [sys.executable, "-P", "-m", f"spottrain.pipeline.{tool}", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            env={**os.environ, "SPOTTRAIN_STEPS": str(steps)},
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolError(
+            f"{tool}: no answer within {TIME_LIMIT_S:.0f} s; make the entrypoint faster"
+        ) from None
+    if done.returncode == 0:
+        return done.stdout
+    if done.returncode == UserCodeError.exit_code:
+        told = json.loads(done.stdout)
+        raise UserCodeError(told["error"], told["traceback"])
+    if "No module named 'torch'" in done.stderr:
+        raise ToolError(f"{tool}: needs torch here; pip install 'spottrain[train]'")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    raise ToolError(f"{tool}: ended with {done.returncode}: {last}")

@@ -1,0 +1,59 @@
+"""Numbers and moments as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+NOTHING = "-"
+"""Stands where nothing is known."""
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span, such as ``1 h 04 min``, ``2 min 05 s`` or ``3.2 s``."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def step_time(seconds: float | None) -> str:
+    """Return how long one step takes, such as ``412 ms``."""
+    if seconds is None:
+        return NOTHING
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else duration(seconds)
+
+
+def dollars(usd: float | None) -> str:
+    """Return money, with more digits where there is little of it."""
+    if usd is None:
+        return NOTHING
+    return f"${usd:,.2f}" if usd == 0 or usd >= 1 else f"${usd:.4f}"
+
+
+def size(num_bytes: float | None) -> str:
+    """Return bytes, such as ``12.3 MB``."""
+    if num_bytes is None:
+        return NOTHING
+    value, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with ``digits`` decimals."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def clock(at_s: float) -> str:
+    """Return the local time of day of a moment (seconds since the epoch)."""
+    return f"{datetime.fromtimestamp(at_s):%H:%M:%S}"
