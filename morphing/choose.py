@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.memory import stage_bytes, stage_loads, virtual_nodes_apart
+from spottrain.morphing.memory import (
+    StageLoad,
+    stage_bytes,
+    stage_loads,
+    virtual_nodes_apart,
+)
 from spottrain.morphing.partition import Fits, partition, spread
 from spottrain.morphing.placement import Device, place, take
-from spottrain.morphing.simulator import simulate_step
+from spottrain.morphing.simulator import least_step_s, simulate_step
 from spottrain.wire import (
     SCHEMA_VERSION,
     ModelFacts,
@@ -57,7 +63,8 @@ class Candidate:
     stage_bytes: tuple[int, ...]
     """Memory of each stage's busiest worker."""
     step_s: float | None
-    """Predicted; ``None`` if the candidate cannot run."""
+    """Predicted, or where ``why_not`` says "at least" a bound that was enough to rule
+    it out; ``None`` if the candidate cannot run."""
     examples_per_s: float | None
     why_not: str
     """Empty for the one that was chosen."""
@@ -73,45 +80,40 @@ class Choice:
     """By ascending depth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Stages and devices of one depth and width, or why there are none."""
-
-    width: int
-    stage_bytes: tuple[int, ...] = ()
-    stage_bounds: tuple[int, ...] = ()
-    devices: tuple[Device, ...] = ()
-    why_not: str = ""
-
-
 def choose_plan(inputs: PlanInputs) -> Choice:
     """Weigh every depth and return the plan with the most examples per second.
 
     For each depth the sections are cut evenly by measured time, there are as many
     replicas as the devices and the mini-batch allow, and one mini-batch is simulated
-    (Varuna, section 4.3). Fewer replicas are taken where a VM would hold all replicas
-    of a stage or a device is too small. Of equally fast depths the least is chosen.
+    (Varuna, section 4.3), unless a bound shows that it cannot be the best. Fewer
+    replicas are taken where a VM would hold all replicas of a stage or a device is too
+    small. Of equally fast depths the least is chosen.
 
     Raises:
         PlanError: The mini-batch is no multiple of the micro-batch, or the profile does
             not fit the model or the micro-batch.
     """
     _check(inputs)
-    weighed = [
-        _weigh(inputs, depth)
-        for depth in range(1, min(len(inputs.facts.sections), len(inputs.slots)) + 1)
-    ]
-    plans = [plan for plan, _ in weighed if plan is not None]
-    if not plans:
-        return Choice(plan=None, candidates=tuple(c for _, c in weighed))
-    best = min(plans, key=lambda plan: (plan.predicted_step_s, plan.pipeline_depth))
+    depths = range(1, min(len(inputs.facts.sections), len(inputs.slots)) + 1)
+    layouts = [_widest_layout(inputs, depth) for depth in depths]
+    simulated: dict[int, Plan] = {}
+    best: Plan | None = None
+    for plan in sorted(
+        (layout.plan for layout in layouts if layout.plan is not None),
+        key=lambda plan: (plan.predicted_step_s, plan.pipeline_depth),
+    ):
+        if best is not None and plan.predicted_step_s > best.predicted_step_s:
+            break
+        depth = plan.pipeline_depth
+        simulated[depth] = _simulate(inputs, plan)
+        best = min(
+            simulated.values(), key=lambda p: (p.predicted_step_s, p.pipeline_depth)
+        )
     return Choice(
         plan=best,
         candidates=tuple(
-            candidate
-            if plan is None
-            else replace(candidate, why_not=_slower(plan, best))
-            for plan, candidate in weighed
+            _candidate(inputs, layout, simulated.get(layout.depth), best)
+            for layout in layouts
         ),
     )
 
@@ -135,10 +137,11 @@ def worth_morphing(
 
 def _check(inputs: PlanInputs) -> None:
     facts, profile = inputs.facts, inputs.profile
-    if inputs.minibatch_size < 1 or inputs.minibatch_size % inputs.microbatch_size:
+    sizes = inputs.minibatch_size, inputs.microbatch_size
+    if min(sizes) < 1 or sizes[0] % sizes[1]:
         raise PlanError(
             "minibatch_size must be a multiple of microbatch_size: got "
-            f"{inputs.minibatch_size} and {inputs.microbatch_size}; change one of them"
+            f"{sizes[0]} and {sizes[1]}; change one of them"
         )
     if profile.microbatch_size != inputs.microbatch_size:
         raise PlanError(
@@ -153,19 +156,32 @@ def _check(inputs: PlanInputs) -> None:
             f"{len(profile.sections)} sections for {facts.fingerprint} with "
             f"{len(facts.sections)}; calibrate again"
         )
+    if not profile.link_bandwidth_bytes_per_s > 0 <= profile.link_latency_s:
+        raise PlanError(
+            "a link needs a bandwidth above 0 and a latency of 0 or more: got "
+            f"{profile.link_bandwidth_bytes_per_s} bytes/s and "
+            f"{profile.link_latency_s} s; calibrate again"
+        )
 
 
-def _slower(plan: Plan, best: Plan) -> str:
-    if plan is best:
-        return ""
-    more = plan.predicted_step_s / best.predicted_step_s - 1
-    return f"{more:.1%} slower than {best.shape}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """What came of one depth and width: a plan or why there is none."""
+
+    depth: int
+    width: int
+    stage_bytes: tuple[int, ...] = ()
+    plan: Plan | None = None
+    """``predicted_step_s`` is a lower bound."""
+    why_not: str = ""
 
 
-def _weigh(inputs: PlanInputs, depth: int) -> tuple[Plan | None, Candidate]:
-    """Return the plan of ``depth`` with the most replicas, and its row in the table."""
-    virtual_nodes = inputs.minibatch_size // inputs.microbatch_size
-    most = min(len(inputs.slots) // depth, virtual_nodes)
+def _widest_layout(inputs: PlanInputs, depth: int) -> _Layout:
+    """Return the plan of ``depth`` with the most replicas.
+
+    Where none is possible, tell what stands against the most replicas.
+    """
+    most = min(len(inputs.slots) // depth, _virtual_nodes(inputs))
     alike = len({device.memory_bytes for device in inputs.slots}) == 1
     layouts: list[_Layout] = []
     for width in range(most, 0, -1):
@@ -174,21 +190,9 @@ def _weigh(inputs: PlanInputs, depth: int) -> tuple[Plan | None, Candidate]:
         if width > 1 and alike and layouts and layouts[-1].stage_bytes:
             continue
         layouts.append(_lay_out(inputs, depth, width))
-        if not layouts[-1].why_not:
-            break
-    # Where none is possible, what stands against the most replicas is told.
-    layout = layouts[0] if layouts[-1].why_not else layouts[-1]
-    plan = None if layout.why_not else _predict(inputs, layout)
-    step_s = None if plan is None else plan.predicted_step_s
-    return plan, Candidate(
-        pipeline_depth=depth,
-        data_parallel_width=layout.width,
-        unused_slots=len(inputs.slots) - depth * layout.width,
-        stage_bytes=layout.stage_bytes,
-        step_s=step_s,
-        examples_per_s=None if step_s is None else inputs.minibatch_size / step_s,
-        why_not=layout.why_not,
-    )
+        if layouts[-1].plan is not None:
+            return layouts[-1]
+    return layouts[0]
 
 
 def _lay_out(inputs: PlanInputs, depth: int, width: int) -> _Layout:
@@ -204,7 +208,7 @@ def _lay_out(inputs: PlanInputs, depth: int, width: int) -> _Layout:
         devices = take(order, depth, width)
         if devices is None:
             why_not = f"one VM would hold all {width} replicas of a stage"
-            return _Layout(width=width, why_not=why_not)
+            return _Layout(depth=depth, width=width, why_not=why_not)
         smallest = min(device.memory_bytes for device in devices)
         if smallest <= room:
             break
@@ -214,23 +218,23 @@ def _lay_out(inputs: PlanInputs, depth: int, width: int) -> _Layout:
             bounds = _cut(inputs, depth, partial(measure.fits, room))
         if bounds is not None:
             return _Layout(
+                depth=depth,
                 width=width,
                 stage_bytes=measure.of(bounds),
-                stage_bounds=bounds,
-                devices=place(devices, bounds, width, inputs.facts, inputs.previous),
+                plan=_bounded_plan(inputs, bounds, devices, measure.loads),
             )
     why_not = f"a stage needs {max(needed)} bytes, a device has {room}"
-    return _Layout(width=width, stage_bytes=needed, why_not=why_not)
+    return _Layout(depth=depth, width=width, stage_bytes=needed, why_not=why_not)
 
 
 class _StageBytes:
     """Memory of the stages of one depth and width, wherever they are cut."""
 
     def __init__(self, inputs: PlanInputs, depth: int, width: int) -> None:
-        replica_bounds = spread(inputs.minibatch_size // inputs.microbatch_size, width)
+        replica_bounds = spread(_virtual_nodes(inputs), width)
         self._inputs = inputs
         self._apart = virtual_nodes_apart(replica_bounds, inputs.reduction)
-        self._loads = stage_loads(
+        self.loads = stage_loads(
             inputs.schedule, depth, replica_bounds[1], inputs.recompute
         )
 
@@ -240,7 +244,7 @@ class _StageBytes:
             self._inputs.facts,
             self._inputs.profile,
             range(start, end),
-            self._loads[stage],
+            self.loads[stage],
             virtual_nodes_apart=self._apart,
         ).total_bytes
 
@@ -265,27 +269,71 @@ def _cut(
     return partition(costs_s, depth, fits, last_costs_s=last_costs_s)
 
 
-def _predict(inputs: PlanInputs, layout: _Layout) -> Plan:
-    """Return the plan of ``layout`` with the simulated time of a mini-batch."""
+def _bounded_plan(
+    inputs: PlanInputs,
+    stage_bounds: tuple[int, ...],
+    devices: Sequence[Device],
+    loads: Sequence[StageLoad],
+) -> Plan:
+    """Return the plan on ``devices``, predicted to take the least that it can."""
+    depth = len(stage_bounds) - 1
+    width = len(devices) // depth
+    placed = place(devices, stage_bounds, width, inputs.facts, inputs.previous)
     plan = Plan(
-        pipeline_depth=len(layout.stage_bounds) - 1,
-        data_parallel_width=layout.width,
+        pipeline_depth=depth,
+        data_parallel_width=width,
         microbatch_size=inputs.microbatch_size,
         minibatch_size=inputs.minibatch_size,
         schedule=inputs.schedule,
         recompute=inputs.recompute,
-        stage_bounds=layout.stage_bounds,
-        replica_bounds=spread(
-            inputs.minibatch_size // inputs.microbatch_size, layout.width
-        ),
-        slots=tuple(device.slot for device in layout.devices),
+        stage_bounds=stage_bounds,
+        replica_bounds=spread(_virtual_nodes(inputs), width),
+        slots=tuple(device.slot for device in placed),
         predicted_step_s=0.0,
     )
+    least_s = least_step_s(
+        plan,
+        inputs.profile,
+        recomputes=[load.recomputes for load in loads],
+        speeds=[device.speed for device in placed],
+    )
+    return replace(plan, predicted_step_s=least_s)
+
+
+def _simulate(inputs: PlanInputs, plan: Plan) -> Plan:
+    """Return ``plan`` with the simulated time of a mini-batch."""
+    speed = {device.slot: device.speed for device in inputs.slots}
     step = simulate_step(
         plan,
         inputs.profile,
         inputs.facts,
         reduction=inputs.reduction,
-        speeds=[device.speed for device in layout.devices],
+        speeds=[speed[slot] for slot in plan.slots],
     )
     return replace(plan, predicted_step_s=step.step_s)
+
+
+def _candidate(
+    inputs: PlanInputs, layout: _Layout, simulated: Plan | None, best: Plan | None
+) -> Candidate:
+    """Return the row of ``layout`` in the table."""
+    plan = simulated or layout.plan
+    why_not = layout.why_not
+    if plan is not None and best is not None and plan is not best:
+        more = plan.predicted_step_s / best.predicted_step_s - 1
+        bound = "" if simulated else "at least "
+        why_not = f"{bound}{more:.1%} slower than {best.shape}"
+    step_s = None if plan is None else plan.predicted_step_s
+    return Candidate(
+        pipeline_depth=layout.depth,
+        data_parallel_width=layout.width,
+        unused_slots=len(inputs.slots) - layout.depth * layout.width,
+        stage_bytes=layout.stage_bytes,
+        step_s=step_s,
+        examples_per_s=None if step_s is None else inputs.minibatch_size / step_s,
+        why_not=why_not,
+    )
+
+
+def _virtual_nodes(inputs: PlanInputs) -> int:
+    return inputs.minibatch_size // inputs.microbatch_size

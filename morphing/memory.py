@@ -6,7 +6,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain.morphing.schedule import make_schedule, max_in_flight
+from spottrain.morphing.schedule import (
+    StageSchedule,
+    Task,
+    Work,
+    make_schedule,
+    max_in_flight,
+)
 from spottrain.wire import ModelFacts, Plan, Profile, Reduction, ScheduleKind
 
 
@@ -55,7 +61,9 @@ class StageLoad:
     inputs_held: int
     """Arrived and not yet through the backward: never more than are in flight in the
     stage before."""
-    recomputes: bool
+    recomputes: int
+    """Recomputes that its list cannot do without (see ``Progress.keeps_graph``); with
+    none of them, the stage keeps every graph."""
 
 
 def stage_loads(
@@ -70,9 +78,16 @@ def stage_loads(
         StageLoad(
             in_flight=in_flight[p],
             inputs_held=in_flight[max(p - 1, 0)],
-            recomputes=recompute and p < pipeline_depth - 1,
+            recomputes=_recomputes(lists[p]),
         )
         for p in range(pipeline_depth)
+    )
+
+
+def _recomputes(tasks: StageSchedule) -> int:
+    return sum(
+        task.work is Work.RECOMPUTE and before != Task(Work.FORWARD, task.microbatch)
+        for before, task in itertools.pairwise(tasks)
     )
 
 

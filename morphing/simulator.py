@@ -74,6 +74,8 @@ def simulate_pipeline(
     lists: Sequence[StageSchedule],
     stages: Sequence[StageTimes],
     links: Sequence[Link],
+    *,
+    bound: int | None = None,
 ) -> PipelineRun:
     """Play one replica's lists to the end.
 
@@ -81,8 +83,10 @@ def simulate_pipeline(
         lists: One list of tasks a stage.
         stages: One a stage.
         links: One between each two neighbouring stages.
+        bound: Most micro-batches in flight on any stage; for each stage that of its
+            list if not given.
     """
-    return _Pipeline(lists, stages, links).run()
+    return _Pipeline(lists, stages, links, bound).run()
 
 
 def simulate_step(
@@ -115,21 +119,20 @@ def simulate_step(
             f"got {list(speeds)}"
         )
     runs = _run_replicas(plan, profile, speeds)
+    stage_bytes = [
+        sum(facts.sections[k].param_bytes for k in plan.sections_of(p))
+        for p in range(depth)
+    ]
     reduced = [
         _reduced_s(
-            [run.finish_s[p] for run in runs],
-            _gradient_bytes(plan, facts, p),
-            profile,
-            reduction,
+            [run.finish_s[p] for run in runs], stage_bytes[p], profile, reduction
         )
         for p in range(depth)
     ]
     prepared_s = _tied_s(plan, facts, profile, reduced)
     gather_s = (depth * width - 1) * profile.link_latency_s
-    apply_s = max(
-        _gradient_bytes(plan, facts, p) * profile.optimizer_s_per_byte / speeds[rank]
-        for rank in range(depth * width)
-        for p in [rank % depth]
+    apply_s = profile.optimizer_s_per_byte * max(
+        stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
     )
     return StepTime(
         step_s=prepared_s + gather_s + apply_s,
@@ -151,12 +154,35 @@ def stage_times(profile: Profile, sections: range, speed: float) -> StageTimes:
     )
 
 
-def _run_replicas(
-    plan: Plan, profile: Profile, speeds: Sequence[float]
-) -> list[PipelineRun]:
-    """Simulate every replica, those that are alike once."""
-    depth = plan.pipeline_depth
-    links = [
+def least_step_s(
+    plan: Plan, profile: Profile, recomputes: Sequence[int], speeds: Sequence[float]
+) -> float:
+    """Return what ``simulate_step`` cannot fall below, at a fraction of its cost.
+
+    No stage of replica 0, which has the most micro-batches, is faster than the way of
+    the first activation to it, all its tasks, and the way of the last gradient back.
+
+    Args:
+        plan: As for ``simulate_step``.
+        profile: As for ``simulate_step``.
+        recomputes: Of each stage of replica 0, at least.
+        speeds: As for ``simulate_step``.
+    """
+    count = len(plan.virtual_nodes_of(0))
+    least_s = way_s = 0.0
+    for p, link in enumerate([*_links(plan, profile), None]):
+        times = stage_times(profile, plan.sections_of(p), speeds[p])
+        once_s = times.forward_s + times.backward_s
+        busy_s = count * once_s + recomputes[p] * times.recompute_s
+        least_s = max(least_s, way_s + busy_s)
+        if link is not None:
+            way_s += once_s + 2 * (link.latency_s + link.transfer_s)
+    return least_s
+
+
+def _links(plan: Plan, profile: Profile) -> list[Link]:
+    """Return the links between neighbouring stages."""
+    return [
         Link(
             latency_s=profile.link_latency_s,
             transfer_s=profile.sections[bound - 1].output_bytes
@@ -164,6 +190,14 @@ def _run_replicas(
         )
         for bound in plan.stage_bounds[1:-1]
     ]
+
+
+def _run_replicas(
+    plan: Plan, profile: Profile, speeds: Sequence[float]
+) -> list[PipelineRun]:
+    """Simulate every replica, those that are alike once."""
+    depth = plan.pipeline_depth
+    links = _links(plan, profile)
     lists: dict[int, tuple[StageSchedule, ...]] = {}
     known: dict[tuple[int, tuple[float, ...]], PipelineRun] = {}
     runs = []
@@ -181,10 +215,6 @@ def _run_replicas(
             known[count, own] = simulate_pipeline(lists[count], stages, links)
         runs.append(known[count, own])
     return runs
-
-
-def _gradient_bytes(plan: Plan, facts: ModelFacts, stage: int) -> int:
-    return sum(facts.sections[k].param_bytes for k in plan.sections_of(stage))
 
 
 def _ring_s(ranks: int, num_bytes: float, profile: Profile) -> float:
@@ -241,11 +271,12 @@ class _Pipeline:
         lists: Sequence[StageSchedule],
         stages: Sequence[StageTimes],
         links: Sequence[Link],
+        bound: int | None,
     ) -> None:
         last = len(lists) - 1
         self.last = last
         self.progress = [
-            Progress(tasks, first=p == 0, last=p == last)
+            Progress(tasks, first=p == 0, last=p == last, bound=bound)
             for p, tasks in enumerate(lists)
         ]
         self.forward = [round(times.forward_s * NANOSECONDS) for times in stages]

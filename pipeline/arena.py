@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from spottrain.pipeline.agreement import Contribution, Decision, SectionRecord
+from spottrain.pipeline.sections import TensorSpec
 
 HEADER_BYTES = 4096
 ALIGNMENT_BYTES = 64
@@ -38,15 +39,6 @@ class MemoryHolder(Protocol):
         """Forget a piece; its memory is freed when nobody maps it any more."""
 
 
-class StateSpec(NamedTuple):
-    """One value that the optimizer keeps for a parameter."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    is_number: bool
-    """A Python number, kept as a tensor of no dimension."""
-
-
 class ParameterSpec(NamedTuple):
     """One parameter of one section, and what training it takes."""
 
@@ -54,7 +46,7 @@ class ParameterSpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     trainable: bool
-    state: Mapping[str, StateSpec]
+    state: Mapping[str, TensorSpec]
 
 
 class _Piece:

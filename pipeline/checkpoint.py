@@ -68,7 +68,7 @@ def save_section(
         What the manifest says of the file.
 
     Raises:
-        CheckpointError: The disk refused, or the file exists; nothing is left behind.
+        CheckpointError: The disk refused, or the file exists.
     """
     path = folder / section_file(section, part)
     try:

@@ -13,6 +13,9 @@ import torch
 
 from spottrain.pipeline.job import Batch, ExampleDataset, TrainingJob
 
+HELDOUT_FACTOR = 4
+"""Micro-batches of held-out examples are larger: nothing is kept for a backward."""
+
 
 def random_seed(*parts: int) -> int:
     """Return a 63-bit seed that depends on every part, on any machine the same."""
@@ -52,6 +55,7 @@ class MicrobatchSource:
         self._seed = seed
         self._minibatch_size = minibatch_size
         self._size = microbatch_size
+        self._heldout_size = HELDOUT_FACTOR * microbatch_size
 
     def training(self, step: int, virtual_node: int) -> Batch:
         """Return the micro-batch of ``virtual_node`` in mini-batch ``step``."""
@@ -65,13 +69,14 @@ class MicrobatchSource:
     def num_heldout(self) -> int:
         """Return how many micro-batches the held-out examples make."""
         heldout = self._job.heldout
-        return 0 if heldout is None else -(-len(heldout) // self._size)
+        return 0 if heldout is None else -(-len(heldout) // self._heldout_size)
 
     def heldout(self, microbatch: int) -> Batch:
         """Return a micro-batch of held-out examples; the last may be smaller."""
         assert self._job.heldout is not None
-        end = min((microbatch + 1) * self._size, len(self._job.heldout))
-        return self._collate(self._job.heldout, range(microbatch * self._size, end))
+        start = microbatch * self._heldout_size
+        end = min(start + self._heldout_size, len(self._job.heldout))
+        return self._collate(self._job.heldout, range(start, end))
 
     def _collate(self, dataset: ExampleDataset, indices: Any) -> Batch:
         return self._job.collate([dataset[index] for index in indices])

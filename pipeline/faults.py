@@ -77,6 +77,7 @@ class Fault:
 
     hook: Hook
     step: int
+    """It strikes when the hook is first passed after this many mini-batches or more."""
     rank: int
     action: Action
     mark: str
@@ -120,7 +121,8 @@ class FaultScript:
     def at(self, hook: Hook) -> None:
         """Suffer the faults scripted for ``hook`` at the current rank and step."""
         for fault in self.faults:
-            if (fault.hook, fault.step, fault.rank) == (hook, self.step, self.rank):
+            here = (fault.hook, fault.rank) == (hook, self.rank)
+            if here and self.step >= fault.step:
                 try:
                     os.close(os.open(fault.mark, os.O_CREAT | os.O_EXCL))
                 except FileExistsError:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from spottrain import wire
 from spottrain.morphing.schedule import make_schedule
@@ -21,7 +22,6 @@ from spottrain.pipeline.handover import HandoverResult, hand_over
 from spottrain.pipeline.job import TrainingJob
 from spottrain.pipeline.links import (
     PipelineLinks,
-    Store,
     connect_store,
     join,
     leave,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
@@ -23,7 +24,7 @@ from spottrain.pipeline.agreement import (
 from spottrain.pipeline.arena import SectionArena
 from spottrain.pipeline.checkpoint import load_section, state_name
 from spottrain.pipeline.faults import FaultScript, Hook
-from spottrain.pipeline.links import Store, gather_json, join, leave
+from spottrain.pipeline.links import gather_json, join, leave
 from spottrain.pipeline.slot import SlotMemory
 from spottrain.wire import Plan, RunGeneration
 

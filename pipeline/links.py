@@ -84,7 +84,7 @@ def connect_store(host: str, port: int, timeout_s: float) -> Store:
 
 def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
     """Open a store; port 0 chooses a free one."""
-    return dist.TCPStore(  # type: ignore[attr-defined,no-any-return]
+    return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         is_master=is_server,
@@ -112,8 +112,20 @@ def join(
         )
     except RuntimeError as error:
         connections.cut()
+        _forget_failed_group()
         raise GenerationBrokenError(f"group {name} did not form: {error}") from error
     return connections
+
+
+def _forget_failed_group() -> None:
+    """Make this process count its groups from 0 again, as its next peers do.
+
+    torch names groups by a counter that only the end of a default group resets; one
+    that failed to form has no end, and its members would wait under another name.
+    """
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def leave() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from spottrain.pipeline.arena import ParameterSpec, StateSpec
+from spottrain.pipeline.arena import ParameterSpec
 from spottrain.pipeline.entrypoint import load_job
 from spottrain.pipeline.inspect import model_facts
 from spottrain.pipeline.job import TrainingJob
@@ -45,14 +43,7 @@ def parameter_specs(
             layout.specs[name].shape,
             layout.specs[name].dtype,
             layout.specs[name].requires_grad,
-            {
-                key: StateSpec(
-                    value.shape,
-                    value.dtype,
-                    value.shape == () and value.dtype is torch.float64,
-                )
-                for key, value in state.get(name, {}).items()
-            },
+            state.get(name, {}),
         )
         for name in layout.parameters[section]
     )

@@ -117,7 +117,7 @@ def _spec(name: str, key: str, value: object) -> TensorSpec:
     if isinstance(value, torch.Tensor):
         return TensorSpec(shape=tuple(value.shape), dtype=value.dtype)
     if isinstance(value, int | float):
-        return TensorSpec(shape=(), dtype=torch.float64)
+        return TensorSpec(shape=(), dtype=torch.float64, is_number=True)
     raise UserCodeError(
         f"optimizer state {key!r} of {name} must be a tensor or a number: got "
         f"{type(value).__name__}; use an optimizer that keeps such state only"

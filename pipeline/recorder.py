@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.sections import TensorSpec
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -35,6 +34,17 @@ class _Value:
     """Modules that ran while it, or what it was made from, was made."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CutFacts:
+    """What one dry run saw at one cut; the words are those of ``sections.Cut``."""
+
+    module: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rest: tuple[Any, ...] | None
+    keeps_shape: bool
+
+
 @dataclass
 class Facts:
     """What one dry run found."""
@@ -47,10 +57,8 @@ class Facts:
     """Module to the sections at the beginning and end of its calls."""
     needed: set[str] = field(default_factory=set)
     """Modules that make values used in later sections than theirs."""
-    cuts: list[tuple[str, TensorSpec, tuple[Any, ...] | None, bool]] = field(
-        default_factory=list
-    )
-    """Block, activation, rest of the tuple, whether the shape is the input's."""
+    cuts: list[CutFacts] = field(default_factory=list)
+    """In the order in which they were passed."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

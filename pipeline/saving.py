@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from spottrain import wire
 from spottrain.manifest import (
@@ -28,7 +29,7 @@ from spottrain.pipeline.arena import SectionArena
 from spottrain.pipeline.checkpoint import SnapshotOutcome, SnapshotWriter
 from spottrain.pipeline.faults import Hook
 from spottrain.pipeline.handover import tensors_of
-from spottrain.pipeline.links import Store, gather_json
+from spottrain.pipeline.links import gather_json
 from spottrain.wire import JobSpec, RunGeneration
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
+    is_number: bool = False
+    """A Python number of the optimizer's state, kept as a tensor of no dimension."""
 
     @property
     def num_bytes(self) -> int:

@@ -126,7 +126,8 @@ class StageModel:
                 f"{self.sections[-1]} ended; let BaseException pass through the model "
                 "and run all blocks in every forward pass"
             )
-        return checked_loss(result)
+        check_loss(result)
+        return result[0], float(result[1])
 
     def _enter(self, section: int) -> None:
         """Begin a section: its random numbers, its copies of tied parameters."""
@@ -260,20 +261,33 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
     return next(values, torch.empty(0))
 
 
-def checked_loss(result: Any) -> tuple[torch.Tensor, float]:
-    """Return (loss sum, weight) as a scalar tensor and a number.
+def check_loss(result: Any) -> None:
+    """Check what the user's loss returned.
 
     Raises:
-        UserCodeError: ``result`` is something else.
+        UserCodeError: It is not (scalar tensor, number or scalar tensor).
     """
-    good = isinstance(result, tuple) and len(result) == 2
-    if not good or not isinstance(result[0], torch.Tensor) or result[0].dim() != 0:
+    pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    loss, weight = pair
+    good = isinstance(loss, torch.Tensor) and loss.dim() == 0
+    if isinstance(weight, torch.Tensor):
+        good = good and weight.dim() == 0
+    elif not isinstance(weight, int | float):
+        good = False
+    if not good:
         raise UserCodeError(
             "loss must return (sum of losses as a scalar tensor, sum of weights): got "
-            f"{type(result).__name__}"
+            f"{_describe(result)}"
         )
-    with user_code("weight of the loss"):
-        return result[0], float(result[1])
+
+
+def _describe(result: Any) -> str:
+    """Name the type of a value, of a tuple's parts and of a tensor's shape."""
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_describe, result))})"
+    if isinstance(result, torch.Tensor):
+        return f"tensor of shape {tuple(result.shape)}"
+    return type(result).__name__
 
 
 def _as_if_sent(activation: torch.Tensor) -> torch.Tensor:

@@ -106,6 +106,10 @@ class Supervisor:
         self._loaded = loaded
         self._slots = [_Slot(index) for index in range(greeting.num_slots)]
         self._children: dict[int, _Child] = {}
+        self._generation = 0
+        self._stores: dict[int, str] = {}
+        """The report of each generation's store: a command may come twice, after the
+        manager has died and come back."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         self._input = b""
@@ -163,6 +167,9 @@ class Supervisor:
         return [child for child in self._children.values() if child.running]
 
     def _run_generation(self, command: wire.RunGeneration) -> None:
+        if command.generation <= self._generation:
+            return
+        self._generation = command.generation
         for participant in command.participants:
             if participant.vm_id != self._greeting.vm_id:
                 continue
@@ -208,6 +215,9 @@ class Supervisor:
 
     def _open_store(self, generation: int) -> None:
         host = self._greeting.private_address
+        if generation in self._stores:
+            self._write(self._stores[generation])
+            return
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
@@ -292,6 +302,8 @@ class Supervisor:
             report = wire.decode(wire.Report, message["report"])
             if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
                 child.running = False
+            elif isinstance(report, wire.StoreOpened):
+                self._stores[report.generation] = message["report"]
             self._write(message["report"])
             return
         assert child.slot is not None

@@ -22,6 +22,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.entrypoint import user_code
 from spottrain.pipeline.job import Batch, TrainingJob
 from spottrain.pipeline.recorder import (
+    CutFacts,
     Facts,
     Recorder,
     refuse_change,
@@ -36,7 +37,7 @@ from spottrain.pipeline.sections import (
     parameter_slots,
 )
 from spottrain.pipeline.skeleton import build_skeleton
-from spottrain.pipeline.stage import checked_loss, first_tensor, split_output
+from spottrain.pipeline.stage import check_loss, first_tensor, split_output
 from spottrain.wire import TiedParameter
 
 
@@ -66,8 +67,7 @@ class _DryRun:
         self._model.train()
         with torch.random.fork_rng(devices=[]), self._recorder, user_code("loss"):
             result = self._job.loss(self._model, batch)
-        if self._device.type == "cpu":
-            checked_loss(result)
+        check_loss(result)
         facts, number = self._recorder.facts, len(self._cut_names)
         if len(facts.cuts) != number:
             raise UserCodeError(
@@ -126,7 +126,7 @@ class _DryRun:
         recorder, section = self._recorder, self._recorder.section
         by_hand = self.blocks == "CutPoint"
         expected = self._cut_names if by_hand else self._cut_names[section:][:1]
-        seen = [cut[0] for cut in recorder.facts.cuts]
+        seen = [cut.module for cut in recorder.facts.cuts]
         if name in seen or name not in expected:
             raise UserCodeError(
                 f"block {name} must run once, in order: it ran after {seen}; run all "
@@ -134,10 +134,18 @@ class _DryRun:
             )
         activation, rest = split_output(name, output)
         given = first_tensor(args, kwargs)
-        keeps = (given.shape, given.dtype) == (activation.shape, activation.dtype)
-        spec = TensorSpec(shape=tuple(activation.shape), dtype=activation.dtype)
-        kept = None if rest is None else tuple(_kept(name, item) for item in rest)
-        recorder.facts.cuts.append((name, spec, kept, keeps))
+        recorder.facts.cuts.append(
+            CutFacts(
+                module=name,
+                shape=tuple(activation.shape),
+                dtype=activation.dtype,
+                rest=None
+                if rest is None
+                else tuple(_kept(name, part) for part in rest),
+                keeps_shape=(given.shape, given.dtype)
+                == (activation.shape, activation.dtype),
+            )
+        )
         # A copy of everything: whoever still uses the original is found out.
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
@@ -216,18 +224,7 @@ def _layout(
     calls, needed = first.calls, first.needed | second.needed
     slots = run._slots
     cuts = tuple(
-        Cut(
-            module=name,
-            shape_of_1=spec.shape,
-            shape_of_2=spec_of_2.shape,
-            dtype=spec.dtype,
-            rest=rest,
-            keeps_shape=keeps,
-            must_run=name in needed,
-        )
-        for (name, spec, rest, keeps), (_, spec_of_2, _, _) in zip(
-            first.cuts, second.cuts, strict=True
-        )
+        _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
     )
     sections = {name: first.uses.get(name) or _home(name, calls) for name in slots}
     return Layout(
@@ -244,6 +241,25 @@ def _layout(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype)
             for t in strided_tensors(batch)
         ),
+    )
+
+
+def _cut(one: CutFacts, two: CutFacts, needed: set[str]) -> Cut:
+    """Put together what the runs over one and over two examples say of a cut."""
+    if (one.module, len(one.shape)) != (two.module, len(two.shape)):
+        raise UserCodeError(
+            f"block {one.module} must return the same dimensions for every micro-batch: "
+            f"got shape {one.shape} for one example and, from block {two.module}, "
+            f"{two.shape} for two"
+        )
+    return Cut(
+        module=one.module,
+        shape_of_1=one.shape,
+        shape_of_2=two.shape,
+        dtype=one.dtype,
+        rest=one.rest,
+        keeps_shape=one.keeps_shape and two.keeps_shape,
+        must_run=one.module in needed,
     )
 
 

@@ -113,7 +113,8 @@ def stop(
     control.stop_job(job, now=now)
     code = Watcher(job, console(stderr=True)).run()
     _tell_how_to_go_on(job)
-    raise typer.Exit(code)
+    if launch.end_of(job) != "stopped":
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -176,7 +177,7 @@ cli_read.register(app)
 
 
 def _tell_how_to_go_on(job: JobDir) -> None:
-    if not launch.is_over(job):
+    if launch.can_be_resumed(job):
         say(
             f"go on with 'spottrain resume {job.name}', or end the job with "
             f"'spottrain down {job.name}'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,8 @@ from spottrain.varuna_manager.console import (
 )
 from spottrain.varuna_manager.follow import Entry, Follower, read_state
 from spottrain.varuna_manager.jobs import JobDir, all_jobs, find
+from spottrain.varuna_manager.journal import JournalError
+from spottrain.varuna_manager.state import State
 from spottrain.varuna_manager.watch import Watcher
 from spottrain.varuna_manager.words import clock
 
@@ -31,6 +33,8 @@ FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
 ]
 POLL_S = 0.5
+FINAL = ("succeeded", "failed")
+"""Ends that ``down`` does not change."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,26 +60,40 @@ def status(
     if name is None:
         if watch:
             raise typer.BadParameter("--watch needs the name of a job")
-        documents = [_status(job) for job in all_jobs()]
-        if output is Output.JSON:
-            show_json(documents)
-        else:
-            show(tables.jobs_table(documents))
+        _show_all(output)
         return
     job = find(name)
     if watch:
         raise typer.Exit(_watch(job, output))
-    document = _status(job)
+    document = _describe(job, views.status)
     if output is Output.JSON:
         show_json(document)
     else:
         show(tables.live_panel(document, None), tables.fleet_table(document))
 
 
+def _show_all(output: Output) -> None:
+    """Show every job; one that cannot be read does not hide the others."""
+    documents, errors = [], []
+    for job in all_jobs():
+        try:
+            documents.append(_describe(job, views.status))
+        except JournalError as error:
+            errors.append(error)
+    if output is Output.JSON:
+        show_json(documents)
+    else:
+        show(tables.jobs_table(documents))
+    for damaged in errors:
+        say(f"error: {damaged}")
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
+
+
 def _watch(job: JobDir, output: Output) -> int:
     code = Watcher(job, console(stderr=True)).run()
     if output is Output.JSON:
-        show_json(_status(job))
+        show_json(_describe(job, views.status))
     return code
 
 
@@ -142,8 +160,7 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    state = read_state(job)
-    document = views.report(state, job.is_managed(), time.time())
+    document = _describe(job, views.report)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -159,9 +176,14 @@ def tell_failure(job: JobDir) -> None:
         say(f"error: {outcome.reason}")
 
 
-def _status(job: JobDir) -> dict[str, Any]:
-    document = views.status(read_state(job), job.is_managed(), time.time())
+def _describe(
+    job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a view of a job with what its folder alone knows."""
+    document = view(read_state(job), job.is_managed(), time.time())
     document["name"] = job.name  # an ended job that made room is kept as NAME.1
+    if job.is_down and document["state"] not in FINAL:
+        document["state"] = "down"
     return document
 
 

@@ -71,7 +71,7 @@ class ResourcesConfig(Section):
     provider: Literal["local"] = "local"
     """Where machines come from; `local` plays a spot market on this machine."""
     min_vms: PositiveInt = 1
-    """Wait for that many VMs before the first plan, if they can be had."""
+    """Never train on fewer VMs than this; wait for more."""
     max_vms: PositiveInt = 4
     """Never rent more VMs than this at once."""
     allow_on_demand: bool = False

@@ -21,7 +21,7 @@ from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.events import StopRequested, VmsListed
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.launch import is_over, start_manager
+from spottrain.varuna_manager.launch import can_be_resumed, start_manager
 from spottrain.varuna_manager.state import JobPhase
 
 ANSWER_S = 10.0
@@ -108,7 +108,7 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
             f"job {job.name} is running; watch it with "
             f"'spottrain status {job.name} --watch'"
         )
-    if is_over(job):
+    if not can_be_resumed(job):
         raise ConfigError(
             f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
             "it again to start over"

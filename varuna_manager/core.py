@@ -167,7 +167,16 @@ def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
 def _manager_started(turn: Turn) -> None:
     """Issue again whatever is not answered: the manager that asked is gone."""
     core_ending.reopen(turn)
-    turn.state = replace(turn.state, reconciled=False, timer_at_s=None, plan_asked=None)
+    state = turn.state
+    turn.state = replace(
+        state,
+        reconciled=False,
+        timer_at_s=None,
+        plan_asked=None,
+        launch_wished=False,
+        prepare_since_s=turn.now_s,
+        intents={k: replace(v, retry_at_s=None) for k, v in state.intents.items()},
+    )
     for intent in turn.state.intents.values():
         core_launches.launch(turn, intent)
     for vm in tuple(turn.state.vms.values()):

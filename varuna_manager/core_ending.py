@@ -131,5 +131,6 @@ def reopen(turn: Turn) -> None:
         ending_checkpoint=False,
         plan_reason="resumed",
         fruitless=0,
+        failed_preparations=0,
         vmless_since_s=None,
     )

@@ -41,7 +41,8 @@ START_BOUND_S = 300.0
 STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
 MAX_FRUITLESS = 8
-"""Generations in a row that may break without a single commit."""
+"""Generations that may break before they commit anything, none between them doing so
+and no VM lost: the market may be as rough as it likes."""
 
 _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
@@ -96,7 +97,11 @@ def run_generation(turn: Turn, generation: Generation, host: str, port: int) -> 
 
 
 def invite(turn: Turn, generation: Generation) -> None:
-    """Send ``RunGeneration`` to all participants."""
+    """Send ``RunGeneration`` to all participants that have not started.
+
+    It may come to a VM twice, when the manager restarts in between.
+    """
+    ranks = generation.ranks
     heldout_missing = turn.state.progress.heldout_first is None
     command = RunGeneration(
         generation=generation.number,
@@ -107,7 +112,9 @@ def invite(turn: Turn, generation: Generation) -> None:
         checkpoint=generation.checkpoint,
         evaluate_first=heldout_missing and turn.state.progress.step == 0,
     )
-    turn.send((slot.vm_id for slot in generation.participants), command)
+    invited = RankPhase.INVITED
+    slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
+    turn.send((slot.vm_id for slot in slots), command)
 
 
 def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
@@ -318,7 +325,9 @@ def close(turn: Turn, ended_by: str) -> None:
     progress = state.progress
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
-    fruitless = state.fruitless + 1 if broke and not generation.committed else 0
+    fruitless = 0 if generation.committed else state.fruitless
+    if broke and RankPhase.GONE not in generation.ranks.values():
+        fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
     turn.state = replace(
         state,

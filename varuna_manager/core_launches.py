@@ -32,7 +32,12 @@ def offers_seen(turn: Turn, event: OffersSeen) -> None:
             _price_changed(turn, old, offer)
     back = {offer_key(offer) for offer in event.offers if offer.available}
     cooldowns = {k: v for k, v in state.cooldowns.items() if k not in back}
-    turn.state = replace(turn.state, offers=event.offers, cooldowns=cooldowns)
+    turn.state = replace(
+        turn.state,
+        offers=event.offers,
+        offers_seen_at_s=turn.now_s,
+        cooldowns=cooldowns,
+    )
 
 
 def _price_changed(turn: Turn, old: Offer, new: Offer) -> None:
@@ -55,7 +60,7 @@ def _price_changed(turn: Turn, old: Offer, new: Offer) -> None:
 
 def launch_intended(turn: Turn, event: LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
-    state = turn.state
+    turn.state = state = replace(turn.state, launch_wished=False)
     new = event.intent == next_intent(state)
     if not new or state.phase is not JobPhase.ACTIVE or event.count > room(state):
         return

@@ -28,6 +28,9 @@ from spottrain.wire import Calibrate, Initialise, Plan, Profile, Slot
 
 MORPH_COST_S = 5.0
 """What a planned morph is taken to cost until one was measured."""
+PREPARE_BOUND_S = 300.0
+"""Bound on writing the first weights, and on measuring the sections."""
+MAX_FAILED_PREPARATIONS = 3
 NOTICE_SHARE = 0.25
 """The part of a notice's lead time that may pass waiting for further notices."""
 
@@ -70,15 +73,31 @@ def _prepare(turn: Turn) -> None:
     """
     state = turn.state
     vm_id = next((vm.vm_id for vm in usable_vms(state)), None)
-    if vm_id is None:
+    if state.initialiser is not None or state.calibrator is not None:
+        if turn.due(state.prepare_since_s + PREPARE_BOUND_S):
+            fail_preparation(turn, f"no answer in {PREPARE_BOUND_S:g} s")
+    elif vm_id is None:
         return
-    if state.newest_checkpoint is None:
-        if state.initialiser is None:
-            turn.state = replace(state, initialiser=vm_id)
-            turn.send((vm_id,), Initialise())
-    elif state.profile is None and state.calibrator is None:
-        turn.state = replace(state, calibrator=vm_id)
+    elif state.newest_checkpoint is None:
+        turn.state = replace(state, initialiser=vm_id, prepare_since_s=state.now_s)
+        turn.send((vm_id,), Initialise())
+    elif state.profile is None:
+        turn.state = replace(state, calibrator=vm_id, prepare_since_s=state.now_s)
         turn.send((vm_id,), Calibrate())
+
+
+def fail_preparation(turn: Turn, reason: str) -> None:
+    """Writing the first weights or measuring failed: try again, but not for ever."""
+    state = turn.state
+    failures = state.failed_preparations + 1
+    turn.state = replace(
+        state, calibrator=None, initialiser=None, failed_preparations=failures
+    )
+    what = "the first weights" if state.initialiser else "the measurement"
+    turn.say(f"{what} failed: {reason}")
+    if failures >= MAX_FAILED_PREPARATIONS:
+        reason = f"{what} failed {failures} times: {reason}"
+        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
 # --- From no generation to one --------------------------------------------------------------

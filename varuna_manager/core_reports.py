@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain import wire
-from spottrain.varuna_manager import core_generation, history
+from spottrain.varuna_manager import core_generation, core_planning, history
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import CheckpointRef, ReportReceived
 from spottrain.varuna_manager.records import GenerationPhase, RankPhase, VmPhase
@@ -129,22 +129,13 @@ def _worker_died(turn: Turn, slot: Slot, reason: str) -> None:
 
 
 def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
-    """A worker that calibrates or initialises may die too: try again, but not for ever.
+    """What comes from a generation that is over is stale.
 
-    Everything else that comes from a generation that is over is stale.
+    But a worker that calibrates or initialises may die too.
     """
     busy = slot.vm_id in (turn.state.calibrator, turn.state.initialiser)
-    if not (busy and isinstance(report, wire.WorkerDied)):
-        return
-    turn.state = replace(
-        turn.state,
-        calibrator=None,
-        initialiser=None,
-        fruitless=turn.state.fruitless + 1,
-    )
-    if turn.state.fruitless >= core_generation.MAX_FRUITLESS:
-        reason = f"no worker survives preparation: {report.reason}"
-        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+    if busy and isinstance(report, wire.WorkerDied) and report.generation == 0:
+        core_planning.fail_preparation(turn, report.reason)
 
 
 def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:

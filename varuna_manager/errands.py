@@ -7,6 +7,7 @@ out, or that it failed. It never raises for what a cloud does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -34,8 +35,7 @@ from spottrain.cloud.provider import (
     VmState,
 )
 from spottrain.manifest import list_checkpoints
-from spottrain.morphing.choose import Candidate, Device, PlanInputs, choose_plan
-from spottrain.morphing.choose import Choice as Chosen
+from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
 from spottrain.varuna_manager.certificates import Identity, token_sha256
 from spottrain.varuna_manager.commands import (
@@ -47,7 +47,6 @@ from spottrain.varuna_manager.commands import (
 )
 from spottrain.varuna_manager.events import (
     AgentStarting,
-    CandidatePlan,
     CheckpointRef,
     CheckpointsListed,
     CommandFailed,
@@ -120,6 +119,7 @@ class Errands:
         self._offers: tuple[Offer, ...] | None = None
         self._vms: tuple[Vm, ...] | None = None
         self._trouble = ""
+        self._hurry = asyncio.Event()
 
     def close(self) -> None:
         """Give up what has not begun."""
@@ -237,9 +237,7 @@ class Errands:
             if self._newest_plan != command.inputs_hash:
                 return
             try:
-                chosen = await asyncio.to_thread(
-                    choose_plan, _plan_inputs(self._job, command)
-                )
+                choice = await asyncio.to_thread(choose_plan, command.inputs)
             except PlanError as error:
                 self._fail("compute_plan", (), error)
                 return
@@ -247,9 +245,8 @@ class Errands:
             PlanComputed(
                 at_s=time.time(),
                 inputs_hash=command.inputs_hash,
-                plan=chosen.plan,
-                why=explain(chosen),
-                candidates=tuple(_candidate(c) for c in chosen.candidates),
+                plan=choice.plan,
+                candidates=choice.candidates,
             )
         )
 
@@ -283,7 +280,14 @@ class Errands:
             if trouble and trouble != self._trouble:
                 logger.warning("%s", trouble)
             self._trouble = trouble
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    def hurry(self) -> None:
+        """Look at once: something in the fleet has broken."""
+        self._hurry.set()
 
     async def _look_at_vms(self) -> None:
         asked_at_s = time.time()
@@ -307,51 +311,6 @@ class Errands:
         if offers != self._offers:
             self._offers = offers
             self._desk.feed(OffersSeen(at_s=time.time(), offers=seen))
-
-
-def explain(chosen: Chosen) -> str:
-    """Return in one line why a plan was chosen, or why there is none."""
-    if chosen.plan is None:
-        reasons = dict.fromkeys(c.why_not for c in chosen.candidates)
-        return "; ".join(reasons) or "there is no slot to plan with"
-    best = next(
-        c
-        for c in chosen.candidates
-        if c.pipeline_depth == chosen.plan.pipeline_depth and c.step_s is not None
-    )
-    spare = f", {best.unused_slots} spare" if best.unused_slots else ""
-    return (
-        f"{chosen.plan.shape} is the fastest: {best.examples_per_s or 0.0:.1f} "
-        f"examples/s predicted{spare}"
-    )
-
-
-def _plan_inputs(job: JobSettings, command: ComputePlan) -> PlanInputs:
-    return PlanInputs(
-        facts=job.facts,
-        profile=command.profile,
-        slots=tuple(
-            Device(slot=s.slot, memory_bytes=s.memory_bytes, speed=s.speed)
-            for s in command.slots
-        ),
-        minibatch_size=job.spec.minibatch_size,
-        microbatch_size=job.spec.microbatch_size,
-        reduction=job.spec.reduction,
-        previous=command.previous,
-        schedule=job.schedule,
-        recompute=job.recompute,
-    )
-
-
-def _candidate(candidate: Candidate) -> CandidatePlan:
-    return CandidatePlan(
-        pipeline_depth=candidate.pipeline_depth,
-        data_parallel_width=candidate.data_parallel_width,
-        predicted_step_s=candidate.step_s,
-        examples_per_s=candidate.examples_per_s,
-        max_stage_bytes=max(candidate.stage_bytes, default=None),
-        why_not=candidate.why_not,
-    )
 
 
 _REFUSALS: dict[type[CloudError], RefusalKind] = {

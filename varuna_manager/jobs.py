@@ -23,7 +23,7 @@ from pathlib import Path
 from platformdirs import user_state_path
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.wire import ModelFacts, decode, encode
 
 
@@ -89,8 +89,7 @@ class JobDir:
 
     def config(self) -> JobConfig:
         """Return the job's configuration, as it was at launch."""
-        text = self._read("config.json")
-        return JobConfig.model_validate_json(text)
+        return parse_config(json.loads(self._read("config.json")), self.name)
 
     def facts(self) -> ModelFacts:
         """Return what was found out about the model at launch."""

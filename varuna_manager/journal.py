@@ -35,6 +35,7 @@ _MIGRATIONS = (
 """Entry n takes a file from ``user_version`` n to n + 1."""
 
 _PAGE = 1000
+_BUSY_S = 1.0
 
 
 class JournalError(SpottrainError):
@@ -63,6 +64,7 @@ class Journal:
             # Autocommit: transactions are exactly where this class says BEGIN.
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
+                timeout=_BUSY_S,
                 uri=True,
                 isolation_level=None,
             )
@@ -172,7 +174,7 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise JournalError(
+            raise JournalWriteError(
                 f"{self._path}: cannot use the journal: {error}"
             ) from None
         except sqlite3.DatabaseError as error:

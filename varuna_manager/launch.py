@@ -25,22 +25,29 @@ from spottrain.wire import JobSpec, ModelFacts
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.manager")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
 
-FINAL_OUTCOMES = ("succeeded", "failed")
-"""Ends after which nothing is left to resume."""
 
-
-def is_over(job: JobDir) -> bool:
-    """Whether a job has ended for good: nothing runs, nothing can be resumed."""
+def end_of(job: JobDir) -> str:
+    """Return how a job ended: ``down``, the kind of its outcome, or nothing."""
     if job.is_managed():
-        return False
+        return ""
     if job.is_down:
-        return True
+        return "down"
     try:
         state = read_state(job)
     except JournalError:
-        return False
+        return ""  # what it rents is unknown: its name must not be reused
     outcome = state.outcome if state.phase is JobPhase.ENDED else None
-    return outcome is not None and outcome.kind in FINAL_OUTCOMES
+    return "" if outcome is None else outcome.kind
+
+
+def can_be_resumed(job: JobDir) -> bool:
+    """Whether a job that has no manager may still go on."""
+    return end_of(job) not in ("down", "succeeded")
+
+
+def has_free_name(job: JobDir) -> bool:
+    """Whether a job's name may be used again: nobody would resume it."""
+    return end_of(job) in ("down", "succeeded", "failed")
 
 
 def check_name(name: str) -> None:
@@ -50,7 +57,7 @@ def check_name(name: str) -> None:
         ConfigError: One has.
     """
     job = job_dir(name)
-    if not job.path.exists() or is_over(job):
+    if not job.path.exists() or has_free_name(job):
         return
     if job.is_managed():
         what, how = "is running", f"watch it with 'spottrain status {name} --watch'"
@@ -169,6 +176,7 @@ def submit(config: JobConfig, facts: ModelFacts) -> tuple[JobDir, int]:
         journal.close()
         check_name(config.name)
         if job.path.exists():
+            job.mark_down()
             job.path.rename(_free_archive(job.path))
         try:
             draft.path.rename(job.path)

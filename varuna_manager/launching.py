@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spottrain.cloud.provider import Offer
 from spottrain.varuna_manager.commands import IntendLaunch
 from spottrain.varuna_manager.records import VmPhase
@@ -13,6 +15,9 @@ from spottrain.varuna_manager.state import (
     spent_usd,
 )
 from spottrain.varuna_manager.turn import Turn
+
+OFFER_LAG_S = 10.0
+"""How long an offer's count may lag behind the VMs that we took from it."""
 
 
 def next_intent(state: State) -> str:
@@ -39,12 +44,13 @@ def launch_more(turn: Turn) -> None:
     """Wish for one launch: as many VMs of the best offer as every cap allows."""
     state = turn.state
     wanted = room(state)
-    if wanted <= 0 or not state.reconciled:
+    if wanted <= 0 or not state.reconciled or state.launch_wished:
         return
     for offer in sorted(state.offers, key=_preference):
         count = min(wanted, _available(turn, offer), affordable(state, offer))
         if count > 0:
             intent = next_intent(state)
+            turn.state = replace(state, launch_wished=True)
             turn.do(
                 IntendLaunch(
                     intent=intent,
@@ -77,7 +83,12 @@ def _available(turn: Turn, offer: Offer) -> int:
         for intent in state.intents.values()
         if offer_key(intent.offer) == key
     )
-    return offer.available - asked
+    taken = sum(
+        not turn.due(vm.known_at_s + OFFER_LAG_S)
+        for vm in state.vms.values()
+        if offer_key(vm.offer) == key and vm.known_at_s > state.offers_seen_at_s
+    )
+    return offer.available - asked - taken
 
 
 def affordable(state: State, offer: Offer) -> int:

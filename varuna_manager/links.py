@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass, field
 
 from spottrain.errors import SpottrainError
@@ -68,7 +68,7 @@ class Links:
             _wake(link)
 
     @property
-    def admitted(self) -> Set[str]:
+    def admitted(self) -> KeysView[str]:
         """The VMs whose agents may call."""
         return self._links.keys()
 

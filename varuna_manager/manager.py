@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvloop
 
+from spottrain.cloud.provider import CloudProvider
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.certificates import ensure_identity
 from spottrain.varuna_manager.commands import Outcome
@@ -66,13 +67,21 @@ def only_manager(job_dir: Path) -> Iterator[None]:
         yield
 
 
-async def manage(job: JobDir) -> Outcome | None:
-    """Manage a job to its end; ``None`` if this process was told to leave."""
+async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
+    """Manage a job to its end; ``None`` if this process was told to leave.
+
+    Args:
+        job: A job that was submitted; the caller holds its lock.
+        provider: The cloud that it rents from.
+
+    Raises:
+        SpottrainError: it cannot be managed: no port, a damaged journal or identity.
+    """
     listener = listen(job.path, ADDRESS)
     url = f"https://{ADDRESS}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (ADDRESS, "localhost"))
     journal = Journal(job.journal)
-    shell = Shell(journal, open_provider(job), identity, url, job.workdir)
+    shell = Shell(journal, provider, identity, url, job.workdir)
     server = make_server(shell.channel, identity.path)
     _publish(job.path, url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -108,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
-            outcome = uvloop.run(manage(job))
+            outcome = uvloop.run(manage(job, open_provider(job)))
     except SpottrainError as error:
         logger.error("error: %s", error)
         return error.exit_code

@@ -59,6 +59,7 @@ RECONNECT_S = 5.0
 JOURNAL_PATIENCE_S = 60.0
 """How long a disk may refuse the journal before the manager gives up."""
 _LOOKS_PER_SUSPICION = 5
+_BROKEN = (wire.GenerationBroken, wire.WorkerDied)
 
 
 class Shell:
@@ -305,6 +306,8 @@ class Shell:
             )
             for number, report in enumerate(new, first)
         ]
+        if any(isinstance(report, _BROKEN) for report in new):
+            self._errands.hurry()
         if journalled:
             await asyncio.gather(*journalled)
         return max(vm.reports_received, batch.first + len(batch.reports))

@@ -63,10 +63,13 @@ class State:
     reconciled: bool = False
     """Whether the provider's truth has been heard since the manager started."""
     offers: tuple[Offer, ...] = ()
+    offers_seen_at_s: float = 0.0
     cooldowns: Mapping[str, float] = field(default_factory=dict)
     """Until when an offer (by ``offer_key``) is left alone."""
     intents: Mapping[str, Intent] = field(default_factory=dict)
     next_intent: int = 0
+    launch_wished: bool = False
+    """Whether ``LaunchIntended`` for the next intent is on its way."""
     vms: Mapping[str, VmRecord] = field(default_factory=dict)
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
@@ -77,6 +80,8 @@ class State:
     """The VM that calibrates."""
     initialiser: str | None = None
     """The VM that writes the checkpoint of step 0."""
+    prepare_since_s: float = 0.0
+    failed_preparations: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Complete ones, newest first."""
     damaged: tuple[str, ...] = ()

@@ -6,11 +6,13 @@ fingerprint, so that asking twice costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +58,8 @@ def calibrate(config: JobConfig) -> Profile:
 
 def _ask(tool: str, arguments: list[str], cls: Any, config: JobConfig) -> Any:
     """Return the tool's answer as ``cls``: the one it gave before, if there is one."""
-    workdir = Path(config.workdir)
-    code = fingerprint(workdir, packed_files(workdir))
-    asked = [spottrain.__version__, sys.version, config.entrypoint, *arguments[2:]]
-    key = hashlib.sha256("\0".join([code, *asked]).encode()).hexdigest()
-    kept = home() / "cache" / tool / f"{key[:32]}.json"
+    key = _key(tool, [config.entrypoint, *arguments[2:]], Path(config.workdir))
+    kept = home() / "cache" / tool / f"{key}.json"
     try:
         return decode(cls, kept.read_bytes())
     except (FileNotFoundError, WireError):
@@ -70,6 +69,16 @@ def _ask(tool: str, arguments: list[str], cls: Any, config: JobConfig) -> Any:
     draft.write_text(encode(answer))
     draft.replace(kept)
     return answer
+
+
+def _key(tool: str, arguments: list[str], workdir: Path) -> str:
+    """Return a name for a question: the same one if all that it depends on is."""
+    ours = Path(spottrain.__file__).parent / "pipeline"
+    parts = [fingerprint(folder, packed_files(folder)) for folder in (workdir, ours)]
+    parts += [tool, *arguments, spottrain.__version__, sys.version]
+    with contextlib.suppress(PackageNotFoundError):
+        parts.append(version("torch"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def run_tool(tool: str, arguments: list[str], steps: int) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -60,6 +62,8 @@ class Watcher:
         self._manager = manager
         self._may_stop = may_stop
         self._follower = Follower(job)
+        for _ in self._follower.advance():
+            pass  # what has happened so far is for 'spottrain events'
         self._interrupts = 0
         self._interrupts_served = 0
         self._alive_at_s = time.monotonic()
@@ -164,5 +168,24 @@ class Watcher:
         if not self._console.is_terminal:
             yield None
             return
-        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+        with (
+            _without_echo_of_ctrl_c(),
+            Live(console=self._console, auto_refresh=False) as live,
+        ):
             yield live
+
+
+@contextlib.contextmanager
+def _without_echo_of_ctrl_c() -> Iterator[None]:
+    """Keep the terminal from writing ``^C`` into the live display."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

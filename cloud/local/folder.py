@@ -51,14 +51,23 @@ class Folder:
     @contextlib.contextmanager
     def lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
         """Hold ``name.lock``; yields whether it is held (always, if ``wait``)."""
+        descriptor = self._open_lock(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(descriptor)
+
+    def lock_for_life(self) -> None:
+        """Hold ``cloud.lock`` for as long as this process exists."""
+        fcntl.flock(self._open_lock("cloud"), fcntl.LOCK_EX)
+
+    def _open_lock(self, name: str) -> int:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.path / f"{name}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+        return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def save_settings(self, settings: Settings) -> None:
         """Write what the next cloud process is started with."""
@@ -97,6 +106,7 @@ class Folder:
         Its agents died with it, so none of its VMs can still be of use. They are billed
         until now, since nobody saw the moment.
         """
+        self.socket.unlink(missing_ok=True)
         record = self.load()
         left = [vm for vm in record.vms if vm.state != VmState.TERMINATED]
         if not left:
@@ -110,7 +120,9 @@ class Folder:
             for vm in record.vms
         )
         record = Record(vms, record.tokens)
-        self.save(record)
+        # On a full disk they are found dead anew at the next look.
+        with contextlib.suppress(OSError):
+            self.save(record)
         return record
 
 

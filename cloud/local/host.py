@@ -124,7 +124,9 @@ class Host:
     async def terminate(self, vm_ids: Collection[str]) -> None:
         """End VMs; returns when nothing is left of them."""
         known = [vm_id for vm_id in self.cloud.alive if vm_id in vm_ids]
-        await asyncio.gather(*(self._end(vm_id) for vm_id in known))
+        self._end(*known)
+        if known:  # going on even if the client hangs up: no VM may stay half alive
+            await asyncio.wait({self._endings[vm_id] for vm_id in known})
 
     async def interruption(
         self, vm_id: str, after: int, wait_s: float
@@ -164,18 +166,15 @@ class Host:
             if event.return_after_s is not None:
                 self._later(event.return_after_s, self.cloud.give_back, vm_id)
             if event.kind == "notice":
-                self._later(event.lead_s, self._start_ending, vm_id)
+                self._later(event.lead_s, self._end, vm_id)
         if event.kind == "kill":
             await self.terminate(victims)
         if event.kind == "silence":
-            await asyncio.gather(*(self._silence(vm_id) for vm_id in victims))
+            try:
+                await asyncio.to_thread(stop_all, *self._handles(victims))
+            except CloudError:
+                _log.exception("VMs %s are silent but for some processes", victims)
         return victims
-
-    async def _silence(self, vm_id: str) -> None:
-        try:
-            await asyncio.to_thread(stop_all, *self._handles(vm_id))
-        except CloudError:
-            _log.exception("VM %s is silent but for some processes", vm_id)
 
     def _boot(self, vm_id: str) -> None:
         self.cloud.booted(vm_id)
@@ -187,33 +186,32 @@ class Host:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
         self._agents[vm_id].wait()
-        self._start_ending(vm_id)
+        self._end(vm_id)
 
-    def _start_ending(self, vm_id: str) -> asyncio.Task[None]:
-        if vm_id not in self._endings:
-            self._endings[vm_id] = self._tasks.create_task(self._finish(vm_id))
-        return self._endings[vm_id]
+    def _end(self, *vm_ids: str) -> None:
+        """Begin to end VMs, all at once, unless they are ending already."""
+        new = [vm_id for vm_id in vm_ids if vm_id not in self._endings]
+        if new:
+            ending = self._tasks.create_task(self._finish(new))
+            self._endings.update(dict.fromkeys(new, ending))
 
-    async def _end(self, vm_id: str) -> None:
-        # A client that hangs up must not keep a VM half alive.
-        await asyncio.shield(self._start_ending(vm_id))
-
-    async def _finish(self, vm_id: str) -> None:
-        self.cloud.stopping(vm_id)
+    async def _finish(self, vm_ids: Collection[str]) -> None:
+        for vm_id in vm_ids:
+            self.cloud.stopping(vm_id)
         self._commit()
         try:
-            await asyncio.to_thread(kill_all, *self._handles(vm_id))
+            await asyncio.to_thread(kill_all, *self._handles(vm_ids))
         except CloudError:
-            _log.exception("VM %s ended but for some processes", vm_id)
-        await asyncio.to_thread(clear, self._folder.vm(vm_id))
-        self.cloud.ended(vm_id, time.time())
+            _log.exception("VMs %s ended but for some processes", vm_ids)
+        for vm_id in vm_ids:
+            await asyncio.to_thread(clear, self._folder.vm(vm_id))
+            self.cloud.ended(vm_id, time.time())
         self._commit()
 
-    def _handles(self, vm_id: str) -> tuple[list[str], list[int]]:
-        """Return the marker of the VM's processes and the session of its agent."""
-        agent = self._agents.get(vm_id)
-        name = marker(self.cloud.settings.job, vm_id)
-        return [name], [agent.pid] if agent else []
+    def _handles(self, vm_ids: Collection[str]) -> tuple[list[str], list[int]]:
+        """Return the markers of the VMs' processes and the sessions of their agents."""
+        agents = [self._agents[vm_id].pid for vm_id in vm_ids if vm_id in self._agents]
+        return [marker(self.cloud.settings.job, vm_id) for vm_id in vm_ids], agents
 
     # --- The life of the process ---------------------------------------------------
 

@@ -1,7 +1,8 @@
 """All processes of a VM, found, killed or stopped; Linux.
 
 A process belongs to a VM if its environment says so (SPOTTRAIN_VM is inherited), if it
-is in the session that the VM's agent leads, or if its parent belongs to the VM.
+is in the session of one that does or of the VM's agent, or if its parent belongs to the
+VM. One that has left all three behind is out of reach.
 """
 
 from __future__ import annotations
@@ -72,14 +73,15 @@ def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
 
 def _members(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
     """Return all processes of some VMs, zombies aside."""
-    # One that forks and exits, or is just becoming another program, can be missed once.
+    # One that is just becoming another program has no environment to be found by.
     return _scan(markers, sessions) or _scan(markers, sessions)
 
 
 def _scan(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
     entries = {f"{VARIABLE}={marker}".encode() for marker in markers}
     table = [p for p in _table(entries) if p.pid != os.getpid()]
-    ours = {p.pid for p in table if p.marked or p.session in sessions}
+    their_sessions = {p.session for p in table if p.marked}.union(sessions)
+    ours = {p.pid for p in table if p.session in their_sessions}
     while more := {p.pid for p in table if p.parent in ours and p.pid not in ours}:
         ours |= more
     return [p for p in table if p.pid in ours and p.state not in "ZX"]

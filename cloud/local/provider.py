@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import http
 import http.client
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -158,29 +156,10 @@ class LocalProvider:
 
     def shut_down(self) -> None:
         """End all VMs and the cloud's process; returns when nothing is left."""
-        try:
-            handle = self._process()
-        except OSError:
-            handle = None
-        if handle is not None:
-            try:
-                with contextlib.suppress(_CloudAwayError):
-                    self._ask("POST", "/shutdown")
-                select.select([handle], [], [], _ANSWER_TIMEOUT_S)
-            finally:
-                os.close(handle)
-        with self._folder.lock("cloud"):
+        if isinstance(self._ask_or_recover("POST", "/shutdown"), Record):
+            return
+        with self._folder.lock("cloud"):  # held until its process is gone
             self._folder.recover()
-
-    def _process(self) -> int:
-        """Return a descriptor of the cloud's process, readable once it has exited.
-
-        Raises:
-            OSError: there is none.
-        """
-        with unix_http.connect(str(self._folder.socket), _ANSWER_TIMEOUT_S) as peer:
-            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return os.pidfd_open(int.from_bytes(credentials[:4], sys.byteorder))
 
     # --- How the cloud's process is asked ------------------------------------------
 
@@ -250,7 +229,13 @@ class LocalProvider:
         with self._folder.lock("start"):
             if self._listens():
                 return
-            self._folder.save_settings(self._settings)
+            try:
+                self._folder.save_settings(self._settings)
+            except OSError as error:
+                raise CloudError(
+                    f"the local cloud cannot keep its settings ({error}); make room or "
+                    "choose another state directory"
+                ) from None
             ready, ready_fd = os.pipe()
             try:
                 self._spawn(ready_fd)

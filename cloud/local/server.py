@@ -46,23 +46,22 @@ def run(folder: Folder, ready_fd: int | None) -> None:
         folder: With the settings in it.
         ready_fd: A pipe; one byte is written to it when clients may connect.
     """
-    with folder.lock("cloud"):
-        record = folder.recover()
-        cloud = LocalCloud(folder.load_settings(), record.vms, record.tokens)
-        listener = _listen(folder)
-        try:
-            if ready_fd is not None:
-                os.write(ready_fd, b"1")
-                os.close(ready_fd)
-            asyncio.run(_serve(folder, cloud, listener))
-        finally:
-            listener.close()
-            folder.socket.unlink(missing_ok=True)
+    folder.lock_for_life()
+    record = folder.recover()
+    cloud = LocalCloud(folder.load_settings(), record.vms, record.tokens)
+    listener = _listen(folder)
+    try:
+        if ready_fd is not None:
+            os.write(ready_fd, b"1")
+            os.close(ready_fd)
+        asyncio.run(_serve(folder, cloud, listener))
+    finally:
+        listener.close()
+        folder.socket.unlink(missing_ok=True)
 
 
 def _listen(folder: Folder) -> socket.socket:
     """Return a listening socket; its path may be longer than a socket address."""
-    folder.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     descriptor = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -110,39 +109,38 @@ class _Server(uvicorn.Server):
         yield
 
 
-def application(host: Host) -> Starlette:
-    """Return the HTTP side of a host."""
+class _Api:
+    """What can be asked of a host: one method a route, each returning plain data."""
 
-    async def offers(_: Request) -> Any:
-        return [dataclasses.asdict(o) for o in host.cloud.offers(time.time())]
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
-    async def launch(request: Request) -> Any:
+    async def offers(self, _: Request) -> Any:
+        return [dataclasses.asdict(o) for o in self._host.cloud.offers(time.time())]
+
+    async def launch(self, request: Request) -> Any:
         wish = wire.decode(LaunchRequest, await request.body())
-        return dataclasses.asdict(host.launch(wish))
+        return dataclasses.asdict(self._host.launch(wish))
 
-    async def list_vms(_: Request) -> Any:
-        return [dataclasses.asdict(vm) for vm in host.cloud.vms.values()]
+    async def list_vms(self, _: Request) -> Any:
+        return [dataclasses.asdict(vm) for vm in self._host.cloud.vms.values()]
 
-    async def terminate(request: Request) -> Any:
-        await host.terminate(await request.json())
-        return None
+    async def terminate(self, request: Request) -> Any:
+        await self._host.terminate(await request.json())
 
-    async def start_agent(request: Request) -> Any:
+    async def start_agent(self, request: Request) -> Any:
         body = await request.json()
         bootstrap = wire.from_data(AgentBootstrap, body["bootstrap"])
-        await host.start_agent(body["vm_id"], bootstrap)
-        return None
+        await self._host.start_agent(body["vm_id"], bootstrap)
 
-    async def market(request: Request) -> Any:
-        event = wire.decode(MarketEvent, await request.body())
-        return await host.apply(event)
+    async def market(self, request: Request) -> Any:
+        return await self._host.apply(wire.decode(MarketEvent, await request.body()))
 
-    async def shutdown(_: Request) -> Any:
-        await host.close()
-        return None
+    async def shutdown(self, _: Request) -> Any:
+        await self._host.close()
 
-    async def interruption(request: Request) -> Any:
-        notice = await host.interruption(
+    async def interruption(self, request: Request) -> Any:
+        notice = await self._host.interruption(
             request.path_params["vm_id"],
             after=int(request.query_params.get("after", 0)),
             wait_s=float(request.query_params.get("wait_s", 0)),
@@ -151,6 +149,10 @@ def application(host: Host) -> Starlette:
             return None
         lead_s = max(0.0, notice.kill_at - time.time())
         return {"id": notice.number, "lead_s": lead_s}
+
+
+def application(host: Host) -> Starlette:
+    """Return the HTTP side of a host."""
 
     def route(
         path: str, method: str, answer: Callable[[Request], Awaitable[Any]]
@@ -164,20 +166,22 @@ def application(host: Host) -> Starlette:
 
         return Route(path, endpoint, methods=[method])
 
-    async def refuse(_: Request, error: Exception) -> Response:
-        body = {"error": type(error).__name__, "message": str(error)}
-        return JSONResponse(body, status_code=409)
-
+    api = _Api(host)
     return Starlette(
         routes=[
-            route("/offers", "GET", offers),
-            route("/launch", "POST", launch),
-            route("/vms", "GET", list_vms),
-            route("/terminate", "POST", terminate),
-            route("/agents", "POST", start_agent),
-            route("/market", "POST", market),
-            route("/shutdown", "POST", shutdown),
-            route("/metadata/{vm_id}/interruption", "GET", interruption),
+            route("/offers", "GET", api.offers),
+            route("/launch", "POST", api.launch),
+            route("/vms", "GET", api.list_vms),
+            route("/terminate", "POST", api.terminate),
+            route("/agents", "POST", api.start_agent),
+            route("/market", "POST", api.market),
+            route("/shutdown", "POST", api.shutdown),
+            route("/metadata/{vm_id}/interruption", "GET", api.interruption),
         ],
-        exception_handlers={SpottrainError: refuse},
+        exception_handlers={SpottrainError: _refuse},
     )
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    body = {"error": type(error).__name__, "message": str(error)}
+    return JSONResponse(body, status_code=409)

@@ -133,14 +133,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         depth, width = self.pipeline_depth, self.data_parallel_width
-        num_virtual_nodes = self.minibatch_size // self.microbatch_size
         good = (
             depth >= 1
             and width >= 1
+            and self.microbatch_size >= 1
             and self.minibatch_size % self.microbatch_size == 0
             and _is_cover(self.stage_bounds, depth)
             and _is_cover(self.replica_bounds, width)
-            and self.replica_bounds[-1] == num_virtual_nodes
+            and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
             and len(set(self.slots)) == len(self.slots) == depth * width
             and self.devices_per_stage_replica == 1
         )

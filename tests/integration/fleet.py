@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +41,33 @@ class FleetError(AssertionError):
     """What a test waited for did not come."""
 
 
+class Zygote:
+    """Starts machines in milliseconds; see zygote.py."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")],
+            stdin=theirs,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+
+    def start(
+        self, greeting: str, environment: Mapping[str, str], fds: Sequence[int]
+    ) -> int:
+        """Fork a supervisor on three file descriptors; return its pid."""
+        request = {"greeting": greeting, "environment": dict(environment)}
+        socket.send_fds(self._requests, [json.dumps(request).encode()], list(fds))
+        return int(self._requests.recv(64))
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait()
+
+
 class Machine:
     """One VM: a supervisor with its workers, in a process group of its own."""
 
@@ -50,59 +79,45 @@ class Machine:
         reports: queue.SimpleQueue[tuple[str, Heard]],
         environment: Mapping[str, str],
         log: Path,
-        num_slots: int = 1,
+        zygote: Zygote,
     ) -> None:
         self.name = name
-        with open(log, "ab") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "spottrain.pipeline.supervisor"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            )
+        self._reports = reports
         greeting = {
             "spec": json.loads(wire.encode(spec)),
             "workdir": str(workdir),
-            "num_slots": num_slots,
+            "num_slots": 1,
             "private_address": "127.0.0.1",
             "vm_id": name,
         }
-        self._say(json.dumps(greeting))
-        self._reports = reports
+        stdin, commands = os.pipe()
+        reports_in, stdout = os.pipe()
+        with open(log, "ab") as stderr:
+            fds = (stdin, stdout, stderr.fileno())
+            self.pid = zygote.start(json.dumps(greeting), environment, fds)
+        os.close(stdin)
+        os.close(stdout)
+        self._commands = os.fdopen(commands, "wb", buffering=0)
+        self._stdout = os.fdopen(reports_in, "rb")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def send(self, command: wire.Command) -> None:
-        self._say(wire.encode(command))
+        with contextlib.suppress(BrokenPipeError):
+            self._commands.write(f"{wire.encode(command)}\n".encode())
 
     def signal(self, number: signal.Signals) -> None:
-        os.killpg(self.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-        self.process.wait()
+        self.signal(signal.SIGKILL)
         self._reader.join()
-        assert self.process.stdin and self.process.stdout
-        self.process.stdout.close()
-        try:
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass
-
-    def _say(self, line: str) -> None:
-        assert self.process.stdin
-        try:
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return
+        self._commands.close()
+        self._stdout.close()
 
     def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
+        for line in self._stdout:
             self._reports.put((self.name, wire.decode(wire.Report, line)))
         self._reports.put((self.name, MachineGone()))
 
@@ -115,6 +130,7 @@ class Fleet:
         spec: JobSpec,
         names: Sequence[str],
         log: Path,
+        zygote: Zygote,
         environment: Mapping[str, str] = {},
         workdir: Path = HERE,
     ) -> None:
@@ -122,9 +138,10 @@ class Fleet:
         self.queue: queue.SimpleQueue[tuple[str, Heard]] = queue.SimpleQueue()
         self.history: list[tuple[str, Heard]] = []
         self.generation = 0
+        self.num_sections = 0
         self.machines: dict[str, Machine] = {}
         self._add = lambda name: Machine(
-            name, spec, workdir, self.queue, environment, log
+            name, spec, workdir, self.queue, environment, log, zygote
         )
         for name in names:
             self.add(name)
@@ -139,9 +156,7 @@ class Fleet:
     def add(self, name: str) -> None:
         self.machines[name] = self._add(name)
 
-    def wait_for(
-        self, what: str, found: Callable[[str, Heard], R | None]
-    ) -> R:
+    def wait_for(self, what: str, found: Callable[[str, Heard], R | None]) -> R:
         """Take reports in until ``found`` returns something."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
@@ -177,9 +192,11 @@ class Fleet:
         self.machines[name].send(wire.OpenStore(generation=self.generation))
         return self.wait_for(
             "StoreOpened",
-            lambda _, r: (r.host, r.port)
-            if isinstance(r, wire.StoreOpened) and r.generation == self.generation
-            else None,
+            lambda _, r: (
+                (r.host, r.port)
+                if isinstance(r, wire.StoreOpened) and r.generation == self.generation
+                else None
+            ),
         )
 
     def run(
@@ -190,6 +207,7 @@ class Fleet:
         evaluate: bool = False,
     ) -> None:
         self.generation += 1
+        self.num_sections = plan.num_sections
         host, port = self.open_store(plan.slots[0].vm_id)
         participants = (*plan.slots, *donors)
         command = wire.RunGeneration(
@@ -203,7 +221,6 @@ class Fleet:
         )
         for name in dict.fromkeys(slot.vm_id for slot in participants):
             self.machines[name].send(command)
-
 
     def train(
         self, choose: Callable[[Sequence[str]], Plan], checkpoint: str
@@ -225,13 +242,13 @@ class Fleet:
             ]
             self.run(plan, checkpoint, donors)
             known |= planned
-            ended = self._wait_for_end(planned | {donor.vm_id for donor in donors})
+            ended = self.wait_for_end(planned | {donor.vm_id for donor in donors})
             saved = [r for _, r in self.history if isinstance(r, wire.CheckpointSaved)]
             checkpoint = max(saved, key=lambda r: r.step).name
             if ended:
                 return read_weights(Path(self.spec.checkpoint_path))
 
-    def _wait_for_end(self, running: set[str]) -> bool:
+    def wait_for_end(self, running: set[str]) -> bool:
         """Wait until nobody runs the generation any more; return whether it is done."""
         done = broken = False
         deadline = time.monotonic() + DEADLINE_S
@@ -268,6 +285,51 @@ class Fleet:
                 case _:
                     pass
         return done
+
+    def stop(self, checkpoint: bool = False) -> None:
+        """Ask for a planned stop, as a manager would before a morph."""
+        command = wire.StopGeneration(generation=self.generation, checkpoint=checkpoint)
+        for machine in self.machines.values():
+            machine.send(command)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until somebody has applied ``step`` mini-batches."""
+        self.wait_for(
+            f"step {step}",
+            lambda _, r: (
+                True
+                if isinstance(r, wire.MinibatchCommitted) and r.step >= step
+                else None
+            ),
+        )
+
+    def pids(self) -> dict[tuple[str, int], set[int]]:
+        """Return the pids that each slot has had."""
+        found: dict[tuple[str, int], set[int]] = {}
+        for name, r in self.history:
+            if isinstance(r, wire.GenerationStarted):
+                found.setdefault((name, r.slot), set()).add(r.pid)
+        return found
+
+    def committed_twice(self) -> list[int]:
+        """Return the mini-batches that were computed again after their commit.
+
+        Committed is what a live rank of every section has reported.
+        """
+        reported: dict[tuple[int, int], set[int]] = {}
+        again = []
+        committed = 0
+        for _, r in self.history:
+            if not isinstance(r, wire.MinibatchCommitted):
+                continue
+            sections = reported.setdefault((r.generation, r.step), set())
+            sections.update(r.sections)
+            if len(sections) == self.num_sections:
+                sections.add(-1)
+                if r.step <= committed:
+                    again.append(r.step)
+                committed = max(committed, r.step)
+        return again
 
     def tail(self) -> str:
         """Return the last reports, a line each."""

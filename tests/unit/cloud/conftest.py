@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spottrain.cloud.local.market import MarketSpec, ZoneSpec
+from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm
 
@@ -100,6 +102,13 @@ class Machine:
         finally:
             os.close(handle)
 
+    def eventually(self, holds: Callable[[], bool]) -> None:
+        """Wait for what sends no event; asking again and again."""
+        deadline = time.monotonic() + 20
+        while not holds():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.01)
+
 
 def _read(pid: int, name: str) -> bytes:
     try:
@@ -123,6 +132,8 @@ class Cloud:
     job: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex}")
     idle_s: float = 30.0
     market: MarketSpec = MARKET
+    families: list[list[int]] = field(default_factory=list)
+    """Pids of agents and their descendants."""
 
     def client(self) -> LocalProvider:
         """A client of its own."""
@@ -153,7 +164,13 @@ class Cloud:
         self.client().start_agent(vm.vm_id, BOOTSTRAP)
         said: dict[str, Any] = json.loads(self.pipe.read_text())
         self.pipe.unlink()
+        self.families.append(said["pids"])
         return said
+
+    def hit(self, kind: EventKind, **fields: Any) -> tuple[str, ...]:
+        """Let the market do something to zone a."""
+        event = MarketEvent(at_s=0, kind=kind, zone="a", **fields)
+        return self.client().inject(event)
 
     def vm(self, vm: Vm) -> Vm:
         """What the cloud says of the VM now."""
@@ -173,6 +190,10 @@ def make_cloud(tmp_path: Path, machine: Machine) -> Iterator[Callable[..., Cloud
     yield make
     for cloud in made:
         cloud.client().shut_down()
+        for *family, escaped in cloud.families:
+            assert not any(machine.runs(pid) for pid in family)
+            if machine.runs(escaped):  # without mark, session and parent: out of reach
+                os.kill(escaped, signal.SIGKILL)
         assert machine.cloud(cloud.folder) is None
         assert machine.marked(cloud.job) == []
         assert not (cloud.folder / "cloud.sock").exists()

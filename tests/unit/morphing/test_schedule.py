@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -232,6 +233,37 @@ def test_a_stage_without_recompute_keeps_every_graph() -> None:
     assert stage.keeps_graph(Task(Work.FORWARD, 0))
 
 
+class Watched:
+    """A stage, what it ran, and the graphs it must hold for that."""
+
+    def __init__(self, stage: Progress) -> None:
+        self.stage = stage
+        self.history: list[Task] = []
+        self.graphs: set[int] = set()
+
+    def run(self) -> Task:
+        task = next_task(self.stage)
+        assert task is not None
+        self.history.append(task)
+        j = task.microbatch
+        if task.work is Work.BACKWARD:
+            self.graphs.remove(j)
+        elif task.work is Work.RECOMPUTE or self.stage.keeps_graph(task):
+            assert j not in self.graphs
+            self.graphs.add(j)
+        self.stage.completed(task)
+        assert 0 <= self.stage.in_flight <= self.stage.bound
+        sets = 1 if self.stage.recomputes else self.stage.bound
+        assert len(self.graphs) <= sets
+        return task
+
+    def receive(self, work: Work) -> None:
+        if work is Work.FORWARD:
+            self.stage.activation_arrived()
+        else:
+            self.stage.gradient_arrived()
+
+
 @given(
     kinds,
     depths,
@@ -246,47 +278,27 @@ def test_any_delays_leave_memory_bounded_orders_ascending_and_all_done(
     count: int,
     recompute: bool,
     bound: int | None,
-    random: st.DataObject,
+    random: Random,
 ) -> None:
-    lists = make_schedule(kind, depth, count, recompute=recompute)
     stages = [
-        Progress(stage, first=p == 0, last=p == depth - 1, bound=bound)
-        for p, stage in enumerate(lists)
-    ]
-    history: list[list[Task]] = [[] for _ in lists]
-    graphs: list[set[int]] = [set() for _ in lists]
-    on_links: list[tuple[int, Work]] = []
-    while not all(stage.done for stage in stages):
-        ready = [p for p, stage in enumerate(stages) if next_task(stage) is not None]
-        choices: list[int | tuple[int, Work]] = [*ready, *set(on_links)]
-        assert choices, "deadlock"
-        choice = random.choice(choices)  # type: ignore[attr-defined]
-        if isinstance(choice, tuple):
-            on_links.remove(choice)
-            to, work = choice
-            if work is Work.FORWARD:
-                stages[to].activation_arrived()
-            else:
-                stages[to].gradient_arrived()
-            continue
-        task = next_task(stages[choice])
-        assert task is not None
-        history[choice].append(task)
-        if task.work is Work.RECOMPUTE or (
-            task.work is Work.FORWARD and stages[choice].keeps_graph(task)
-        ):
-            assert task.microbatch not in graphs[choice]
-            graphs[choice].add(task.microbatch)
-        if task.work is Work.BACKWARD:
-            graphs[choice].remove(task.microbatch)
-        stages[choice].completed(task)
-        assert 0 <= stages[choice].in_flight <= stages[choice].bound
-        assert len(graphs[choice]) <= (
-            1 if stages[choice].recomputes else stages[choice].bound
+        Watched(Progress(tasks, first=p == 0, last=p == depth - 1, bound=bound))
+        for p, tasks in enumerate(
+            make_schedule(kind, depth, count, recompute=recompute)
         )
-        to = {Work.FORWARD: choice + 1, Work.BACKWARD: choice - 1}.get(task.work, -1)
+    ]
+    on_links: list[tuple[int, Work]] = []
+    while not all(watched.stage.done for watched in stages):
+        ready = [(p, None) for p, w in enumerate(stages) if next_task(w.stage)]
+        p, arriving = random.choice([*ready, *on_links])
+        if arriving is not None:
+            on_links.remove((p, arriving))
+            stages[p].receive(arriving)
+            continue
+        task = stages[p].run()
+        to = {Work.FORWARD: p + 1, Work.BACKWARD: p - 1}.get(task.work, -1)
         if 0 <= to < depth:
             on_links.append((to, task.work))
-    for ran in history:
+    for watched in stages:
         for work in (Work.FORWARD, Work.BACKWARD):
-            assert [t.microbatch for t in ran if t.work is work] == list(range(count))
+            ran = [t.microbatch for t in watched.history if t.work is work]
+            assert ran == list(range(count))

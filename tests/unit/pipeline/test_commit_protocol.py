@@ -1,398 +1,31 @@
 """Every interleaving of commits, deaths and recoveries, over the very agreement code.
 
-The world is a pool of slots whose memory outlives their workers. Each slot takes one
-atomic step at a time: of a mini-batch (send its share of the reduction, mark prepared
-and offer, decide, half apply, flip) or of recovery (store the decision, apply, wipe,
-copy). At any moment a VM may die with its memory, and the manager may begin another
-generation, which stops every worker where it stands: so a new generation is also the
-death of any set of workers, and of those that recover. Slots may be left out of a
-generation (silent VMs): they wake, run on in the old one as far as messages already
-sent carry them, are fenced, and may come back later. A spare slot is a donor.
-
-Content is modelled as the tuple of (generation of the gradients, step) applied so far.
-Atomic here, since nobody can see the difference: marking prepared and offering;
-flipping the last section and reporting.
+``commit_world`` says what can happen; here is what must hold whatever happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from itertools import combinations, product
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import pytest
-
-from spottrain.pipeline.agreement import (
-    Agreement,
-    Contribution,
-    Decision,
-    RankRecord,
-    SectionRecord,
-    agree,
-    applies,
-    moves,
+from tests.unit.pipeline import commit_world
+from tests.unit.pipeline.commit_world import (
+    Content,
+    Copy,
+    Judge,
+    Op,
+    Shape,
+    Slot,
+    World,
+    advance,
+    new_generations,
+    put,
+    with_slot,
 )
 
-Content = tuple[tuple[int, int], ...]
-START, SENT, PREPARED, DECIDED = range(4)  # then half and flip of each section
-PHASES = 100  # progress = step * PHASES + phase
-FAR = 10**9
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How large a world to walk, and how much may go wrong in it."""
-
-    stages: int
-    replicas: int
-    sections_per_stage: int = 1
-    spares: int = 0
-    steps: int = 2
-    generations: int = 3
-    faults: int = 2
-    checkpoints: bool = False
-
-    @property
-    def num_sections(self) -> int:
-        return self.stages * self.sections_per_stage
-
-    def sections_of(self, stage: int) -> range:
-        first = stage * self.sections_per_stage
-        return range(first, first + self.sections_per_stage)
-
-
-class Copy(NamedTuple):
-    """A section in a slot's memory; content is None while half written."""
-
-    version: int
-    origin: int
-    content: Content | None
-    mark: tuple[int, int] | None = None  # (generation, step)
-    base: Content | None = None  # what the prepared gradients were computed on
-
-
-class Op(NamedTuple):
-    """One step of recovery."""
-
-    kind: str  # decide, half, flip, wipe, copy
-    section: int = -1
-    source: int | None = None  # None: the checkpoint
-    state: tuple[int, int] = (-1, -1)  # the decision; or version and origin to copy
-
-
-class Slot(NamedTuple):
-    """Memory and program counter of one slot."""
-
-    generation: int = 0
-    stage: int | None = None  # None: a donor
-    program: tuple[Op, ...] = ()  # what is left to do of recovery
-    step: int = 0
-    phase: int = START
-    alive: bool = True
-    copies: tuple[Copy | None, ...] = ()  # of each section
-    decision: tuple[int, int] | None = None
-    undo: tuple[int, Copy] | None = None  # a section as it was before its update
-    # When left out: how far the others were, in its reduction and in the gather.
-    heard: tuple[int, int] | None = None
-
-
-class World(NamedTuple):
-    """Everything there is."""
-
-    slots: tuple[Slot, ...]
-    generation: int
-    reported: tuple[int, ...]  # version of each stage, in this generation
-    committed: Content
-    checkpoint: Content
-    faults_left: int
-
-
-# --- A slot's memory ------------------------------------------------------------------
-
-
-def put(slot: Slot, section: int, copy: Copy) -> Slot:
-    copies = slot.copies[:section] + (copy,) + slot.copies[section + 1 :]
-    return slot._replace(copies=copies)
-
-
-def held(slot: Slot, section: int) -> Copy:
-    copy = slot.copies[section]
-    assert copy is not None
-    return copy
-
-
-@cache
-def mapped(slot: Slot) -> Slot:
-    """Return the slot as a new worker finds it: an unfinished update rolled back."""
-    if slot.undo is None:
-        return slot
-    section, before = slot.undo
-    if held(slot, section).version == before.version:
-        slot = put(slot, section, before)
-    return slot._replace(undo=None)
-
-
-@cache
-def record_of(
-    rank: int, copies: tuple[Copy | None, ...], decision: tuple[int, int] | None
-) -> RankRecord:
-    records = []
-    for section, copy in enumerate(copies):
-        if copy is not None:
-            share = Contribution(section, 0.0, 0.0, 1.0, False) if copy.mark else None
-            mark = copy.mark or (None, None)
-            records.append(
-                SectionRecord(section, copy.version, copy.origin, *mark, share)
-            )
-    stored = Decision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
-    return RankRecord(rank, tuple(records), stored)
-
-
-def half(slot: Slot, section: int) -> Slot:
-    before = held(slot, section)
-    assert before.mark == slot.decision, "applies other gradients than were decided"
-    assert before.base == before.content, "gradients are of another content"
-    return put(slot, section, before._replace(content=None))._replace(
-        undo=(section, before)
-    )
-
-
-def flip(slot: Slot, section: int) -> Slot:
-    assert slot.undo is not None
-    assert slot.decision is not None
-    before, (generation, step) = slot.undo[1], slot.decision
-    assert before.content is not None
-    content = (*before.content, slot.decision)
-    assert len(content) == step + 1 == before.version + 1
-    after = before._replace(version=step + 1, origin=generation, content=content)
-    return put(slot, section, after)
-
-
-# --- One step of one slot ---------------------------------------------------------------
-
-
-def progress(slot: Slot) -> int:
-    return -1 if slot.program else slot.step * PHASES + slot.phase
-
-
-def heard_by(world: World, i: int) -> tuple[int, int]:
-    """Return how far the others are in slot i's reduction and in the gather."""
-    me = world.slots[i]
-    if me.heard is not None:
-        return me.heard
-    ring = gather = FAR
-    for j, other in enumerate(world.slots):
-        if j != i and other.generation == me.generation and other.stage is not None:
-            gather = min(gather, progress(other))
-            if other.stage == me.stage:
-                ring = min(ring, progress(other))
-    return ring, gather
-
-
-def advance(shape: Shape, world: World, i: int) -> World | None:
-    """Return the world after slot i's next step, None if it has none or must wait."""
-    slot = world.slots[i]
-    if not slot.alive:
-        return None
-    after = recover(world, slot) if slot.program else train(shape, world, i)
-    if after is None:
-        return None
-    if slot.program or after.phase != slot.phase + 1:
-        return report(shape, world, i, after)
-    return with_slot(world, i, after)
-
-
-def train(shape: Shape, world: World, i: int) -> Slot | None:
-    slot = world.slots[i]
-    if slot.stage is None or slot.step >= shape.steps:
-        return None
-    now, own = slot.step * PHASES, shape.sections_of(slot.stage)
-    after = slot._replace(phase=slot.phase + 1)
-    if slot.phase == START:
-        after = after._replace(undo=None)
-        for k in own:
-            after = put(after, k, held(slot, k)._replace(mark=None, base=None))
-        return after
-    if slot.phase == SENT:
-        if heard_by(world, i)[0] < now + SENT:
-            return None
-        for k in own:
-            mark, base = (slot.generation, slot.step), held(slot, k).content
-            after = put(after, k, held(slot, k)._replace(mark=mark, base=base))
-        return after
-    if slot.phase == PREPARED:
-        if heard_by(world, i)[1] < now + PREPARED:
-            return None
-        return after._replace(decision=(slot.generation, slot.step))
-    index, is_flip = divmod(slot.phase - DECIDED, 2)
-    if not is_flip:
-        return half(after, own[index])
-    after = flip(after, own[index])
-    if own[index] == own[-1]:
-        after = after._replace(step=slot.step + 1, phase=START)
-    return after
-
-
-def recover(world: World, slot: Slot) -> Slot | None:
-    op, after = slot.program[0], slot._replace(program=slot.program[1:])
-    if op.kind == "decide":
-        return after._replace(decision=op.state)
-    if op.kind == "half":
-        return half(after, op.section)
-    if op.kind == "flip":
-        return flip(after, op.section)
-    if op.kind == "wipe":
-        return put(after._replace(undo=None), op.section, Copy(-1, -1, None))
-    if op.source is None:
-        content = world.checkpoint
-        assert len(content) == op.state[0]
-        return put(after, op.section, Copy(*op.state, content))
-    source = world.slots[op.source]
-    if not source.alive or source.generation != slot.generation:
-        return None
-    copy = held(source, op.section)
-    if (copy.version, copy.origin) != op.state or copy.content is None:
-        return None
-    return put(after, op.section, copy._replace(mark=None, base=None))
-
-
-def with_slot(world: World, i: int, slot: Slot) -> World:
-    return world._replace(slots=world.slots[:i] + (slot,) + world.slots[i + 1 :])
-
-
-def report(shape: Shape, world: World, i: int, slot: Slot) -> World:
-    """Tell the manager what slot i has applied; one of an old generation is fenced."""
-    world = with_slot(world, i, slot)
-    stage = slot.stage
-    if stage is None or slot.program or slot.generation != world.generation:
-        return world
-    reported = list(world.reported)
-    reported[stage] = max(reported[stage], slot.step)
-    version = min(reported)
-    content = held(slot, shape.sections_of(stage)[0]).content
-    world = world._replace(reported=tuple(reported))
-    if version > len(world.committed):
-        assert content is not None
-        world = world._replace(committed=content[:version])
-    return world
-
-
-# --- A new generation -------------------------------------------------------------------
-
-
-def subsets(items: list[int], at_most: int) -> Iterator[tuple[int, ...]]:
-    for size in range(min(len(items), at_most) + 1):
-        yield from combinations(items, size)
-
-
-def new_generations(shape: Shape, world: World) -> Iterator[World]:
-    """Begin the next generation with every choice of whom to leave out or take back."""
-    numbered = [(i, s) for i, s in enumerate(world.slots) if s.alive]
-    inside = [i for i, s in numbered if s.generation == world.generation]
-    outside = [i for i, s in numbered if s.generation != world.generation]
-    for left, back in product(
-        subsets(inside, world.faults_left), subsets(outside, len(outside))
-    ):
-        absent = {*left, *outside} - {*back}
-        owners = plan(shape, absent)
-        if owners is not None:
-            yield begin(shape, world, left, absent, owners)
-
-
-@cache
-def _plan(shape: Shape, absent: frozenset[int]) -> tuple[tuple[int, ...], ...] | None:
-    homes = shape.stages * shape.replicas
-    spares = [i for i in range(homes, homes + shape.spares) if i not in absent]
-    owners = []
-    for stage in range(shape.stages):
-        first = stage * shape.replicas
-        own = [i for i in range(first, first + shape.replicas) if i not in absent]
-        if not own and not spares:
-            return None
-        owners.append(tuple(own or [spares.pop()]))
-    return tuple(owners)
-
-
-def plan(shape: Shape, absent: Iterable[int]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the slots of each stage: those at home there, else a spare."""
-    return _plan(shape, frozenset(absent))
-
-
-def begin(
-    shape: Shape,
-    world: World,
-    left: tuple[int, ...],
-    absent: set[int],
-    owners: tuple[tuple[int, ...], ...],
-) -> World:
-    fresh = Slot(copies=(None,) * shape.num_sections)
-    present = {
-        i: mapped(s) if s.alive else fresh
-        for i, s in enumerate(world.slots)
-        if i not in absent
-    }
-    records = tuple(record_of(i, s.copies, s.decision) for i, s in present.items())
-    generation = world.generation + 1
-    agreement = agree(shape.num_sections, records, generation, len(world.checkpoint))
-    content = expect(shape, world, present, agreement)
-    slots = list(world.slots)
-    for i in left:
-        slots[i] = slots[i]._replace(heard=heard_by(world, i))
-    programs = programs_of(shape, records, agreement, owners)
-    for i, slot in present.items():
-        stage = next((p for p, ranks in enumerate(owners) if i in ranks), None)
-        slots[i] = Slot(
-            generation=generation,
-            stage=stage,
-            program=programs[i],
-            step=agreement.step,
-            copies=slot.copies,
-            decision=slot.decision,
-        )
-    is_kept = content[: len(world.committed)] == world.committed
-    begun = World(
-        slots=tuple(slots),
-        generation=generation,
-        reported=(0,) * shape.stages,
-        committed=world.committed if is_kept else content,
-        checkpoint=world.checkpoint,
-        faults_left=world.faults_left - len(left),
-    )
-    for i in present:
-        begun = report(shape, begun, i, begun.slots[i])
-    return begun
-
-
-@cache
-def programs_of(
-    shape: Shape,
-    records: tuple[RankRecord, ...],
-    agreement: Agreement,
-    owners: tuple[tuple[int, ...], ...],
-) -> dict[int, tuple[Op, ...]]:
-    """Return what each rank does before it trains."""
-    programs: dict[int, list[Op]] = {record.rank: [] for record in records}
-    decision, state = agreement.decision, (agreement.step, agreement.origin)
-    for record in records:
-        program = programs[record.rank]
-        if decision is not None:
-            program.append(Op("decide", state=(decision.generation, decision.step)))
-        for k in applies(record, agreement):
-            program += Op("half", k), Op("flip", k)
-    wanted = {k: ranks for p, ranks in enumerate(owners) for k in shape.sections_of(p)}
-    for move in moves(shape.num_sections, records, agreement, wanted):
-        assert (move.source is None) == (agreement.outcome == "restored")
-        program = programs[move.target]
-        program += (
-            Op("wipe", move.section),
-            Op("copy", move.section, move.source, state),
-        )
-    return {rank: tuple(program) for rank, program in programs.items()}
-
-
-# --- What must hold ---------------------------------------------------------------------
+from spottrain.pipeline.agreement import Agreement
 
 
 def reach(slots: Iterable[Slot], section: int) -> set[Content]:
@@ -408,7 +41,7 @@ def reach(slots: Iterable[Slot], section: int) -> set[Content]:
 
 
 def expect(
-    shape: Shape, world: World, present: dict[int, Slot], agreement: Agreement
+    shape: Shape, world: World, present: Mapping[int, Slot], agreement: Agreement
 ) -> Content:
     """Compare an agreement with what a look at all contents says; return the content."""
     sections = range(shape.num_sections)
@@ -419,7 +52,9 @@ def expect(
         best = world.checkpoint
     assert agreement.step == len(best), "a higher common state can be reached"
     members = {
-        i: s for i, s in present.items() if world.slots[i].generation == world.generation
+        i: s
+        for i, s in present.items()
+        if world.slots[i].generation == world.generation
     }
     if all(
         any(c[: len(world.committed)] == world.committed for c in reach(owning, k))
@@ -442,10 +77,11 @@ def check(shape: Shape, world: World, can_move: bool) -> None:
                 assert known == copy.content, "one name, two contents"
     members = [s for s in world.slots if s.generation == world.generation]
     if not can_move and all(s.alive for s in members):
-        assert all(s.step == shape.steps and not s.program for s in members if s.stage is not None)
-
-
-# --- The walk ---------------------------------------------------------------------------
+        assert all(
+            s.step == shape.steps and not s.program
+            for s in members
+            if s.stage is not None
+        )
 
 
 def first_world(shape: Shape) -> World:
@@ -458,42 +94,124 @@ def first_world(shape: Shape) -> World:
                 slot = put(slot, k, Copy(0, 0, ()))
         slots.append(slot)
     nothing: Content = ()
-    return World(
-        tuple(slots), 0, (0,) * shape.stages, nothing, nothing, shape.faults
-    )
+    return World(tuple(slots), 0, (0,) * shape.stages, nothing, nothing, shape.faults)
 
 
-def successors(shape: Shape, world: World) -> Iterator[World]:
+def events(shape: Shape, world: World, judge: Judge) -> Iterator[World]:
     for i, slot in enumerate(world.slots):
         if world.faults_left and slot.alive:
             dead = slot._replace(alive=False, copies=(), decision=None, undo=None)
             yield with_slot(world, i, dead)._replace(faults_left=world.faults_left - 1)
     if world.generation < shape.generations:
-        yield from new_generations(shape, world)
-    if shape.checkpoints and len(world.committed) > len(world.checkpoint):
+        yield from new_generations(shape, world, judge)
+    # A generation loads the checkpoint it was begun with: none is put meanwhile.
+    is_training = not any(slot.program for slot in world.slots)
+    if (
+        shape.checkpoints
+        and is_training
+        and len(world.committed) > len(world.checkpoint)
+    ):
         yield world._replace(checkpoint=world.committed)
 
 
 def walk(shape: Shape) -> int:
-    """Visit every state of the world and return how many there are."""
+    """Visit every state of the world and return how many there are.
+
+    Only hashes of states seen are kept: two of a million would have to share 64 bits
+    for one to be missed.
+    """
     start = first_world(shape)
-    seen, todo = {start}, [start]
+    seen, todo = {hash(start)}, [start]
+    judge = partial(expect, shape)
     while todo:
         world = todo.pop()
         moved = [advance(shape, world, i) for i in range(len(world.slots))]
-        steps = [m for m in moved if m is not None]
-        check(shape, world, bool(steps))
-        for after in (*steps, *successors(shape, world)):
-            if after not in seen:
-                seen.add(after)
+        steps = [after for after in moved if after is not None]
+        check(shape, world, can_move=bool(steps))
+        for after in (*steps, *events(shape, world, judge)):
+            if (name := hash(after)) not in seen:
+                seen.add(name)
                 todo.append(after)
     return len(seen)
 
 
-if __name__ == "__main__":
-    import sys
-    import time
+SHAPES = {
+    "one slot, a donor, a checkpoint": Shape(1, 1, spares=1, checkpoints=True),
+    "one slot of two sections, a donor": Shape(1, 1, sections_per_stage=2, spares=1),
+    "two stages": Shape(2, 1, generations=4, faults=3),
+    "two stages of two sections": Shape(2, 1, sections_per_stage=2, generations=2),
+    "two stages, a donor": Shape(2, 1, spares=1, faults=1, steps=1),
+    "three stages": Shape(3, 1, faults=1, steps=1),
+    "two replicas, a checkpoint": Shape(1, 2, generations=2, checkpoints=True),
+    "three replicas": Shape(1, 3, generations=2, faults=1, steps=1),
+    "two by two": Shape(2, 2, generations=1, faults=1, steps=1),
+    "two by two, memory stays": Shape(2, 2, generations=2, faults=0, steps=1),
+}
 
-    shape = Shape(**{k: int(v) for k, v in (a.split("=") for a in sys.argv[1:])})
-    began = time.time()
-    print(walk(shape), time.time() - began)
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_interleaving_splits_loses_or_blocks(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    num_states = walk(SHAPES[name])
+    record_property("states", num_states)
+    assert num_states > 10_000
+
+
+def forget_to_roll_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit_world, "mapped", lambda slot: slot._replace(undo=None))
+
+
+def forget_to_store_the_decision(patch: pytest.MonkeyPatch) -> None:
+    def programs_of(*args: Any) -> dict[int, tuple[Op, ...]]:
+        programs = commit_world_programs_of(*args)
+        return {
+            rank: tuple(op for op in program if op.kind != "decide" or applying)
+            for rank, program in programs.items()
+            for applying in [any(op.kind == "half" for op in program)]
+        }
+
+    commit_world_programs_of = commit_world.programs_of
+    patch.setattr(commit_world, "programs_of", programs_of)
+
+
+def forget_to_take_marks_back(patch: pytest.MonkeyPatch) -> None:
+    def train(shape: Shape, world: World, i: int) -> Slot | None:
+        slot, after = world.slots[i], commit_world_train(shape, world, i)
+        if after is not None and slot.phase == commit_world.START:
+            spoilt = [c and c._replace(base=None) for c in slot.copies]
+            after = after._replace(copies=tuple(spoilt))
+        return after
+
+    commit_world_train = commit_world.train
+    patch.setattr(commit_world, "train", train)
+
+
+def forget_the_origin(patch: pytest.MonkeyPatch) -> None:
+    def flip(slot: Slot, section: int) -> Slot:
+        after, before = commit_world_flip(slot, section), slot.copies[section]
+        assert before is not None
+        changed = commit_world.held(after, section)._replace(origin=before.origin)
+        return commit_world.put(after, section, changed)
+
+    commit_world_flip = commit_world.flip
+    patch.setattr(commit_world, "flip", flip)
+
+
+@pytest.mark.parametrize(
+    ("forget", "shape"),
+    [
+        (forget_to_roll_back, Shape(1, 1, faults=0)),
+        (forget_to_store_the_decision, Shape(2, 1, spares=1, steps=1)),
+        (forget_to_take_marks_back, Shape(2, 2, faults=1, steps=1)),
+        (forget_the_origin, Shape(1, 2)),
+    ],
+)
+def test_the_walk_finds_the_hole_that_a_missing_rule_leaves(
+    forget: Callable[[pytest.MonkeyPatch], None],
+    shape: Shape,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget(monkeypatch)
+    with pytest.raises(AssertionError):
+        walk(shape)

@@ -106,6 +106,20 @@ def vit(dropout: float) -> nn.Module:
     return model
 
 
+def convnext(dropout: float) -> nn.Module:
+    """Blocks change the shape; activations and gradients are not contiguous."""
+    config = hf.ConvNextConfig(
+        image_size=16,
+        patch_size=2,
+        hidden_sizes=[8, 16, 32, 32],
+        depths=[1] * LAYERS,
+        num_labels=10,
+        drop_path_rate=dropout,
+    )
+    model: nn.Module = hf.ConvNextForImageClassification(config)
+    return model
+
+
 def opt(dropout: float) -> nn.Module:
     model: nn.Module = hf.OPTForCausalLM(
         hf.OPTConfig(
@@ -126,6 +140,8 @@ def opt(dropout: float) -> nn.Module:
 class Plain(nn.Module):
     """No Hugging Face: parameters of the root's own, a mask, cuts by hand."""
 
+    scale: torch.Tensor
+
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
@@ -143,7 +159,8 @@ class Plain(nn.Module):
         x = self.dropout(self.tokens[tokens] + self.positions)
         x = self.first_cut(self.widen(x) * keep.repeat(1, 1, 2))
         x = self.second_cut(self.dropout(self.middle(x)[0]).transpose(0, 1))
-        return (self.narrow(x).transpose(0, 1) * keep) @ self.tokens.T
+        scores: torch.Tensor = (self.narrow(x).transpose(0, 1) * keep) @ self.tokens.T
+        return scores
 
 
 FAMILIES: dict[str, Factory] = {
@@ -153,6 +170,7 @@ FAMILIES: dict[str, Factory] = {
     "llama-tied": lambda p: _llama_like("Llama", p, tie_word_embeddings=True),
     "bert": bert,
     "vit": vit,
+    "convnext": convnext,
     "opt": opt,
     "mixtral": lambda p: _llama_like("Mixtral", p, num_local_experts=4),
     "qwen2": lambda p: _llama_like("Qwen2", p, tie_word_embeddings=True),
@@ -180,7 +198,8 @@ class Examples:
 
 def hugging_face_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
     number = len(batch["labels"])
-    return model(**batch).loss * number, float(number)
+    mean: Any = model(**batch).loss
+    return mean * number, float(number)
 
 
 def plain_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +211,7 @@ def plain_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor
 def make_job(family: str, dropout: float) -> TrainingJob:
     return TrainingJob(
         model=lambda: FAMILIES[family](dropout),
-        dataset=Examples(pictures=family == "vit"),
+        dataset=Examples(pictures=family in ("vit", "convnext")),
         loss=plain_loss if family == "plain" else hugging_face_loss,
         optimizer=lambda named: torch.optim.AdamW(p for _, p in named),
     )
@@ -293,7 +312,7 @@ def test_stages_give_the_bits_of_the_plain_model_without_dropout(family: str) ->
         parts = [g for (_, n), g in gradients.items() if n == name and g is not None]
         if parameter.grad is None:
             assert parts == []
-        elif len(parts) == 1:
+        elif len(parts) == 1 and family != "convnext":
             assert torch.equal(parts[0], parameter.grad), name
-        else:
+        else:  # a sum over two sections, or another order of sums by another layout
             torch.testing.assert_close(sum(parts), parameter.grad)

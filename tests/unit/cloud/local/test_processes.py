@@ -16,14 +16,15 @@ from spottrain.cloud.local.processes import kill_all, stop_all
 if TYPE_CHECKING:
     from tests.unit.cloud.conftest import Machine
 
-FUGITIVE = """
-import os, time
-print("running", flush=True)
-while True:
-    time.sleep(0.01)
-    if os.fork():
-        os._exit(0)
-    os.setsid()
+FORKER = """
+import os, signal, time
+print("forking", flush=True)
+for _ in range(100):
+    if os.fork() == 0:
+        os.setsid()
+        signal.pause()
+    time.sleep(0.005)
+signal.pause()
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -109,13 +110,13 @@ def test_processes_of_other_vms_are_left_alone(
 
 
 @pytest.mark.parametrize("act", [kill_all, stop_all])
-def test_a_process_that_flees_into_its_children_does_not_get_away(
+def test_children_that_are_forked_meanwhile_do_not_get_away(
     start: Start,
     machine: Machine,
     marker: str,
     act: Callable[[list[str]], None],
 ) -> None:
-    process = start(marker, FUGITIVE)
+    process = start(marker, FORKER)
     assert process.stdout is not None
     process.stdout.readline()
     act([marker])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 
 from spottrain.cloud.errors import CloudError, VmNotFoundError
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
+from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.provider import AgentBootstrap, VmState
 
 if TYPE_CHECKING:
@@ -69,12 +71,11 @@ def test_a_vm_ends_with_its_agent_and_leaves_only_logs(
     cloud: Cloud, machine: Machine
 ) -> None:
     vm, other = cloud.launch(2)
-    agent, *children, escaped = cloud.boot(vm)["pids"]
+    agent, *children, _ = cloud.boot(vm)["pids"]
     folder = cloud.folder / "vms" / vm.vm_id
     (folder / "work").mkdir()
     (folder / "work" / "memory").write_text("weights")
     (folder / "supervisor.log").write_text("log")
-    os.kill(escaped, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
     for child in children:
         machine.await_exit(child)
@@ -93,7 +94,7 @@ def test_ending_a_vm_leaves_none_of_its_processes(
     if how == "terminate":
         cloud.client().terminate([vm.vm_id])
     else:
-        hit = cloud.client().inject(MarketEvent(at_s=0, kind="kill"))
+        hit = cloud.hit("kill")
         if hit == (other.vm_id,):
             vm, other, pids, others = other, vm, others, pids
     assert not any(machine.runs(pid) for pid in pids)
@@ -110,7 +111,7 @@ def test_a_silent_vm_stands_still_and_is_said_to_run(
 ) -> None:
     (vm,) = cloud.launch()
     pids = cloud.boot(vm)["pids"]
-    assert cloud.client().inject(MarketEvent(at_s=0, kind="silence")) == (vm.vm_id,)
+    assert cloud.hit("silence") == (vm.vm_id,)
     assert {machine.state(pid) for pid in pids} == {"T"}
     assert cloud.vm(vm).state == VmState.RUNNING
     assert cloud.client().offers()[0].available == 2
@@ -123,7 +124,7 @@ def test_a_vm_that_fell_silent_before_its_agent_started_stays_silent(
     cloud: Cloud, machine: Machine
 ) -> None:
     (vm,) = cloud.launch()
-    cloud.client().inject(MarketEvent(at_s=0, kind="silence"))
+    cloud.hit("silence")
     cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
     assert machine.marked(cloud.job) == []
 
@@ -131,33 +132,233 @@ def test_a_vm_that_fell_silent_before_its_agent_started_stays_silent(
 def test_on_demand_vms_stay(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch(spot=False)
     pids = cloud.boot(vm)["pids"]
-    assert cloud.client().inject(MarketEvent(at_s=0, kind="kill", count=9)) == ()
+    assert cloud.hit("kill", count=9) == ()
     assert all(machine.runs(pid) for pid in pids)
 
 
-def test_capacity_that_was_taken_comes_back_by_itself(cloud: Cloud) -> None:
+def test_capacity_that_was_taken_comes_back_by_itself(
+    cloud: Cloud, machine: Machine
+) -> None:
     cloud.launch(3)
-    cloud.client().inject(MarketEvent(at_s=0, kind="kill", return_after_s=0.01))
-    noticed = cloud.client().inject(MarketEvent(at_s=0, kind="notice", lead_s=0.2))
-    process = threading.Event()
-    while cloud.client().offers()[0].available == 0:
-        process.wait(0.01)
-    assert len(noticed) == 1
-    assert len(cloud.launch(1)) == 1
+    cloud.hit("kill", return_after_s=0.1)
+    machine.eventually(lambda: cloud.client().offers()[0].available == 1)
+    assert len(cloud.launch(2)) == 1
 
 
-def test_the_script_is_played(make_cloud: MakeCloud, machine: Machine) -> None:
-    zones = make_cloud().market.zones
-    script = MarketSpec(
-        zones=zones,
-        events=(
-            MarketEvent(at_s=0, kind="price", zone="a", usd_per_hour=0.25),
-            MarketEvent(at_s=0, kind="capacity", zone="a", count=5),
-        ),
-        kills_per_hour=20 * 3600,
-    )
-    cloud = make_cloud(market=script)
+def test_a_noticed_vm_is_killed_when_its_time_is_up(
+    cloud: Cloud, machine: Machine
+) -> None:
     (vm,) = cloud.launch()
-    assert vm.offer.usd_per_hour == 0.25
-    cloud.client().start_agent(vm.vm_id, BOOTSTRAP) if cloud.vm(vm).ended_at else None
+    pids = cloud.boot(vm)["pids"]
+    assert cloud.hit("notice", lead_s=0.3) == (vm.vm_id,)
+    assert all(machine.runs(pid) for pid in pids)
+    assert cloud.vm(vm).state == VmState.RUNNING
+    for pid in pids:
+        machine.await_exit(pid)
+
+
+def test_script_and_hazards_are_played(make_cloud: MakeCloud, machine: Machine) -> None:
+    zones = make_cloud().market.zones
+    script = (
+        MarketEvent(at_s=0.2, kind="price", zone="a", usd_per_hour=0.25),
+        MarketEvent(at_s=0, kind="capacity", zone="a", count=5),
+    )
+    market = MarketSpec(zones=zones, events=script, kills_per_hour=36000)
+    cloud = make_cloud(market=market)
+    (vm,) = cloud.launch()
     assert vm.offer.available == 5
+    machine.eventually(lambda: cloud.client().offers()[0].usd_per_hour == 0.25)
+    machine.eventually(lambda: cloud.vm(vm).state == VmState.TERMINATED)
+
+
+def test_an_agent_waits_for_its_vm_to_boot(make_cloud: MakeCloud) -> None:
+    zone = replace(make_cloud().market.zones[0], boot_s=0.3)
+    cloud = make_cloud(market=MarketSpec(zones=(zone,)))
+    (vm,) = cloud.launch()
+    assert vm.state == VmState.STARTING
+    cloud.boot(vm)
+    assert cloud.vm(vm).state == VmState.RUNNING
+
+
+def test_a_vm_may_end_while_it_boots(make_cloud: MakeCloud) -> None:
+    zone = replace(make_cloud().market.zones[0], boot_s=60)
+    cloud = make_cloud(market=MarketSpec(zones=(zone,)))
+    (vm,) = cloud.launch()
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(cloud.client().start_agent, vm.vm_id, BOOTSTRAP)
+        cloud.client().terminate([vm.vm_id])
+        with pytest.raises(VmNotFoundError, match=vm.vm_id):
+            start.result()
+
+
+def test_clients_that_start_at_once_share_one_cloud_and_one_launch(
+    cloud: Cloud,
+) -> None:
+    barrier = threading.Barrier(4)
+
+    def launch(_: int) -> tuple[str, ...]:
+        client = cloud.client()
+        barrier.wait()
+        wish = cloud.request(2, token="same")
+        return tuple(vm.vm_id for vm in client.launch(wish).vms)
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = set(threads.map(launch, range(4)))
+    assert len(answers) == 1
+    assert len(cloud.client().list_vms(cloud.job)) == 2
+
+
+def test_vms_outlive_the_client_that_started_them(
+    cloud: Cloud, machine: Machine
+) -> None:
+    os.mkfifo(cloud.pipe)
+    client = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE)
+    arguments = (str(cloud.folder), cloud.job, cloud.market.to_json(), str(cloud.pipe))
+    client.communicate(json.dumps((*arguments, machine.family)).encode())
+    assert client.returncode == -signal.SIGKILL
+    (vm,) = cloud.client().list_vms(cloud.job)
+    assert vm.state == VmState.RUNNING
+    assert len(machine.marked(cloud.job)) >= 3
+
+
+CLIENT = """
+import json, os, pathlib, signal, sys
+from spottrain.cloud.local.market import MarketSpec
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+folder, job, market, pipe, family = json.load(sys.stdin)
+argv = (sys.executable, "-S", "-c", family, pipe)
+client = LocalProvider(pathlib.Path(folder), job, MarketSpec.from_json(market), argv)
+offer = client.offers()[0]
+wish = LaunchRequest(token="t", job=job, intent="i", offer=offer, count=1, lease_s=9)
+(vm,) = client.launch(wish).vms
+client.start_agent(vm.vm_id, AgentBootstrap(manager_url="", ca_pem="", token=""))
+pathlib.Path(pipe).read_text()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("act", ["list", "terminate", "start_agent"])
+def test_a_killed_cloud_takes_its_vms_with_it(
+    cloud: Cloud, machine: Machine, act: str
+) -> None:
+    vm, silent = cloud.launch(2)
+    agents = [cloud.boot(v)["pids"][0] for v in (vm, silent)]
+    cloud.hit("silence")
+    os.kill(running(cloud, machine), signal.SIGKILL)
+    for agent in agents:
+        machine.await_exit(agent)
+    match act:
+        case "list":
+            states = {v.state for v in cloud.client().list_vms(cloud.job)}
+            assert states == {VmState.TERMINATED}
+        case "terminate":
+            cloud.client().terminate([vm.vm_id])
+        case _:
+            with pytest.raises(VmNotFoundError):
+                cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
+    assert machine.marked(cloud.job) == []
+    ended_at = cloud.vm(vm).ended_at
+    assert ended_at is not None
+    assert cloud.vm(vm).ended_at == ended_at  # found dead once, not anew at each look
+
+
+def test_a_new_cloud_remembers_vms_and_tokens_of_a_killed_one(
+    cloud: Cloud, machine: Machine
+) -> None:
+    wish = cloud.request(2)
+    before = cloud.client().launch(wish)
+    cloud.boot(before.vms[0])
+    os.kill(running(cloud, machine), signal.SIGKILL)
+    after = cloud.client().launch(wish)
+    assert [vm.vm_id for vm in after.vms] == [vm.vm_id for vm in before.vms]
+    assert {vm.state for vm in after.vms} == {VmState.TERMINATED}
+    assert machine.marked(cloud.job) == []
+    assert cloud.client().offers()[0].available == 3
+
+
+def test_the_cloud_ends_with_its_last_vm(
+    make_cloud: MakeCloud, machine: Machine
+) -> None:
+    cloud = make_cloud(idle_s=0.2)
+    (vm,) = cloud.launch()
+    pid = running(cloud, machine)
+    cloud.client().terminate([vm.vm_id])
+    machine.await_exit(pid)
+    assert not (cloud.folder / "cloud.sock").exists()
+    assert cloud.vm(vm).state == VmState.TERMINATED
+    assert machine.cloud(cloud.folder) is None  # asking for VMs starts no cloud
+    assert cloud.client().offers()[0].available == 3
+
+
+def test_calls_that_meet_an_ending_cloud_reach_the_next_one(
+    make_cloud: MakeCloud,
+) -> None:
+    cloud = make_cloud(idle_s=0.05)
+    for round_ in range(4):
+        (vm,) = cloud.launch()
+        cloud.client().terminate([vm.vm_id])
+        time.sleep(0.03 + 0.03 * round_)  # from before its end to after it
+    assert len(cloud.client().list_vms(cloud.job)) == 4
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_the_cloud(
+    cloud: Cloud, machine: Machine
+) -> None:
+    (vm,) = cloud.launch()
+    pid = running(cloud, machine)
+    assert os.getsid(pid) == pid != os.getsid(0)
+    os.kill(pid, signal.SIGINT)
+    assert cloud.vm(vm).state == VmState.RUNNING
+    assert machine.cloud(cloud.folder) == pid
+
+
+def test_a_cloud_that_is_told_to_end_ends_its_vms_first(
+    cloud: Cloud, machine: Machine
+) -> None:
+    (vm,) = cloud.launch()
+    pids = cloud.boot(vm)["pids"]
+    pid = running(cloud, machine)
+    os.kill(pid, signal.SIGTERM)
+    machine.await_exit(pid)
+    assert not any(machine.runs(p) for p in pids)
+    assert cloud.vm(vm).state == VmState.TERMINATED
+
+
+def test_the_bill_is_each_vms_price_at_launch_for_its_seconds(cloud: Cloud) -> None:
+    first, second = cloud.launch()[0], cloud.launch(spot=False)[0]
+    cloud.hit("price", usd_per_hour=100.0)
+    cloud.client().terminate([first.vm_id, second.vm_id])
+    usd = sum(
+        price * ((cloud.vm(vm).ended_at or 0.0) - vm.launched_at) / 3600
+        for vm, price in ((first, 1.0), (second, 3.0))
+    )
+    assert cloud.client().bill(cloud.job) == pytest.approx(usd)
+    assert usd > 0
+
+
+def test_a_folder_deeper_than_a_socket_address_will_do(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    provider = LocalProvider(folder, "job", cloud.market)
+    assert len(provider.offers()) == 2
+    provider.shut_down()
+    assert not (folder / "cloud.sock").exists()
+
+
+def test_a_damaged_state_file_is_named(cloud: Cloud) -> None:
+    cloud.folder.mkdir()
+    (cloud.folder / "cloud.json").write_text("{")
+    for call in (cloud.client().offers, lambda: cloud.client().list_vms(cloud.job)):
+        with pytest.raises(CloudError, match=r"cloud\.(json|log)") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    (cloud.folder / "cloud.json").unlink()
+
+
+def test_no_cloud_is_started_to_ask_about_vms(cloud: Cloud, machine: Machine) -> None:
+    cloud.client().terminate(["vm-1"])
+    assert cloud.client().list_vms(cloud.job) == ()
+    assert cloud.client().bill(cloud.job) == 0
+    assert machine.cloud(cloud.folder) is None

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -254,3 +255,4 @@ class Market(RuleBasedStateMachine):
 
 
 TestMarket = Market.TestCase
+TestMarket.settings = settings(deadline=None, max_examples=50)

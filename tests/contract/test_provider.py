@@ -1,0 +1,171 @@
+"""What every provider must do (cloud/provider.py); a new one adds itself to PROVIDERS."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spottrain.cloud.errors import NoCapacityError, VmNotFoundError
+from spottrain.cloud.local.market import MarketSpec, ZoneSpec
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.provider import (
+    AgentBootstrap,
+    CloudProvider,
+    LaunchRequest,
+    Offer,
+    StartsAgents,
+    VmState,
+)
+
+BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
+
+
+@dataclass(frozen=True)
+class Account:
+    """A cloud account under test, in which one job has nothing yet."""
+
+    connect: Callable[[], CloudProvider]
+    """Makes one more client of the same account."""
+    job: str
+    capacity: int
+    """Machines of the first offer that can be had."""
+
+    def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
+        token, intent = uuid.uuid4().hex, uuid.uuid4().hex
+        return LaunchRequest(
+            token=token,
+            job=self.job,
+            intent=intent,
+            offer=offer,
+            count=count,
+            lease_s=60,
+        )
+
+
+def local(folder: Path) -> Iterator[Account]:
+    market = MarketSpec(
+        zones=(
+            ZoneSpec(
+                name="a",
+                capacity=3,
+                slot_memory_bytes=10**9,
+                spot_usd_per_hour=1.0,
+                on_demand_usd_per_hour=3.0,
+            ),
+        )
+    )
+    agent = (sys.executable, "-S", "-c", "import signal; signal.pause()")
+    yield Account(lambda: LocalProvider(folder, "job", market, agent), "job", 3)
+    LocalProvider(folder, "job", market, agent).shut_down()
+
+
+PROVIDERS = {"local": local}
+
+
+@pytest.fixture(params=sorted(PROVIDERS))
+def account(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Account]:
+    yield from PROVIDERS[request.param](tmp_path)
+
+
+def test_it_is_a_provider_with_a_name(account: Account) -> None:
+    provider = account.connect()
+    assert isinstance(provider, CloudProvider)
+    assert {offer.cloud for offer in provider.offers()} == {provider.name}
+
+
+def test_offers_say_what_they_cost_and_when_that_was_seen(account: Account) -> None:
+    offers = account.connect().offers()
+    assert {offer.spot for offer in offers} == {True, False}
+    for offer in offers:
+        assert offer.usd_per_hour > 0
+        assert offer.gpus >= 1
+        assert offer.gpu_memory_bytes > 0
+        assert abs(offer.observed_at - time.time()) < 60
+
+
+def test_a_machine_is_listed_from_launch_to_end(account: Account) -> None:
+    provider = account.connect()
+    wish = account.wish(provider.offers()[0])
+    (vm,) = provider.launch(wish).vms
+    assert (vm.job, vm.intent) == (account.job, wish.intent)
+    assert vm.offer.zone == wish.offer.zone
+    assert vm.ended_at is None
+    assert vm.vm_id in {v.vm_id for v in account.connect().list_vms(account.job)}
+    provider.terminate([vm.vm_id])
+    (gone,) = account.connect().list_vms(account.job)
+    assert gone.state in (VmState.STOPPING, VmState.TERMINATED)
+
+
+def test_the_same_token_never_launches_twice(account: Account) -> None:
+    first, second = account.connect(), account.connect()
+    wish = account.wish(first.offers()[0], 2)
+    ids = {vm.vm_id for vm in first.launch(wish).vms}
+    assert {vm.vm_id for vm in second.launch(wish).vms} == ids
+    assert {vm.vm_id for vm in first.list_vms(account.job)} == ids
+
+
+def test_another_token_launches_more(account: Account) -> None:
+    provider = account.connect()
+    offer = provider.offers()[0]
+    one = provider.launch(account.wish(offer)).vms
+    two = provider.launch(account.wish(offer)).vms
+    assert {vm.vm_id for vm in one}.isdisjoint(vm.vm_id for vm in two)
+
+
+def test_fewer_machines_than_asked_for_come_with_a_reason(account: Account) -> None:
+    provider = account.connect()
+    result = provider.launch(account.wish(provider.offers()[0], account.capacity + 1))
+    assert len(result.vms) == account.capacity
+    assert result.refusal
+
+
+def test_no_machine_at_all_is_no_capacity(account: Account) -> None:
+    provider = account.connect()
+    offer = provider.offers()[0]
+    vms = provider.launch(account.wish(offer, account.capacity)).vms
+    wish = account.wish(offer)
+    with pytest.raises(NoCapacityError):
+        provider.launch(wish)
+    provider.terminate([vms[0].vm_id])
+    assert len(provider.launch(wish).vms) == 1
+
+
+def test_terminating_what_is_gone_or_unknown_is_no_error(account: Account) -> None:
+    provider = account.connect()
+    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    for _ in range(2):
+        provider.terminate([vm.vm_id, "vm-of-nobody"])
+    provider.terminate([])
+
+
+def test_a_job_sees_its_own_machines_only(account: Account) -> None:
+    provider = account.connect()
+    provider.launch(account.wish(provider.offers()[0]))
+    assert provider.list_vms(f"not-{account.job}") == ()
+
+
+def test_an_agent_may_be_started_again_and_again(account: Account) -> None:
+    provider = account.connect()
+    assert isinstance(provider, StartsAgents)
+    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    for _ in range(2):
+        provider.start_agent(vm.vm_id, BOOTSTRAP)
+    (listed,) = provider.list_vms(account.job)
+    assert listed == dataclasses.replace(vm, state=VmState.RUNNING)
+
+
+def test_an_agent_cannot_be_started_on_a_vm_that_is_gone(account: Account) -> None:
+    provider = account.connect()
+    assert isinstance(provider, StartsAgents)
+    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    provider.terminate([vm.vm_id])
+    for vm_id in (vm.vm_id, "vm-of-nobody"):
+        with pytest.raises(VmNotFoundError):
+            provider.start_agent(vm_id, BOOTSTRAP)

@@ -1,0 +1,62 @@
+"""The real manager over the real local cloud, with stub supervisors on its VMs.
+
+``stub_manager.py JOB_DIR [CRASH_AT]``: with CRASH_AT it kills itself with SIGKILL at its
+nth append to the journal: odd ones before it is committed, even ones after.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from spottrain.cloud.local.market import MarketSpec
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.varuna_manager import journal
+from spottrain.varuna_manager.events import Event
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.manager import manage, only_manager
+
+AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
+
+
+def open_cloud(job_dir: Path) -> LocalProvider:
+    market = MarketSpec.from_json((job_dir / "market.json").read_text())
+    return LocalProvider(job_dir / "cloud", "job", market, AGENT, idle_s=2.0)
+
+
+class CrashingJournal(journal.Journal):
+    """Ends the process at its nth append."""
+
+    crash_at = 0
+    appended = 0
+
+    def append(self, *events: Event) -> int:
+        self.appended += 1
+        last = self.appended == self.crash_at
+        if last and self.crash_at % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seq = super().append(*events)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return seq
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    job = JobDir(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        CrashingJournal.crash_at = int(sys.argv[2])
+        sys.modules["spottrain.varuna_manager.manager"].Journal = CrashingJournal  # type: ignore[attr-defined]
+    with only_manager(job.path):
+        outcome = uvloop.run(manage(job, open_cloud(job.path)))
+    return 143 if outcome is None else outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

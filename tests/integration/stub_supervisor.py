@@ -1,0 +1,196 @@
+"""Speaks as the supervisor does, without torch: weights are a number in the job's store.
+
+For plans of one rank. A step takes STEP_S; ``progress`` in the checkpoint store stands
+for weights that are handed over from VM to VM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from spottrain import manifest, wire
+
+STEP_S = 0.01
+FINGERPRINT = "stub"
+
+
+def say(report: wire.Report) -> None:
+    sys.stdout.write(wire.encode(report) + "\n")
+    sys.stdout.flush()
+
+
+def lines() -> Iterator[str | None]:
+    """Yield lines of stdin, and None whenever there was none for STEP_S."""
+    rest = b""
+    while True:
+        if not select.select([0], [], [], STEP_S)[0]:
+            yield None
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            return
+        *whole, rest = (rest + data).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
+class Stub:
+    def __init__(self, greeting: str) -> None:
+        data = json.loads(greeting)
+        self.vm_id = data["vm_id"]
+        self.num_slots = data["num_slots"]
+        self.spec: wire.JobSpec = wire.from_data(wire.JobSpec, data["spec"])
+        self.store = Path(self.spec.checkpoint_path)
+        self.generation: int | None = None
+
+    @property
+    def step(self) -> int:
+        return int((self.store / "progress").read_text())
+
+    @step.setter
+    def step(self, value: int) -> None:
+        draft = self.store / f"progress.{self.vm_id}"
+        draft.write_text(str(value))
+        draft.replace(self.store / "progress")
+
+    def save(self) -> None:
+        name = manifest.new_name(self.step, self.generation or 0)
+        folder = self.store / name
+        folder.mkdir()
+        file = folder / "section-0.safetensors"
+        file.write_bytes(b"weights")
+        record = manifest.FileRecord(
+            section=0,
+            file=file.name,
+            num_bytes=7,
+            sha256=manifest.hash_file(file),
+            tensors=(),
+        )
+        manifest.write_manifest(
+            self.store,
+            manifest.Manifest(
+                name=name,
+                step=self.step,
+                num_sections=1,
+                model_fingerprint=FINGERPRINT,
+                config_fingerprint="stub",
+                seed=self.spec.seed,
+                minibatch_size=self.spec.minibatch_size,
+                microbatch_size=self.spec.microbatch_size,
+                files=(record,),
+            ),
+        )
+        say(wire.CheckpointSaved(name=name, step=self.step))
+
+    def obey(self, command: wire.Command) -> None:
+        match command:
+            case wire.Initialise():
+                self.store.mkdir(parents=True, exist_ok=True)
+                self.step = 0
+                self.save()
+            case wire.Calibrate():
+                say(wire.Calibrated(profile=PROFILE))
+            case wire.OpenStore(generation=generation):
+                say(wire.StoreOpened(generation=generation, host="127.0.0.1", port=1))
+            case wire.RunGeneration() if self.slot_of(command) is not None:
+                self.begin(command)
+            case wire.StopGeneration(generation=generation, checkpoint=checkpoint):
+                if generation == self.generation:
+                    if checkpoint:
+                        self.save()
+                    self.stop(done=False)
+            case wire.AbandonGeneration() | wire.RunGeneration() | wire.Retire():
+                self.generation = None
+
+    def slot_of(self, command: wire.RunGeneration) -> int | None:
+        slots = command.plan.slots
+        return next((s.index for s in slots if s.vm_id == self.vm_id), None)
+
+    def begin(self, command: wire.RunGeneration) -> None:
+        if self.generation is not None and command.generation <= self.generation:
+            return
+        self.generation, self.slot = command.generation, self.slot_of(command) or 0
+        if command.evaluate_first:
+            say(wire.Evaluated(generation=command.generation, step=0, loss=9.0))
+        say(
+            wire.GenerationStarted(
+                generation=command.generation,
+                slot=self.slot,
+                pid=os.getpid(),
+                step=self.step,
+                outcome="same",
+                sections_moved=0,
+                sections_loaded=0,
+            )
+        )
+
+    def train(self) -> None:
+        if self.generation is None:
+            return
+        self.step += 1
+        say(
+            wire.MinibatchCommitted(
+                generation=self.generation,
+                slot=self.slot,
+                step=self.step,
+                sections=(0,),
+                loss=1 / self.step,
+                grad_norm=1.0,
+                step_s=STEP_S,
+                peak_bytes=1,
+            )
+        )
+        if self.step == self.spec.steps:
+            self.save()
+            say(wire.Evaluated(generation=self.generation, step=self.step, loss=0.5))
+            self.stop(done=True)
+
+    def stop(self, *, done: bool) -> None:
+        assert self.generation is not None
+        say(
+            wire.GenerationStopped(
+                generation=self.generation, slot=self.slot, step=self.step, done=done
+            )
+        )
+        self.generation = None
+
+
+PROFILE = wire.Profile(
+    fingerprint=FINGERPRINT,
+    device="stub",
+    microbatch_size=1,
+    sections=(
+        wire.SectionProfile(
+            index=0,
+            forward_s=0.01,
+            backward_s=0.01,
+            recompute_s=0.01,
+            saved_bytes=1,
+            output_bytes=1,
+        ),
+    ),
+    optimizer_s_per_byte=1e-12,
+    link_latency_s=1e-4,
+    link_bandwidth_bytes_per_s=1e9,
+    measured=True,
+)
+
+
+def main() -> None:
+    incoming = lines()
+    greeting = next(line for line in incoming if line is not None)
+    stub = Stub(greeting)
+    say(wire.SupervisorReady(num_slots=stub.num_slots, torch_version="none"))
+    for line in incoming:
+        if line is None:
+            stub.train()
+        else:
+            stub.obey(wire.decode(wire.Command, line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""The manager's process over the local cloud: real time, real processes, no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spottrain import wire
+from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
+from spottrain.cloud.provider import Vm, VmState
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.control import request_stop
+from spottrain.varuna_manager.events import JobSettings, JobSubmitted, VmsLaunched
+from spottrain.varuna_manager.follow import Follower
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.manager import ManagerError, only_manager
+from spottrain.varuna_manager.state import JobPhase, State, check_invariants
+
+SCRIPT = Path(__file__).with_name("stub_manager.py")
+END_S = 40.0
+TERMINATED = VmState.TERMINATED
+
+
+def load(path: Path) -> Any:
+    """Import a script that lies beside the tests."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Job:
+    """A submitted job, its manager processes and its cloud."""
+
+    def __init__(self, path: Path, steps: int, max_vms: int) -> None:
+        path.mkdir(parents=True)
+        self.dir = JobDir(path)
+        tarfile.open(self.dir.workdir, "w:gz").close()
+        zone = ZoneSpec(
+            name="a",
+            slot_memory_bytes=10**9,
+            capacity=8,
+            spot_usd_per_hour=1.0,
+            on_demand_usd_per_hour=3.0,
+        )
+        (path / "market.json").write_text(MarketSpec(zones=(zone,)).to_json())
+        journal = Journal(self.dir.journal)
+        journal.append(
+            JobSubmitted(
+                at_s=time.time(), settings=settings(path, steps=steps, max_vms=max_vms)
+            )
+        )
+        journal.close()
+        self.cloud = load(SCRIPT).open_cloud(path)
+        self.managers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, crash_at: int | None = None) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, str(SCRIPT), str(self.dir.path)]
+        if crash_at is not None:
+            argv.append(str(crash_at))
+        with self.dir.log.open("ab") as log:
+            manager = subprocess.Popen(argv, stdout=log, stderr=log)
+        self.managers.append(manager)
+        return manager
+
+    def state(self) -> State:
+        journal = Journal(self.dir.journal, read_only=True)
+        try:
+            return journal.replay()
+        finally:
+            journal.close()
+
+    def wait_for(self, met: Callable[[State], bool]) -> State:
+        """Follow the journal until ``met``."""
+        follower = Follower(self.dir)
+        try:
+            give_up_at_s = time.monotonic() + END_S
+            while time.monotonic() < give_up_at_s:
+                for _ in follower.advance():
+                    check_invariants(follower.state)
+                    if met(follower.state):
+                        return follower.state
+                time.sleep(0.02)
+            pytest.fail(f"{follower.state}\n{self.dir.log.read_text()[-4000:]}")
+        finally:
+            follower.close()
+
+    def progress(self) -> int:
+        return int((Path(self.dir.path) / "store" / "progress").read_text())
+
+    def rented(self) -> list[Vm]:
+        return list(self.cloud.list_vms("job"))
+
+    def launched(self) -> list[str]:
+        """VMs that the journal knows to have been rented, in order."""
+        journal = Journal(self.dir.journal, read_only=True)
+        events = [e for _, e in journal.read() if isinstance(e, VmsLaunched)]
+        journal.close()
+        return [vm.vm_id for event in events for vm in event.vms]
+
+    def end(self) -> None:
+        for manager in self.managers:
+            manager.kill()
+            manager.wait()
+        self.cloud.shut_down()
+
+
+def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
+    spec = wire.JobSpec(
+        name="job",
+        entrypoint="train:job",
+        seed=1,
+        steps=steps,
+        minibatch_size=1,
+        microbatch_size=1,
+        reduction="exact",
+        checkpoint_path=str(path / "store"),
+        checkpoint_every_steps=1000,
+        checkpoint_keep=2,
+        lease_s=60.0,
+        heartbeat_s=0.3,
+    )
+    section = wire.SectionFacts(
+        index=0, param_bytes=4, optimizer_bytes=8, activation_bytes_per_example=0
+    )
+    facts = wire.ModelFacts(
+        fingerprint="stub",
+        num_parameters=1,
+        blocks="h",
+        sections=(section,),
+        tied=(),
+        dataset_len=100,
+        heldout_len=0,
+    )
+    return JobSettings(
+        uid=path.parent.name,
+        spec=spec,
+        facts=facts,
+        max_vms=max_vms,
+        suspect_s=4.0,
+        debounce_s=0.2,
+        boot_wait_s=10.0,
+        cooldown_s=0.5,
+    )
+
+
+@pytest.fixture
+def make_job(
+    tmp_path: Path,
+) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(steps: int = 50, max_vms: int = 2) -> Job:
+        jobs.append(Job(tmp_path / f"{len(jobs)}" / "job", steps, max_vms))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.end()
+
+
+def is_training(state: State) -> bool:
+    return state.progress.step >= 5
+
+
+def goes_on_after(step: int, num_generations: int) -> Callable[[State], bool]:
+    """Whether that many generations are over and the next one trains."""
+    return lambda state: (
+        state.progress.step > step
+        and len(state.generations) == num_generations
+        and state.generation is not None
+        and state.generation.committed
+        and len(state.vms) == 2
+    )
+
+
+def trainer(state: State) -> str:
+    assert state.generation is not None
+    return state.generation.plan.slots[0].vm_id
+
+
+def assert_ended_well(job: Job, manager: subprocess.Popen[bytes]) -> State:
+    code = manager.wait(END_S)
+    assert code == 0, job.dir.log.read_text()[-4000:]
+    state = job.state()
+    check_invariants(state)
+    assert state.phase is JobPhase.ENDED
+    assert state.progress.step == state.job.spec.steps == job.progress()
+    assert all(vm.state is TERMINATED for vm in job.rented())
+    assert sorted(job.launched()) == sorted(vm.vm_id for vm in job.rented())
+    return state
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job()
+    state = assert_ended_well(job, job.start())
+    assert len(job.rented()) == 2
+    assert state.outcome is not None
+    assert state.outcome.kind == "succeeded"
+    assert state.progress.heldout_last == 0.5
+    assert job.dir.manager() is None
+    assert not job.dir.is_managed()
+    port = int((job.dir.path / "port").read_text())
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_training_goes_on_whatever_the_market_takes(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=250)
+    manager = job.start()
+    state = job.wait_for(is_training)
+    kinds: tuple[EventKind, ...] = ("notice", "kill", "silence")
+    for number, kind in enumerate(kinds, 1):
+        taken = job.cloud.inject(MarketEvent(at_s=0, kind=kind, count=2, lead_s=2.0))
+        assert trainer(state) in taken
+        goes_on = goes_on_after(state.progress.step, num_generations=number)
+        state = job.wait_for(goes_on)
+    state = assert_ended_well(job, manager)
+    assert {i.interruption for i in state.interruptions} == set(kinds)
+    assert state.tally.vms_launched == 2 * 4
+    assert state.progress.minibatches_recomputed == 0
+
+
+def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=300)
+    first = job.start()
+    job.wait_for(is_training)
+    first.kill()
+    first.wait()
+    at_death = job.progress()
+    while job.progress() < at_death + 50:
+        time.sleep(0.02)
+    state = assert_ended_well(job, job.start())
+    assert len(job.rented()) == 2, "nothing was rented twice"
+    assert len(state.generations) == 1, "training was not interrupted"
+
+
+def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=150)
+    first = job.start()
+    job.wait_for(is_training)
+    first.kill()
+    first.wait()
+    job.cloud.shut_down()
+    state = assert_ended_well(job, job.start())
+    assert len(state.generations) == 2
+
+
+def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=150)
+    first = job.start()
+    job.wait_for(is_training)
+    request_stop(job.dir, checkpoint=True, now=False)
+    first.wait(END_S)
+    state = job.state()
+    assert state.outcome is not None
+    assert state.outcome.kind == "stopped"
+    newest = state.newest_checkpoint
+    assert newest is not None
+    assert newest.step == state.progress.step > 0
+    assert all(vm.state is TERMINATED for vm in job.rented())
+    assert_ended_well(job, job.start())
+
+
+def test_stop_now_returns_vms_without_a_checkpoint(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=10_000)
+    manager = job.start()
+    job.wait_for(is_training)
+    request_stop(job.dir, checkpoint=False, now=True)
+    manager.wait(10)
+    assert all(vm.state is TERMINATED for vm in job.rented())
+    newest = job.state().newest_checkpoint
+    assert newest is not None
+    assert newest.step == 0
+
+
+def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=10_000)
+    manager = job.start()
+    job.wait_for(is_training)
+    manager.terminate()
+    assert manager.wait(10) == 128 + signal.SIGTERM
+    at_death = job.progress()
+    while job.progress() < at_death + 10:
+        time.sleep(0.02)
+    assert {vm.state for vm in job.rented()} == {VmState.RUNNING}
+
+
+def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=600)
+    manager = job.start()
+    job.wait_for(is_training)
+    os.kill(manager.pid, signal.SIGSTOP)
+    at_pause = job.progress()
+    while job.progress() < at_pause + 450:  # longer than suspect_s
+        time.sleep(0.02)
+    os.kill(manager.pid, signal.SIGCONT)
+    state = assert_ended_well(job, manager)
+    assert state.interruptions == ()
+    assert len(job.rented()) == 2
+
+
+def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=600)
+    for crash_at in itertools.count(1):
+        manager = job.start(crash_at)
+        if manager.wait(END_S) != -signal.SIGKILL:
+            break
+        check_invariants(job.state())
+    assert crash_at > 10
+    assert_ended_well(job, manager)
+    assert len(job.rented()) == 2
+
+
+def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(steps=300)
+    manager = job.start()
+    job.wait_for(is_training)
+    with sqlite3.connect(job.dir.journal, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        while "trying again" not in job.dir.log.read_text():
+            time.sleep(0.02)
+        other.execute("ROLLBACK")
+    other.close()
+    state = assert_ended_well(job, manager)
+    assert state.interruptions == ()
+
+
+def test_a_job_never_has_two_managers(tmp_path: Path) -> None:
+    with (
+        only_manager(tmp_path),
+        pytest.raises(ManagerError, match="managed already"),
+        only_manager(tmp_path),
+    ):
+        pass
+    assert issubclass(ManagerError, SpottrainError)

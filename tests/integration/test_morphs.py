@@ -1,0 +1,97 @@
+"""Planned morphs: live workers change shape, nothing is read from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, Zygote, make_plan, read_weights
+from test_hooks import NUM_SECTIONS, job_spec, train
+
+from spottrain import wire
+from spottrain.wire import Slot
+
+MORPHS = [
+    pytest.param([(2, 2), (3, 1), (1, 4), (4, 1)], id="2x2-3x1-1x4-4x1"),
+    pytest.param([(1, 1), (2, 1), (2, 2), (1, 3)], id="1x1-2x1-2x2-1x3"),
+    pytest.param([(4, 1), (1, 1), (2, 2), (1, 2)], id="4x1-1x1-2x2-1x2"),
+]
+
+
+@pytest.mark.parametrize("shapes", MORPHS)
+def test_planned_morphs_keep_pids_and_open_no_checkpoint(
+    zygote: Zygote, tmp_path: Path, shapes: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "reference").mkdir()
+    reference, _ = train(zygote, tmp_path / "reference", 1, 1)
+    spec = job_spec(tmp_path)
+    known: set[str] = set()
+
+    with Fleet(spec, "abcd", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        checkpoint = fleet.initialise()
+        for number, (depth, width) in enumerate(shapes):
+            plan = make_plan(spec, depth, width, "abcd", NUM_SECTIONS)
+            planned = {slot.vm_id for slot in plan.slots}
+            donors = [Slot(vm_id=name, index=0) for name in sorted(known - planned)]
+            fleet.run(plan, checkpoint, donors)
+            known |= planned
+            fleet.wait_for_step(number + 1)
+            if number < len(shapes) - 1:
+                fleet.stop()
+            done = fleet.wait_for_end(planned | {donor.vm_id for donor in donors})
+            assert done == (number == len(shapes) - 1)
+            checkpoint_is_gone = tmp_path / "checkpoints" / checkpoint / "manifest.json"
+            checkpoint_is_gone.unlink(missing_ok=True)
+        pids = fleet.pids()
+
+    assert read_weights(Path(spec.checkpoint_path)) == reference
+    assert all(len(of_slot) == 1 for of_slot in pids.values())
+    started = [
+        r
+        for _, r in fleet.history
+        if isinstance(r, wire.GenerationStarted) and r.generation > 1
+    ]
+    assert [r.sections_loaded for r in started] == [0] * len(started)
+
+
+def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) -> None:
+    spec = job_spec(tmp_path)
+    with Fleet(spec, "abc", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        checkpoint = fleet.initialise()
+        fleet.run(make_plan(spec, 2, 1, "ab", NUM_SECTIONS), checkpoint)
+        fleet.wait_for_step(1)
+        fleet.stop()
+        fleet.wait_for_end({"a", "b"})
+        # Stage 0 stays where it is; c becomes a second replica of stage 1 in a 3x1.
+        bounds = {"stage_bounds": (0, 2, 3, 4)}
+        fleet.run(make_plan(spec, 3, 1, "abc", NUM_SECTIONS, **bounds), checkpoint)
+        fleet.wait_for_step(2)
+        moved = {
+            name: r.sections_moved
+            for name, r in fleet.history
+            if isinstance(r, wire.GenerationStarted) and r.generation == 2
+        }
+
+    assert moved == {"a": 0, "b": 0, "c": 1}
+
+
+def test_fast_and_exact_differ_by_rounding_only(zygote: Zygote, tmp_path: Path) -> None:
+    spec = job_spec(tmp_path, "fast")
+    losses: dict[int, list[float]] = {}
+    for width in (1, 2):
+        (folder := tmp_path / str(width)).mkdir()
+        spec = job_spec(folder, "fast")
+        with Fleet(spec, "ab", folder / "log", zygote) as fleet:
+            fleet.ready()
+            plan = make_plan(spec, 1, width, "ab", NUM_SECTIONS)
+            fleet.train(lambda machines, plan=plan: plan, fleet.initialise())
+            losses[width] = [
+                r.loss
+                for name, r in fleet.history
+                if isinstance(r, wire.MinibatchCommitted) and name == "a"
+            ]
+
+    assert losses[1] == pytest.approx(losses[2], rel=1e-4)
+    assert losses[1][-1] < losses[1][0]

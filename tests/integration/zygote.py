@@ -1,0 +1,74 @@
+"""A process that has loaded the job once and forks warm supervisors, for many cases.
+
+Importing torch takes seconds, forking milliseconds; what a fork runs is the supervisor's
+own code. Requests come over the socket that is stdin: JSON, with three file descriptors
+(the supervisor's stdin, stdout, stderr); the answer is its pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from spottrain import wire
+from spottrain.pipeline.loading import load
+from spottrain.pipeline.supervisor import Greeting, Supervisor
+from spottrain.pipeline.worker import LoadedJob
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["SPOTTRAIN_STEPS"] = "6"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    cache: dict[str, LoadedJob] = {}
+    while True:
+        data, fds, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        if not data:
+            return
+        request = json.loads(data)
+        greeting = Greeting.parse(request["greeting"])
+        spec = greeting.spec
+        if spec.entrypoint not in cache:
+            cache[spec.entrypoint] = load(spec, Path(greeting.workdir))
+        found = cache[spec.entrypoint]
+        loaded = LoadedJob(
+            spec, found.job, found.layout, found.fingerprint, found.specs
+        )
+        if (pid := os.fork()) == 0:
+            requests.close()
+            serve(greeting, loaded, fds, request["environment"])
+        for fd in fds:
+            os.close(fd)
+        requests.sendall(str(pid).encode())
+
+
+def serve(
+    greeting: Greeting, loaded: LoadedJob, fds: list[int], environment: dict[str, str]
+) -> None:
+    """Become a supervisor, as its ``main`` would after loading."""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.environ.update(environment)
+        reports = os.dup(fds[1])
+        for target, fd in ((0, fds[0]), (1, fds[2]), (2, fds[2])):
+            os.dup2(fd, target)
+        for fd in fds:
+            os.close(fd)
+        supervisor = Supervisor(greeting, reports, loaded)
+        supervisor.report(wire.SupervisorReady(num_slots=1, torch_version="warm"))
+        supervisor.run()
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Simulated workers: they hold sections, train, stop, break and hang; no mathematics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.market import SimulatedVm
+
+from spottrain import wire
+from spottrain.varuna_manager.events import CheckpointRef
+from spottrain.wire import Slot
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+@dataclass
+class Group:
+    """The workers of one generation."""
+
+    order: wire.RunGeneration
+    arrived: set[Slot] = field(default_factory=set)
+    training: set[Slot] = field(default_factory=set)
+    step: int | None = None
+    stop: wire.StopGeneration | None = None
+    broken: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.order.generation
+
+
+class Workers:
+    """All workers of the job, wherever they run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.groups: dict[int, Group] = {}
+        self.checkpoints: list[CheckpointRef] = []
+        self.committed = 0
+
+    def vm(self, slot: Slot) -> SimulatedVm:
+        return self.world.cloud.vms[slot.vm_id]
+
+    # --- Commands ---------------------------------------------------------------------
+
+    def obey(self, vm_id: str, order: wire.Command) -> None:
+        vm = self.world.cloud.vms[vm_id]
+        if not vm.alive:
+            return
+        report, soon = self.world.report, self.world.soon
+        match order:
+            case wire.Initialise():
+                soon(lambda: self.save(vm, 0), 3.0)
+            case wire.Calibrate():
+                profile = profile_of(self.world.settings.facts)
+                calibrated = wire.Calibrated(profile=profile)
+                soon(lambda: report(vm, calibrated), 3.0)
+            case wire.OpenStore(generation=number):
+                opened = wire.StoreOpened(generation=number, host="h", port=1)
+                soon(lambda: report(vm, opened))
+            case wire.RunGeneration():
+                self.join(vm, order)
+            case wire.StopGeneration(generation=number) if number in self.groups:
+                self.groups[number].stop = order
+            case wire.AbandonGeneration(generation=number) if number in self.groups:
+                self.abandon(vm, self.groups[number])
+            case _:
+                pass
+
+    def join(self, vm: SimulatedVm, order: wire.RunGeneration) -> None:
+        """All participants must come before training begins; doubles are ignored."""
+        group = self.groups.setdefault(order.generation, Group(order))
+        mine = {slot for slot in order.participants if slot.vm_id == vm.vm_id}
+        if mine <= group.arrived:
+            return
+        group.arrived |= mine
+        if group.arrived == set(order.participants):
+            self.world.soon(lambda: self.hand_over(group), 2.0)
+
+    def hand_over(self, group: Group) -> None:
+        """Agree on a version that every section is held at, else load a checkpoint."""
+        if group.broken or not all(self.vm(s).alive for s in group.order.participants):
+            return  # it hangs until it is broken from outside
+        rivals = [g for g in self.groups.values() if g.training and not g.broken]
+        assert not rivals, "never two generations at once"
+        step = self.newest_version(group)
+        loaded = step is None
+        if step is None:
+            names = {c.name: c.step for c in self.checkpoints}
+            step = names[group.order.checkpoint]
+        else:
+            assert step == self.committed, "no committed mini-batch is lost"
+        self.committed = group.step = step
+        plan = group.order.plan
+        group.training = set(plan.slots)
+        for rank, slot in enumerate(plan.slots):
+            sections = plan.sections_of(rank % plan.pipeline_depth)
+            self.vm(slot).memory[slot.index] = (step, frozenset(sections))
+            started = wire.GenerationStarted(
+                generation=group.number,
+                slot=slot.index,
+                pid=1,
+                step=step,
+                outcome="restored" if loaded else "same",
+                sections_moved=0,
+                sections_loaded=0,
+            )
+            self.report(slot, started)
+        self.world.after(plan.predicted_step_s, lambda: self.train(group))
+
+    def newest_version(self, group: Group) -> int | None:
+        held = [
+            self.vm(slot).memory[slot.index]
+            for slot in group.order.participants
+            if slot.index in self.vm(slot).memory
+        ]
+        if not held:
+            return None
+        newest = max(version for version, _ in held)
+        covered = {s for version, own in held if version == newest for s in own}
+        full = len(self.world.settings.facts.sections)
+        return newest if len(covered) == full else None
+
+    # --- Training ---------------------------------------------------------------------
+
+    def train(self, group: Group) -> None:
+        """One mini-batch; nothing moves while a rank is frozen or gone."""
+        if group.broken or not all(self.vm(s).alive for s in group.training):
+            return
+        assert group.step is not None
+        steps = self.world.settings.spec.steps
+        plan = group.order.plan
+        if group.step < steps:
+            group.step += 1
+            self.committed = group.step
+            self.commit(group)
+        spec = self.world.settings.spec
+        done = group.step >= steps
+        wished = group.stop is not None and group.stop.checkpoint
+        if done or wished or group.step % spec.checkpoint_every_steps == 0:
+            self.save(self.vm(plan.slots[0]), group.step)
+        if done or group.stop is not None:
+            self.stopped(group, done=done)
+        else:
+            self.world.after(plan.predicted_step_s, lambda: self.train(group))
+
+    def commit(self, group: Group) -> None:
+        plan, step = group.order.plan, group.step
+        assert step is not None
+        for rank, slot in enumerate(plan.slots):
+            sections = plan.sections_of(rank % plan.pipeline_depth)
+            self.vm(slot).memory[slot.index] = (step, frozenset(sections))
+            self.report(
+                slot,
+                wire.MinibatchCommitted(
+                    generation=group.number,
+                    slot=slot.index,
+                    step=step,
+                    sections=tuple(sections),
+                    loss=10.0 / step,
+                    grad_norm=1.0,
+                    step_s=plan.predicted_step_s,
+                    peak_bytes=1,
+                ),
+            )
+
+    def stopped(self, group: Group, *, done: bool) -> None:
+        slots, group.training = group.order.plan.slots, set()
+        assert group.step is not None
+        for slot in slots:
+            self.report(
+                slot,
+                wire.GenerationStopped(
+                    generation=group.number,
+                    slot=slot.index,
+                    step=group.step,
+                    done=done,
+                ),
+            )
+
+    def save(self, vm: SimulatedVm, step: int) -> None:
+        if vm.alive:
+            name = f"step-{step}-{len(self.checkpoints)}"
+            self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
+            self.world.report(vm, wire.CheckpointSaved(name=name, step=step))
+
+    # --- What goes wrong ----------------------------------------------------------------
+
+    def vm_gone(self, vm: SimulatedVm) -> None:
+        for group in self.groups.values():
+            if any(s.vm_id == vm.vm_id for s in group.arrived):
+                group.training = {s for s in group.training if s.vm_id != vm.vm_id}
+                self.break_up(group)
+
+    def worker_dies(self, slot: Slot) -> None:
+        for group in self.groups.values():
+            if slot in group.training and self.vm(slot).alive:
+                group.training.discard(slot)
+                self.report(slot, self.death(group, slot))
+                self.break_up(group)
+
+    def break_up(self, group: Group) -> None:
+        """Survivors notice at once, late, or hang until they are told."""
+        group.broken = True
+        for slot in sorted(group.training):
+            if self.world.random.random() < 0.7:
+                self.world.soon(lambda slot=slot: self.leave(group, slot), 2.0)  # type: ignore[misc]
+        if not group.training:  # it broke while sections were moved
+            group.training = set()
+            for slot in sorted(group.arrived & set(group.order.plan.slots)):
+                self.world.soon(lambda slot=slot: self.leave(group, slot), 2.0)  # type: ignore[misc]
+
+    def leave(self, group: Group, slot: Slot) -> None:
+        group.training.discard(slot)
+        broken = wire.GenerationBroken(
+            generation=group.number, slot=slot.index, reason="a peer is gone"
+        )
+        self.report(slot, broken)
+
+    def abandon(self, vm: SimulatedVm, group: Group) -> None:
+        group.broken = True
+        for slot in sorted(group.order.plan.slots):
+            if slot.vm_id == vm.vm_id:
+                group.training.discard(slot)
+                self.report(slot, self.death(group, slot))
+
+    def death(self, group: Group, slot: Slot) -> wire.WorkerDied:
+        return wire.WorkerDied(
+            generation=group.number, slot=slot.index, reason="killed"
+        )
+
+    def report(self, slot: Slot, report: wire.Report) -> None:
+        """Every slot's reports leave in the order in which they were made."""
+        self.world.report(self.vm(slot), report)
+
+
+def profile_of(facts: wire.ModelFacts) -> wire.Profile:
+    """Every section takes the same time."""
+    return wire.Profile(
+        fingerprint=facts.fingerprint,
+        device="simulated",
+        microbatch_size=1,
+        sections=tuple(
+            wire.SectionProfile(
+                index=section.index,
+                forward_s=0.5,
+                backward_s=1.0,
+                recompute_s=0.5,
+                saved_bytes=1 << 20,
+                output_bytes=1 << 10,
+            )
+            for section in facts.sections
+        ),
+        optimizer_s_per_byte=0.0,
+        link_latency_s=1e-4,
+        link_bandwidth_bytes_per_s=1e9,
+        measured=True,
+    )

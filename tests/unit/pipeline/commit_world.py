@@ -1,0 +1,396 @@
+"""A world of slots, workers and generations, in steps nobody can see halves of.
+
+The world is a pool of slots whose memory outlives their workers. Each slot takes one
+atomic step at a time: of a mini-batch (send its share of the reduction, mark prepared
+and offer, decide, half apply, flip) or of recovery (store the decision, apply, wipe,
+copy). At any moment a VM may die with its memory, and the manager may begin another
+generation, which stops every worker where it stands: so a new generation is also the
+death of any set of workers, and of those that recover. Slots may be left out of a
+generation (silent VMs); they wake, run on in the old one as far as messages already
+sent carry them, are fenced, and may come back later. A spare slot is a donor.
+
+Content is modelled as the tuple of (generation of the gradients, step) applied so far.
+Atomic here, since nobody can see the difference: marking prepared and offering;
+flipping the last section and reporting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+from spottrain.pipeline.agreement import (
+    Agreement,
+    Contribution,
+    Decision,
+    RankRecord,
+    SectionRecord,
+    agree,
+    applies,
+    moves,
+)
+
+Content = tuple[tuple[int, int], ...]
+START, SENT, PREPARED, DECIDED = range(4)  # then half and flip of each section
+PHASES = 100  # progress = step * PHASES + phase
+FAR = 10**9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a world to walk, and how much may go wrong in it."""
+
+    stages: int
+    replicas: int
+    sections_per_stage: int = 1
+    spares: int = 0
+    steps: int = 2
+    generations: int = 3
+    faults: int = 2
+    checkpoints: bool = False
+
+    @property
+    def num_sections(self) -> int:
+        return self.stages * self.sections_per_stage
+
+    def sections_of(self, stage: int) -> range:
+        first = stage * self.sections_per_stage
+        return range(first, first + self.sections_per_stage)
+
+
+class Copy(NamedTuple):
+    """A section in a slot's memory; content is None while half written."""
+
+    version: int
+    origin: int
+    content: Content | None
+    mark: tuple[int, int] | None = None  # (generation, step)
+    base: Content | None = None  # what the prepared gradients were computed on
+
+
+class Op(NamedTuple):
+    """One step of recovery."""
+
+    kind: str  # decide, half, flip, wipe, copy
+    section: int = -1
+    source: int | None = None  # None: the checkpoint
+    state: tuple[int, int] = (-1, -1)  # the decision; or version and origin to copy
+
+
+class Slot(NamedTuple):
+    """Memory and program counter of one slot."""
+
+    generation: int = 0
+    stage: int | None = None  # None: a donor
+    program: tuple[Op, ...] = ()  # what is left to do of recovery
+    step: int = 0
+    phase: int = START
+    alive: bool = True
+    copies: tuple[Copy | None, ...] = ()  # of each section
+    decision: tuple[int, int] | None = None
+    undo: tuple[int, Copy] | None = None  # a section as it was before its update
+    # When left out: how far the others were, in its reduction and in the gather.
+    heard: tuple[int, int] | None = None
+
+
+class World(NamedTuple):
+    """Everything there is."""
+
+    slots: tuple[Slot, ...]
+    generation: int
+    reported: tuple[int, ...]  # version of each stage, in this generation
+    committed: Content
+    checkpoint: Content
+    faults_left: int
+
+
+# --- A slot's memory ------------------------------------------------------------------
+
+
+def put(slot: Slot, section: int, copy: Copy) -> Slot:
+    copies = list(slot.copies)
+    copies[section] = copy
+    return slot._replace(copies=tuple(copies))
+
+
+def held(slot: Slot, section: int) -> Copy:
+    copy = slot.copies[section]
+    assert copy is not None
+    return copy
+
+
+@cache
+def mapped(slot: Slot) -> Slot:
+    """Return the slot as a new worker finds it: an unfinished update rolled back."""
+    if slot.undo is None:
+        return slot
+    section, before = slot.undo
+    if held(slot, section).version == before.version:
+        slot = put(slot, section, before)
+    return slot._replace(undo=None)
+
+
+@cache
+def record_of(
+    rank: int, copies: tuple[Copy | None, ...], decision: tuple[int, int] | None
+) -> RankRecord:
+    records = []
+    for section, copy in enumerate(copies):
+        if copy is not None:
+            generation, step = copy.mark or (None, None)
+            share = Contribution(section, 0.0, 0.0, 1.0, False) if copy.mark else None
+            records.append(
+                SectionRecord(
+                    section, copy.version, copy.origin, generation, step, share
+                )
+            )
+    stored = Decision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
+    return RankRecord(rank, tuple(records), stored)
+
+
+def half(slot: Slot, section: int) -> Slot:
+    before = held(slot, section)
+    assert before.mark == slot.decision, "applies other gradients than were decided"
+    assert before.base == before.content, "gradients are of another content"
+    return put(slot, section, before._replace(content=None))._replace(
+        undo=(section, before)
+    )
+
+
+def flip(slot: Slot, section: int) -> Slot:
+    assert slot.undo is not None
+    assert slot.decision is not None
+    before, (generation, step) = slot.undo[1], slot.decision
+    assert before.content is not None
+    content = (*before.content, slot.decision)
+    assert len(content) == step + 1 == before.version + 1
+    after = before._replace(version=step + 1, origin=generation, content=content)
+    return put(slot, section, after)
+
+
+Judge = Callable[[World, Mapping[int, Slot], Agreement], Content]
+"""Is shown who is present when an agreement is made; returns the content agreed on."""
+
+
+# --- One step of one slot ---------------------------------------------------------------
+
+
+def progress(slot: Slot) -> int:
+    return -1 if slot.program else slot.step * PHASES + slot.phase
+
+
+def heard_by(world: World, i: int) -> tuple[int, int]:
+    """Return how far the others are in slot i's reduction and in the gather."""
+    me = world.slots[i]
+    if me.heard is not None:
+        return me.heard
+    ring = gather = FAR
+    for j, other in enumerate(world.slots):
+        if j != i and other.generation == me.generation and other.stage is not None:
+            gather = min(gather, progress(other))
+            if other.stage == me.stage:
+                ring = min(ring, progress(other))
+    return ring, gather
+
+
+def advance(shape: Shape, world: World, i: int) -> World | None:
+    """Return the world after slot i's next step, None if it has none or must wait."""
+    slot = world.slots[i]
+    if not slot.alive:
+        return None
+    after = recover(world, slot) if slot.program else train(shape, world, i)
+    if after is None:
+        return None
+    if slot.program or after.phase != slot.phase + 1:
+        return report(shape, world, i, after)
+    return with_slot(world, i, after)
+
+
+def train(shape: Shape, world: World, i: int) -> Slot | None:
+    slot = world.slots[i]
+    if slot.stage is None or slot.step >= shape.steps:
+        return None
+    now, own = slot.step * PHASES, shape.sections_of(slot.stage)
+    after = slot._replace(phase=slot.phase + 1)
+    if slot.phase == START:
+        after = after._replace(undo=None)
+        for k in own:
+            after = put(after, k, held(slot, k)._replace(mark=None, base=None))
+        return after
+    if slot.phase == SENT:
+        if heard_by(world, i)[0] < now + SENT:
+            return None
+        for k in own:
+            mark, base = (slot.generation, slot.step), held(slot, k).content
+            after = put(after, k, held(slot, k)._replace(mark=mark, base=base))
+        return after
+    if slot.phase == PREPARED:
+        if heard_by(world, i)[1] < now + PREPARED:
+            return None
+        return after._replace(decision=(slot.generation, slot.step))
+    index, is_flip = divmod(slot.phase - DECIDED, 2)
+    if not is_flip:
+        return half(after, own[index])
+    after = flip(after, own[index])
+    if own[index] == own[-1]:
+        after = after._replace(step=slot.step + 1, phase=START)
+    return after
+
+
+def recover(world: World, slot: Slot) -> Slot | None:
+    op, after = slot.program[0], slot._replace(program=slot.program[1:])
+    if op.kind == "decide":
+        return after._replace(decision=op.state)
+    if op.kind == "half":
+        return half(after, op.section)
+    if op.kind == "flip":
+        return flip(after, op.section)
+    if op.kind == "wipe":
+        return put(after._replace(undo=None), op.section, Copy(-1, -1, None))
+    if op.source is None:
+        content = world.checkpoint
+        assert len(content) == op.state[0]
+        return put(after, op.section, Copy(*op.state, content))
+    source = world.slots[op.source]
+    if not source.alive or source.generation != slot.generation:
+        return None
+    copy = held(source, op.section)
+    if (copy.version, copy.origin) != op.state or copy.content is None:
+        return None
+    return put(after, op.section, copy._replace(mark=None, base=None))
+
+
+def with_slot(world: World, i: int, slot: Slot) -> World:
+    slots = list(world.slots)
+    slots[i] = slot
+    return world._replace(slots=tuple(slots))
+
+
+def report(shape: Shape, world: World, i: int, slot: Slot) -> World:
+    """Tell the manager what slot i has applied; one of an old generation is fenced."""
+    world = with_slot(world, i, slot)
+    stage = slot.stage
+    if stage is None or slot.program or slot.generation != world.generation:
+        return world
+    reported = list(world.reported)
+    reported[stage] = max(reported[stage], slot.step)
+    version = min(reported)
+    content = held(slot, shape.sections_of(stage)[0]).content
+    world = world._replace(reported=tuple(reported))
+    if version > len(world.committed):
+        assert content is not None
+        world = world._replace(committed=content[:version])
+    return world
+
+
+# --- A new generation -------------------------------------------------------------------
+
+
+def subsets(items: list[int], at_most: int) -> Iterator[tuple[int, ...]]:
+    for size in range(min(len(items), at_most) + 1):
+        yield from combinations(items, size)
+
+
+def new_generations(shape: Shape, world: World, judge: Judge) -> Iterator[World]:
+    """Begin the next generation with every choice of whom to leave out or take back."""
+    numbered = [(i, s) for i, s in enumerate(world.slots) if s.alive]
+    inside = [i for i, s in numbered if s.generation == world.generation]
+    outside = [i for i, s in numbered if s.generation != world.generation]
+    for left, back in product(
+        subsets(inside, world.faults_left), subsets(outside, len(outside))
+    ):
+        absent = frozenset({*left, *outside} - {*back})
+        owners = plan(shape, absent)
+        if owners is not None:
+            yield begin(shape, world, left, absent, owners, judge)
+
+
+@cache
+def plan(shape: Shape, absent: frozenset[int]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the slots of each stage: those at home there, else a spare."""
+    homes = shape.stages * shape.replicas
+    spares = [i for i in range(homes, homes + shape.spares) if i not in absent]
+    owners = []
+    for stage in range(shape.stages):
+        first = stage * shape.replicas
+        own = [i for i in range(first, first + shape.replicas) if i not in absent]
+        if not own and not spares:
+            return None
+        owners.append(tuple(own or [spares.pop()]))
+    return tuple(owners)
+
+
+def survivors(shape: Shape, world: World, absent: frozenset[int]) -> dict[int, Slot]:
+    """Return the slots that are present as new workers find them, lost VMs replaced."""
+    fresh = Slot(copies=(None,) * shape.num_sections)
+    return {
+        i: mapped(slot) if slot.alive else fresh
+        for i, slot in enumerate(world.slots)
+        if i not in absent
+    }
+
+
+def begin(
+    shape: Shape,
+    world: World,
+    left: tuple[int, ...],
+    absent: frozenset[int],
+    owners: tuple[tuple[int, ...], ...],
+    judge: Judge,
+) -> World:
+    """Have all who are present agree, and give each what to do before it trains."""
+    present = survivors(shape, world, absent)
+    records = tuple(record_of(i, s.copies, s.decision) for i, s in present.items())
+    generation = world.generation + 1
+    agreement = agree(shape.num_sections, records, generation, len(world.checkpoint))
+    content = judge(world, present, agreement)
+    slots = list(world.slots)
+    for i in left:
+        slots[i] = slots[i]._replace(heard=heard_by(world, i))
+    programs = programs_of(shape, records, agreement, owners)
+    for i, slot in present.items():
+        stage = next((p for p, ranks in enumerate(owners) if i in ranks), None)
+        begun_slot = Slot(generation, stage, programs[i], agreement.step)
+        slots[i] = begun_slot._replace(copies=slot.copies, decision=slot.decision)
+    is_kept = content[: len(world.committed)] == world.committed
+    begun = World(
+        slots=tuple(slots),
+        generation=generation,
+        reported=(0,) * shape.stages,
+        committed=world.committed if is_kept else content,
+        checkpoint=world.checkpoint,
+        faults_left=world.faults_left - len(left),
+    )
+    for i in present:
+        begun = report(shape, begun, i, begun.slots[i])
+    return begun
+
+
+@cache
+def programs_of(
+    shape: Shape,
+    records: tuple[RankRecord, ...],
+    agreement: Agreement,
+    owners: tuple[tuple[int, ...], ...],
+) -> dict[int, tuple[Op, ...]]:
+    """Return what each rank does before it trains."""
+    programs: dict[int, list[Op]] = {record.rank: [] for record in records}
+    decision, state = agreement.decision, (agreement.step, agreement.origin)
+    for record in records:
+        program = programs[record.rank]
+        if decision is not None:
+            program.append(Op("decide", state=(decision.generation, decision.step)))
+        for k in applies(record, agreement):
+            program += Op("half", k), Op("flip", k)
+    wanted = {k: ranks for p, ranks in enumerate(owners) for k in shape.sections_of(p)}
+    for move in moves(shape.num_sections, records, agreement, wanted):
+        assert (move.source is None) == (agreement.outcome == "restored")
+        program = programs[move.target]
+        program += (
+            Op("wipe", move.section),
+            Op("copy", move.section, move.source, state),
+        )
+    return {rank: tuple(program) for rank, program in programs.items()}

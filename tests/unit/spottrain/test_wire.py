@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain import wire
+from spottrain.errors import WireError
+
+COMMANDS = get_args(wire.Command)
+REPORTS = get_args(wire.Report)
+INT = st.integers(-(2**53), 2**53)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> wire.Plan:
+    depth, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    microbatch_size = draw(st.integers(1, 4))
+    stages = draw(st.lists(st.integers(1, 3), min_size=depth, max_size=depth))
+    replicas = draw(st.lists(st.integers(1, 3), min_size=width, max_size=width))
+    bounds = [0], [0]
+    for cuts, sizes in zip(bounds, (stages, replicas), strict=True):
+        for size in sizes:
+            cuts.append(cuts[-1] + size)
+    return wire.Plan(
+        pipeline_depth=depth,
+        data_parallel_width=width,
+        microbatch_size=microbatch_size,
+        minibatch_size=microbatch_size * bounds[1][-1],
+        schedule=draw(st.sampled_from(get_args(wire.ScheduleKind))),
+        recompute=draw(st.booleans()),
+        stage_bounds=tuple(bounds[0]),
+        replica_bounds=tuple(bounds[1]),
+        slots=tuple(
+            wire.Slot(vm_id=draw(st.text()), index=index)
+            for index in range(depth * width)
+        ),
+        predicted_step_s=draw(st.floats(0, 1e6)),
+    )
+
+
+st.register_type_strategy(wire.Plan, plans())
+st.register_type_strategy(float, st.floats(allow_nan=False))
+st.register_type_strategy(int, INT)
+
+
+def built(cls: Any) -> st.SearchStrategy[Any]:
+    """Build any message; a schema_version other than ours is refused, so none is."""
+    hints = wire._hints(cls)
+    return st.builds(
+        cls,
+        **{
+            f.name: st.from_type(hints[f.name])
+            for f in dataclasses.fields(cls)
+            if f.name not in ("schema_version", "kind")
+        },
+    )
+
+
+# Elsewhere hypothesis would make up a schema_version.
+st.register_type_strategy(wire.Profile, built(wire.Profile))
+
+MESSAGES = (
+    *COMMANDS,
+    *REPORTS,
+    wire.JobSpec,
+    wire.ModelFacts,
+    wire.Profile,
+    wire.Registration,
+    wire.Heartbeat,
+    wire.HeartbeatAnswer,
+    wire.ReportBatch,
+)
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_every_message_reads_back_as_it_was(cls: Any) -> None:
+    @settings(max_examples=20, deadline=None)
+    @given(built(cls))
+    def reads_back(message: Any) -> None:
+        text = wire.encode(message)
+        assert "\n" not in text
+        assert wire.decode(cls, text) == message
+        assert wire.decode(cls, text.encode()) == message
+
+    reads_back()
+
+
+@pytest.mark.parametrize("union", [wire.Command, wire.Report])
+def test_the_kind_tells_which_member_of_a_union_it_is(union: Any) -> None:
+    kinds = [wire._hints(cls)["kind"] for cls in get_args(union)]
+    names = [name for kind in kinds for name in get_args(kind)]
+    assert len(names) == len(set(names))
+
+    @settings(deadline=None)
+    @given(st.one_of([built(cls) for cls in get_args(union)]))
+    def reads_back(message: Any) -> None:
+        assert wire.decode(union, wire.encode(message)) == message
+
+    reads_back()
+
+
+HEARTBEAT = {"vm_id": "vm-1", "sequence": 3, "received": 0}
+
+
+@pytest.mark.parametrize(
+    ("cls", "change", "message"),
+    [
+        (wire.Heartbeat, {"sequenc": 1}, "message.sequenc is not a field of Heartbeat"),
+        (wire.Heartbeat, {"sequence": "3"}, "message.sequence must be int: got '3'"),
+        (wire.Heartbeat, {"sequence": True}, "message.sequence must be int: got True"),
+        (wire.Heartbeat, {"sequence": 3.0}, "message.sequence must be int: got 3.0"),
+        (wire.Heartbeat, {"vm_id": None}, "message.vm_id must be str: got None"),
+        (wire.Heartbeat, {"schema_version": 2}, "schema_version must be 1: got 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_named(
+    cls: Any, change: dict[str, Any], message: str
+) -> None:
+    wire.from_data(cls, HEARTBEAT)
+    with pytest.raises(WireError) as caught:
+        wire.from_data(cls, HEARTBEAT | change)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", HEARTBEAT)
+def test_a_missing_field_is_refused_and_named(field: str) -> None:
+    data = {key: value for key, value in HEARTBEAT.items() if key != field}
+    with pytest.raises(WireError, match=f"{field} is missing from Heartbeat"):
+        wire.from_data(wire.Heartbeat, data)
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00", b"\xff\xfe", "[1", "nul"])
+def test_what_is_not_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(WireError, match="message is not JSON"):
+        wire.decode(wire.Heartbeat, text)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"x"', "{}"])
+def test_json_that_is_no_message_is_refused(text: str) -> None:
+    for cls in (wire.Heartbeat, wire.Command):
+        with pytest.raises(WireError):
+            wire.decode(cls, text)
+
+
+def test_a_place_deep_inside_is_named() -> None:
+    data = {"commands": [{"kind": "retire"}, {"kind": "open_store", "generation": "1"}]}
+    with pytest.raises(WireError, match=r"message\.commands\[1\]\.generation must be"):
+        wire.from_data(wire.HeartbeatAnswer, data)
+    with pytest.raises(WireError, match=r"commands\[0\]\.kind is unknown: got 'dance'"):
+        wire.from_data(wire.HeartbeatAnswer, {"commands": [{"kind": "dance"}]})
+
+
+def test_a_literal_takes_only_its_values() -> None:
+    report = wire.GenerationStarted(
+        generation=1,
+        slot=0,
+        pid=1,
+        step=0,
+        outcome="same",
+        sections_moved=0,
+        sections_loaded=0,
+    )
+    text = wire.encode(report).replace('"same"', '"lost"')
+    with pytest.raises(WireError, match=r"outcome must be .*: got 'lost'"):
+        wire.decode(wire.GenerationStarted, text)
+
+
+def a_plan(**changes: Any) -> wire.Plan:
+    plan = wire.Plan(
+        pipeline_depth=2,
+        data_parallel_width=2,
+        microbatch_size=2,
+        minibatch_size=10,
+        schedule="varuna",
+        recompute=True,
+        stage_bounds=(0, 3, 4),
+        replica_bounds=(0, 3, 5),
+        slots=tuple(wire.Slot(vm_id="vm", index=i) for i in range(4)),
+        predicted_step_s=1.0,
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def test_a_plan_says_who_computes_what() -> None:
+    plan = a_plan()
+    assert plan.shape == "2x2"
+    assert plan.num_sections == 4
+    assert [plan.stage_of(k) for k in range(4)] == [0, 0, 0, 1]
+    assert [list(plan.sections_of(p)) for p in range(2)] == [[0, 1, 2], [3]]
+    assert [list(plan.virtual_nodes_of(d)) for d in range(2)] == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"microbatch_size": 0},
+        {"microbatch_size": -2, "minibatch_size": -10},
+        {"minibatch_size": 11},
+        {"minibatch_size": 12},
+        {"stage_bounds": (0, 4)},
+        {"stage_bounds": (0, 0, 4)},
+        {"stage_bounds": (1, 3, 4)},
+        {"replica_bounds": (0, 5, 5)},
+        {"slots": tuple(wire.Slot(vm_id="vm", index=0) for _ in range(4))},
+        {"pipeline_depth": 0},
+        {"devices_per_stage_replica": 2},
+    ],
+)
+def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match="plan does not add up"):
+        a_plan(**changes)
+    data = json.loads(wire.encode(a_plan()))
+    changed = json.loads(json.dumps(changes, default=dataclasses.asdict))
+    with pytest.raises(WireError):
+        wire.from_data(wire.Plan, data | changed)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | INT | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(JSON, st.sampled_from([*MESSAGES, wire.Command, wire.Report]))
+def test_whatever_arrives_it_is_a_message_or_a_wire_error(data: Any, cls: Any) -> None:
+    with suppress(WireError):
+        wire.from_data(cls, data)
+
+
+@settings(deadline=None)
+@given(built(wire.GenerationStarted), st.data())
+def test_a_damaged_field_is_never_taken_for_a_message(
+    message: wire.GenerationStarted, data: st.DataObject
+) -> None:
+    fields = json.loads(wire.encode(message))
+    field = data.draw(st.sampled_from(sorted(fields)))
+    fields[field] = data.draw(st.none() | st.lists(INT) | st.floats())
+    with pytest.raises(WireError):
+        wire.from_data(wire.GenerationStarted, fields)
+
+
+def test_the_wire_needs_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import spottrain.wire, "
+        "spottrain.manifest; print(*sorted({m.split('.')[0] for m in sys.modules} "
+        "- before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    third_party = set(done.stdout.split()) - set(sys.stdlib_module_names)
+    assert third_party == {"spottrain"}
