@@ -31,10 +31,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
     """Yield every function below ``node`` with its dotted name."""
     for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, Function | ast.ClassDef):
+            inner = f"{prefix}{child.name}."
         if isinstance(child, Function):
             yield prefix + child.name, child
-        named = isinstance(child, Function | ast.ClassDef)
-        yield from functions(child, f"{prefix}{child.name}." if named else prefix)
+        yield from functions(child, inner)
 
 
 def span(node: ast.stmt) -> int:

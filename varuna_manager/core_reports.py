@@ -13,9 +13,6 @@ from spottrain.varuna_manager.records import GenerationPhase, RankPhase, VmPhase
 from spottrain.varuna_manager.turn import Turn
 from spottrain.wire import Slot
 
-MAX_CHECKPOINTS = 64
-"""Checkpoints remembered; the store's own retention is far stricter."""
-
 _Ranked = (
     wire.GenerationStarted
     | wire.MinibatchCommitted
@@ -139,12 +136,14 @@ def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
 
 
 def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
+    """Remember what the store still holds: older ones were deleted with this report."""
     state = turn.state
-    others = [c for c in state.checkpoints if c.name != checkpoint.name]
-    newest_first = sorted((checkpoint, *others), key=lambda c: c.step, reverse=True)
+    known = {c.name: c for c in (checkpoint, *state.checkpoints)}
+    good = [c for c in known.values() if c.name not in state.damaged]
+    newest_first = sorted(good, key=lambda c: c.step, reverse=True)
     turn.state = replace(
         state,
-        checkpoints=tuple(newest_first[:MAX_CHECKPOINTS]),
+        checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
         checkpoint_error="",
         initialiser=None,
     )

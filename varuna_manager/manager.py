@@ -25,7 +25,7 @@ from spottrain.cloud.provider import CloudProvider
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.certificates import ensure_identity
 from spottrain.varuna_manager.commands import Outcome
-from spottrain.varuna_manager.control import open_provider
+from spottrain.varuna_manager.control import ShutsDown, open_provider
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.server import listen, make_server
@@ -117,7 +117,10 @@ def main(argv: Sequence[str]) -> int:
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
-            outcome = uvloop.run(manage(job, open_provider(job)))
+            provider = open_provider(job)
+            outcome = uvloop.run(manage(job, provider))
+            if outcome is not None and isinstance(provider, ShutsDown):
+                provider.shut_down()  # the job is over: it leaves no process behind
     except SpottrainError as error:
         logger.error("error: %s", error)
         return error.exit_code

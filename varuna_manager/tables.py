@@ -147,7 +147,8 @@ def fleet_table(status: dict[str, Any]) -> Table:
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield what a job did and what it cost, as ``report`` shows it to people."""
     yield _plans_table(report["plans"])
-    yield _interruptions_table(report["interruptions"])
+    hits = report["interruptions"]
+    yield _interruptions_table(hits) if hits else "No interruptions"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -200,7 +201,7 @@ def _plans_table(plans: list[dict[str, Any]]) -> Table:
 
 def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
     table = _table("AFTER", "WHAT", "VM", "COST", "WHY", right={"AFTER", "COST"})
-    table.title = "Interruptions" if interruptions else "No interruptions"
+    table.title = "Interruptions"
     for hit in interruptions:
         table.add_row(
             duration(hit["at_s"]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import types
 import typing
@@ -176,7 +177,7 @@ class Plan:
 
 def _is_cover(bounds: tuple[int, ...], parts: int) -> bool:
     """Whether ``bounds`` cut 0…bounds[-1] into ``parts`` runs, none of them empty."""
-    rising = all(a < b for a, b in zip(bounds, bounds[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(bounds))
     return len(bounds) == parts + 1 and bounds[0] == 0 and rising
 
 

@@ -40,7 +40,8 @@ class Record:
     step_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     """Of each turn, per step."""
-    loss: float = 0.0
+    losses: dict[int, float] = field(default_factory=dict)
+    """By step, from 1; the two must agree."""
 
     def add_turn(self, reported_at: list[float], used_s: float) -> None:
         """Add a turn: when its steps were reported, and what all but one have used."""
@@ -86,7 +87,7 @@ class Ours:
                 if counts[report.step] == DEPTH:
                     times.append(time.perf_counter())
                     used.append(cpu_s(pids.values()))
-                    self.record.loss = report.loss
+                    self.record.losses[report.step] = report.loss
             return True if len(times) > steps else None
 
         self._fleet.wait_for(f"{steps} steps", committed)
@@ -140,7 +141,8 @@ class Plain:
         for _ in range(steps + 1):
             for rank in self._ranks:
                 assert rank.stdout is not None
-                self.record.loss = float(rank.stdout.readline().split()[1])
+                step, loss = rank.stdout.readline().split()
+                self.record.losses[int(step)] = float(loss)
             times.append(time.perf_counter())
             used.append(cpu_s(rank.pid for rank in self._ranks))
         self.record.add_turn(times, used[-1] - used[0])
@@ -194,9 +196,10 @@ def report(ours: Record, plain: Record) -> None:
         f"throughput over plain: {wall:.3f} (by best steps {best:.3f}, by CPU "
         f"seconds {cpu:.3f}); goal 0.97"
     )
+    last = max(ours.losses.keys() & plain.losses.keys())
     print(
-        f"medians of {len(ours.step_s)} steps each, in {len(ours.cpu_s)} turns; "
-        f"loss in the end: {ours.loss:.5f} and {plain.loss:.5f}"
+        f"medians of {len(ours.step_s)} steps each, in {len(ours.cpu_s)} turns; loss of "
+        f"step {last}: {ours.losses[last]:.6f} and {plain.losses[last]:.6f}"
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from spottrain import TrainingJob
 
 BLOCKS, WIDTH, HEADS, VOCABULARY, SEQUENCE = 12, 256, 4, 256, 128
-MICROBATCH, MICROBATCHES = 8, 8
+MICROBATCH, MICROBATCHES = 4, 8
 CLIP = 1.0
 LEARNING_RATE = 1e-3
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from spottrain import wire
 from spottrain.manifest import newest_valid, read_manifest
@@ -50,7 +50,7 @@ class Zygote:
         )
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
@@ -131,7 +131,7 @@ class Fleet:
         names: Sequence[str],
         log: Path,
         zygote: Zygote,
-        environment: Mapping[str, str] = {},
+        environment: Mapping[str, str] | None = None,
         workdir: Path = HERE,
     ) -> None:
         self.spec = spec
@@ -140,13 +140,13 @@ class Fleet:
         self.generation = 0
         self.num_sections = 0
         self.machines: dict[str, Machine] = {}
-        self._add = lambda name: Machine(
-            name, spec, workdir, self.queue, environment, log, zygote
+        self._add: Callable[[str], Machine] = lambda name: Machine(
+            name, spec, workdir, self.queue, environment or {}, log, zygote
         )
         for name in names:
             self.add(name)
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -251,6 +251,7 @@ class Fleet:
     def wait_for_end(self, running: set[str]) -> bool:
         """Wait until nobody runs the generation any more; return whether it is done."""
         done = broken = False
+        running -= {name for name, r in self.history if self._is_end(r)}
         deadline = time.monotonic() + DEADLINE_S
         while running:
             patience = GRACE_S if broken else deadline - time.monotonic()
@@ -285,6 +286,10 @@ class Fleet:
                 case _:
                     pass
         return done
+
+    def _is_end(self, report: Heard) -> bool:
+        ends = wire.GenerationStopped | wire.GenerationBroken | wire.WorkerDied
+        return isinstance(report, ends) and report.generation == self.generation
 
     def stop(self, checkpoint: bool = False) -> None:
         """Ask for a planned stop, as a manager would before a morph."""

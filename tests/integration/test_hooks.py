@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, Zygote, make_plan
+from tests.integration.fleet import Fleet, Zygote, make_plan
 
 from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import JobSpec, Plan, Reduction
@@ -40,12 +40,14 @@ class Blow:
     step: int
 
 
-def job_spec(folder: Path, reduction: Reduction = "exact") -> JobSpec:
+def job_spec(
+    folder: Path, reduction: Reduction = "exact", steps: int = STEPS
+) -> JobSpec:
     return JobSpec(
         name="tiny",
         entrypoint="tiny_job:job",
         seed=1,
-        steps=STEPS,
+        steps=steps,
         minibatch_size=8,
         microbatch_size=2,
         reduction=reduction,

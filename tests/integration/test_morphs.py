@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fleet import Fleet, Zygote, make_plan, read_weights
-from test_hooks import NUM_SECTIONS, job_spec, train
+from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
+from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain import wire
 from spottrain.wire import Slot
+
+STEPS = 16
+SLOWLY = {"TINY_SLEEP_S": "0.03"}
+"""Slow enough that a wish to stop comes in before the last step is done."""
 
 MORPHS = [
     pytest.param([(2, 2), (3, 1), (1, 4), (4, 1)], id="2x2-3x1-1x4-4x1"),
@@ -22,12 +26,15 @@ MORPHS = [
 def test_planned_morphs_keep_pids_and_open_no_checkpoint(
     zygote: Zygote, tmp_path: Path, shapes: list[tuple[int, int]]
 ) -> None:
-    (tmp_path / "reference").mkdir()
-    reference, _ = train(zygote, tmp_path / "reference", 1, 1)
-    spec = job_spec(tmp_path)
+    spec = job_spec(tmp_path / "reference", steps=STEPS)
+    with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, 1, 1, "a", NUM_SECTIONS)
+        reference = fleet.train(lambda _: plan, fleet.initialise())
+    spec = job_spec(tmp_path, steps=STEPS)
     known: set[str] = set()
 
-    with Fleet(spec, "abcd", tmp_path / "log", zygote) as fleet:
+    with Fleet(spec, "abcd", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()
         for number, (depth, width) in enumerate(shapes):
@@ -57,7 +64,7 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
 
 def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) -> None:
     spec = job_spec(tmp_path)
-    with Fleet(spec, "abc", tmp_path / "log", zygote) as fleet:
+    with Fleet(spec, "abc", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()
         fleet.run(make_plan(spec, 2, 1, "ab", NUM_SECTIONS), checkpoint)
@@ -86,7 +93,7 @@ def test_fast_and_exact_differ_by_rounding_only(zygote: Zygote, tmp_path: Path) 
         with Fleet(spec, "ab", folder / "log", zygote) as fleet:
             fleet.ready()
             plan = make_plan(spec, 1, width, "ab", NUM_SECTIONS)
-            fleet.train(lambda machines, plan=plan: plan, fleet.initialise())
+            fleet.train(lambda _, plan=plan: plan, fleet.initialise())  # type: ignore[misc]
             losses[width] = [
                 r.loss
                 for name, r in fleet.history

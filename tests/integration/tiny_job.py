@@ -24,7 +24,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = x.cumsum(1) / torch.arange(1, x.shape[1] + 1).view(1, -1, 1)
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm(mixed)))))
+        hidden = F.gelu(self.up(self.norm(mixed)))
+        return x + torch.as_tensor(self.dropout(self.down(hidden)))
 
 
 class Tiny(nn.Module):
@@ -39,7 +40,8 @@ class Tiny(nn.Module):
         x = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        logits: torch.Tensor = F.linear(self.norm(x), self.embedding.weight)
+        return logits
 
 
 class Tokens:

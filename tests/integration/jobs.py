@@ -1,0 +1,400 @@
+"""Jobs driven as a user would drive them: by the ``spottrain`` command, at real times."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from spottrain.cloud.local.market import MarketEvent
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.provider import Vm
+from spottrain.manifest import CheckpointEntry, hash_file, list_checkpoints
+from spottrain.varuna_manager.control import open_provider
+from spottrain.varuna_manager.events import Event, ReportReceived
+from spottrain.varuna_manager.follow import Follower, read_state
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.records import GenerationPhase
+from spottrain.varuna_manager.state import State
+
+T = TypeVar("T")
+
+HERE = Path(__file__).parent
+SPOTTRAIN = (sys.executable, "-m", "spottrain.varuna_manager.cli")
+DEADLINE_S = 100.0
+"""How long a test waits for anything."""
+POLL_S = 0.05
+STEPS = 120
+_MARK = "SPOTTRAIN_TEST_JOB"
+"""Environment variable that every process of a job inherits."""
+_BECOME_FOREGROUND = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Makes its standard input its controlling terminal, then becomes a command."""
+
+
+class TooLateError(AssertionError):
+    """What a test waited for did not come."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What ``-o json`` printed: one document and nothing else."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+    @property
+    def error(self) -> str:
+        """The one line that begins with ``error:``."""
+        (line,) = (x for x in self.err.splitlines() if x.startswith("error: "))
+        return line
+
+
+class Terminal:
+    """A command at a terminal of its own."""
+
+    def __init__(self, argv: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._screen, theirs = os.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _BECOME_FOREGROUND, *argv],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "TERM": "xterm", "COLUMNS": "160"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        os.set_blocking(self._screen, False)
+        self.text = ""
+
+    def press(self, key: str) -> None:
+        """Type a key."""
+        os.write(self._screen, key.encode())
+
+    def read(self) -> str:
+        """Return all that was ever on the screen."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := os.read(self._screen, 1 << 16):
+                self.text += data.decode(errors="replace")
+        return self.text
+
+    def close(self) -> None:
+        """Close the terminal's window: the kernel tells its processes with SIGHUP."""
+        os.close(self._screen)
+
+    def wait(self) -> int:
+        """Return the exit code of the command, once it has ended."""
+        until("the command ends", lambda: self.read() and self._has_ended())
+        self.read()
+        return self.process.wait()
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+class Job:
+    """One job, in a state folder that jobs may share.
+
+    Args:
+        folder: Of the test; job file and workdir go into a new folder in it.
+        name: Of the job.
+        settings: What its job file says beside the usual.
+    """
+
+    def __init__(self, folder: Path, name: str, **settings: Any) -> None:
+        self.folder = folder / name
+        (self.folder / "workdir").mkdir(parents=True)
+        for module in ("tiny_job.py", "paced_job.py"):
+            shutil.copy(HERE / module, self.folder / "workdir")
+        self.name = name
+        self.dir = JobDir(folder / "home" / "jobs" / name)
+        self.file = self.folder / "job.yaml"
+        self.settings = {
+            "name": name,
+            "entrypoint": "paced_job:job",
+            "workdir": "workdir",
+            "minibatch_size": 8,
+            "microbatch_size": 2,
+            "steps": STEPS,
+            "seed": 1,
+            "reduction": "exact",
+            "checkpoint": {"every_steps": 10},
+            "morphing": {"debounce_s": 0.5},
+            **settings,
+        }
+        self.file.write_text(yaml.safe_dump(self.settings))
+        self._pace = self.folder / "pace"
+        self.pace(0.0)
+        self._mark = f"{name}-{uuid.uuid4().hex}"
+        self.environment = {
+            **os.environ,
+            "SPOTTRAIN_HOME": str(folder / "home"),
+            "OMP_NUM_THREADS": "1",
+            "PACE_FILE": str(self._pace),
+            _MARK: self._mark,
+        }
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill_everything()
+
+    # --- what a user does ---------------------------------------------------------
+
+    def run(self, *arguments: str) -> Answer:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [*SPOTTRAIN, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=DEADLINE_S,
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def launch(self, *options: str) -> Answer:
+        """Run ``spottrain launch`` to its end."""
+        return self.run("launch", str(self.file), *options)
+
+    def resume(self, *options: str) -> Answer:
+        """Run ``spottrain resume`` to its end."""
+        return self.run("resume", self.name, *options)
+
+    def at_terminal(self, *arguments: str) -> Terminal:
+        """Run a command at a terminal of its own."""
+        return Terminal((*SPOTTRAIN, *arguments), self.environment)
+
+    def pace(self, loss_s: float) -> None:
+        """Let every loss that is computed from now on take that long."""
+        draft = self._pace.with_suffix(".draft")
+        draft.write_text(str(loss_s))
+        draft.replace(self._pace)
+
+    # --- what the world does --------------------------------------------------------
+
+    @property
+    def cloud(self) -> LocalProvider:
+        """The local cloud that the job rents from."""
+        provider = open_provider(self.dir)
+        assert isinstance(provider, LocalProvider)
+        return provider
+
+    def market(self, kind: Any, **what: Any) -> tuple[str, ...]:
+        """Let the market do something now; return the VMs hit."""
+        return self.cloud.inject(MarketEvent(at_s=0.0, kind=kind, **what))
+
+    def vms(self) -> tuple[Vm, ...]:
+        """Return all VMs that the job ever had."""
+        return tuple(self.cloud.list_vms(self.name))
+
+    def manager_pid(self) -> int:
+        """Return the pid of the running manager."""
+        address = until("the manager says where it is", self.dir.manager)
+        return address.pid
+
+    def kill_manager(self) -> None:
+        """Kill the manager as a crash would; returns when it is gone."""
+        os.kill(self.manager_pid(), signal.SIGKILL)
+        until("the manager is gone", lambda: not self.dir.is_managed())
+
+    def kill_everything(self) -> None:
+        """Kill every process that the job ever started; returns when all are gone."""
+
+        def none_left() -> bool:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not self.processes()
+
+        until("all processes are gone", none_left)
+
+    # --- what can be seen -------------------------------------------------------------
+
+    def processes(self) -> list[int]:
+        """Return the pids of all living processes that the job ever started."""
+        mark = f"{_MARK}={self._mark}".encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if mark in (folder / "environ").read_bytes().split(b"\0"):
+                        found.append(int(folder.name))
+        return found
+
+    def checkpoints(self) -> list[CheckpointEntry]:
+        """Return the complete checkpoints, newest first."""
+        return list_checkpoints(self.checkpoint_root)
+
+    @property
+    def checkpoint_root(self) -> Path:
+        """Where the job's checkpoints are."""
+        path = self.settings["checkpoint"].get("path")
+        return self.dir.checkpoints if path is None else Path(path)
+
+    def events(self) -> list[Event]:
+        """Return every event of the journal."""
+        journal = Journal(self.dir.journal, read_only=True)
+        try:
+            return [event for _, event in journal.read()]
+        finally:
+            journal.close()
+
+    def state(self) -> State:
+        """Return what the manager knows now."""
+        return read_state(self.dir)
+
+    def reports(self, kind: type[T]) -> list[tuple[str, T]]:
+        """Return all reports of one kind, with the VM that each came from."""
+        return [
+            (event.vm_id, event.report)
+            for event in self.events()
+            if isinstance(event, ReportReceived) and isinstance(event.report, kind)
+        ]
+
+    def until(self, what: str, found: Callable[[State], T]) -> T:
+        """Follow the journal until ``found`` returns something true of a state."""
+        until("the job is there", self.dir.journal.exists)
+        follower = Follower(self.dir)
+
+        def look() -> T | None:
+            for _ in follower.advance():
+                if hit := found(follower.state):
+                    return hit
+            return None
+
+        try:
+            return until(what, look, lambda: self.tail(follower.state))
+        finally:
+            follower.close()
+
+    def until_trains(self, step: int = 1) -> State:
+        """Wait until a generation trains and has come to ``step``."""
+        return self.until(
+            f"mini-batch {step}",
+            lambda state: state if trains(state) >= step else None,
+        )
+
+    def tail(self, state: State) -> str:
+        """Return what may say why something does not come."""
+        log = self.dir.log.read_text().splitlines() if self.dir.log.exists() else []
+        return "\n".join([state.activity, *log[-15:]])
+
+
+def trains(state: State) -> int:
+    """Return the mini-batches committed if a generation trains now, else 0."""
+    generation = state.generation
+    running = generation and generation.phase is GenerationPhase.RUNNING
+    return state.progress.step if running and generation.committed else 0
+
+
+def until(what: str, look: Callable[[], T | None], why: Callable[[], str] = str) -> T:
+    """Look until there is something; return it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise TooLateError(f"{what}: not in {DEADLINE_S:g} s\n{why()}")
+        time.sleep(POLL_S)
+    return found
+
+
+def is_port_open(url: str) -> bool:
+    """Return whether somebody listens there."""
+    address = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((address.hostname or "", address.port or 0)) == 0
+
+
+def weights(root: Path) -> dict[str, str]:
+    """Return the hash of every section in the newest checkpoint."""
+    newest = list_checkpoints(root)[0]
+    return {
+        file.name: hash_file(file)
+        for file in (root / newest.name).glob("section-*.safetensors")
+    }
+
+
+# --- The job that nothing happens to ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What came of a job that nothing happened to."""
+
+    answer: Answer
+    processes_left: int
+    port_left: bool
+    checkpoints: Path
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """What every other job with the same seed must end with."""
+        return weights(self.checkpoints)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all test processes of this run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def undisturbed(factory: pytest.TempPathFactory) -> Undisturbed:
+    """Return the undisturbed job, which runs once for all tests."""
+    folder = shared_folder(factory)
+    record = folder / "undisturbed.json"
+    with _lock(folder / "undisturbed.lock"):
+        if not record.exists():
+            record.write_text(json.dumps(_run_undisturbed(folder)))
+    data = json.loads(record.read_text())
+    return Undisturbed(
+        answer=Answer(**data["answer"]),
+        processes_left=data["processes_left"],
+        port_left=data["port_left"],
+        checkpoints=Path(data["checkpoints"]),
+    )
+
+
+def _run_undisturbed(folder: Path) -> dict[str, Any]:
+    with Job(folder, "undisturbed", resources={"max_vms": 2}) as job:
+        answer = job.launch("-o", "json")
+        port = (job.dir.path / "port").read_text()
+        return {
+            "answer": asdict(answer),
+            "processes_left": len(job.processes()),
+            "port_left": is_port_open(f"https://127.0.0.1:{port}"),
+            "checkpoints": str(job.checkpoint_root),
+        }
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

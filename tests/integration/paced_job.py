@@ -1,0 +1,38 @@
+"""The tiny job, at a pace that a test sets while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_job import job as tiny_job
+from torch import nn
+
+from spottrain import TrainingJob
+
+
+def job() -> TrainingJob:
+    """Every loss waits for as many seconds as the file ``PACE_FILE`` says."""
+    tiny = tiny_job()
+
+    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        time.sleep(float(Path(os.environ["PACE_FILE"]).read_text()))
+        return tiny.loss(model, batch)
+
+    return dataclasses.replace(tiny, loss=loss)
+
+
+def raising_job() -> TrainingJob:
+    """Raises in mini-batch 7, counted from 1, wherever that is computed."""
+    tiny = tiny_job()
+
+    def lr_schedule(step: int) -> float:
+        if step == 6:
+            raise RuntimeError("no learning rate for mini-batch 7")
+        return 1.0
+
+    return dataclasses.replace(tiny, lr_schedule=lr_schedule)

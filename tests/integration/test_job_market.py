@@ -1,0 +1,150 @@
+"""A job that loses VMs in every way and gets others, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.integration.jobs import (
+    STEPS,
+    Job,
+    Undisturbed,
+    trains,
+    undisturbed,
+    until,
+    weights,
+)
+
+from spottrain import wire
+from spottrain.cloud.provider import VmState
+from spottrain.varuna_manager.state import State
+
+STAGE_BYTES = 150_000
+"""Too little for the whole model, enough for half of it."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What came of the job."""
+
+    job: Job
+    report: dict[str, Any]
+    planned: list[int]
+    """Generations that began with a planned morph."""
+    processes_left: list[int]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    zone = {"name": "a", "capacity": 4, "slot_memory_bytes": STAGE_BYTES}
+    resources, local = {"max_vms": 4}, {"zones": [zone]}
+    folder = tmp_path_factory.mktemp("market")
+    with Job(folder, "market", resources=resources, local=local) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        trains_on(job, "2x2", silent_losses=0)
+        job.pace(0.3)
+        job.market("silence", machine=0)
+        trains_on(job, silent_losses=1)
+        job.market("capacity", zone="a", count=4)
+        grown = trains_on(job, "2x2", silent_losses=1)
+        job.market("kill", machine=1)
+        trains_on(job, preemptions_unnoticed=1)
+        noticed = leave_by_notice(job)
+        job.market("price", zone="a", usd_per_hour=0.2)
+        job.until("the price", lambda state: state.tally.price_changes)
+        job.pace(0.0)
+        until("the end", lambda: not job.dir.is_managed())
+        report = job.run("report", job.name, "-o", "json").report
+        yield Story(job, report, [grown, noticed], job.processes())
+
+
+def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
+    """Wait until a generation trains as described; return its number."""
+
+    def found(state: State) -> int:
+        generation = state.generation
+        fits = generation and (not shape or generation.plan.shape == shape)
+        counts = {name: getattr(state.tally, name) for name in tally}
+        if fits and trains(state) and counts == tally and generation.number > after:
+            return generation.number
+        return 0
+
+    return job.until(f"training goes on: {shape} {tally}", found)
+
+
+def leave_by_notice(job: Job) -> int:
+    """Give notice to a VM that trains; return the generation without it."""
+    state = job.state()
+    assert state.generation is not None
+    running = [vm.vm_id for vm in job.vms() if vm.state is VmState.RUNNING]
+    leaving = state.generation.plan.slots[0].vm_id
+    job.market("notice", machine=running.index(leaving), lead_s=20.0)
+    return trains_on(job, after=state.generation.number, preemptions_noticed=1)
+
+
+def test_it_ends_as_if_nothing_had_happened(
+    story: Story, reference: Undisturbed
+) -> None:
+    assert story.report["state"] == "succeeded"
+    assert story.report["steps_done"] == STEPS
+    assert weights(story.job.checkpoint_root) == reference.weights
+
+
+def test_no_minibatch_is_lost_or_computed_twice(story: Story) -> None:
+    assert story.report["minibatches_lost"] == 0
+    assert story.report["minibatches_recomputed"] == 0
+
+
+def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
+    hits = story.report["interruptions"]
+    assert [hit["kind"] for hit in hits] == ["silence", "kill", "notice"]
+    assert all(0 < hit["cost_s"] < 60 for hit in hits)
+    counts = ("preemptions_noticed", "preemptions_unnoticed", "silent_losses")
+    assert [story.report[count] for count in counts] == [1, 1, 1]
+    assert story.report["price_changes"] == 1
+    assert story.report["vms_launched"] == 5
+
+
+def test_every_plan_is_told_with_its_reason(story: Story) -> None:
+    plans = story.report["plans"]
+    shapes = [(p["pipeline_depth"], p["data_parallel_width"]) for p in plans]
+    assert shapes[0] == (2, 2)
+    assert len(plans) == 5
+    assert min(depth for depth, _ in shapes) >= 2
+    words = ["start", "silent", "growth", "", "notice"]
+    for plan, word in zip(plans, words, strict=True):
+        assert word in plan["reason"]
+    steps = [plan["from_step"] for plan in plans]
+    assert steps == sorted(steps)
+    assert all(plan["reason"] for plan in plans)
+
+
+def test_a_planned_morph_opens_no_checkpoint(story: Story) -> None:
+    started = story.job.reports(wire.GenerationStarted)
+    loaded = {report.generation: report.sections_loaded for _, report in started}
+    assert loaded.pop(1) > 0
+    assert set(loaded.values()) == {0}
+
+
+def test_survivors_of_a_planned_morph_keep_their_pid(story: Story) -> None:
+    pids: dict[int, dict[str, int]] = {}
+    for vm_id, report in story.job.reports(wire.GenerationStarted):
+        pids.setdefault(report.generation, {})[vm_id] = report.pid
+    for number in story.planned:
+        before, now = pids[number - 1], pids[number]
+        both = before.keys() & now.keys()
+        assert both
+        assert {vm: before[vm] for vm in both} == {vm: now[vm] for vm in both}
+
+
+def test_nothing_is_left_of_it(story: Story) -> None:
+    assert story.processes_left == []
+    assert {vm.state for vm in story.job.vms()} == {VmState.TERMINATED}

@@ -1,0 +1,285 @@
+"""Tells the core a story, event by event, and keeps what it wished for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from spottrain import wire
+from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.varuna_manager import commands as c
+from spottrain.varuna_manager import core
+from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.records import Generation
+from spottrain.varuna_manager.state import State, check_invariants
+from spottrain.wire import Plan, Slot
+
+Wish = TypeVar("Wish")
+Order = TypeVar("Order")
+
+SPEC = wire.JobSpec(
+    name="job",
+    entrypoint="m:f",
+    seed=0,
+    steps=100,
+    minibatch_size=8,
+    microbatch_size=1,
+    reduction="fast",
+    checkpoint_path="/checkpoints",
+    checkpoint_every_steps=25,
+    checkpoint_keep=3,
+    lease_s=600.0,
+    heartbeat_s=1.0,
+)
+
+FACTS = wire.ModelFacts(
+    fingerprint="model",
+    num_parameters=1,
+    blocks="blocks",
+    sections=tuple(
+        wire.SectionFacts(
+            index=i, param_bytes=1, optimizer_bytes=1, activation_bytes_per_example=1
+        )
+        for i in range(2)
+    ),
+    tied=(),
+    dataset_len=1,
+    heldout_len=1,
+)
+
+PROFILE = wire.Profile(
+    fingerprint="model",
+    device="cpu",
+    microbatch_size=1,
+    sections=(),
+    optimizer_s_per_byte=0.0,
+    link_latency_s=0.0,
+    link_bandwidth_bytes_per_s=1.0,
+    measured=True,
+)
+
+OFFER = Offer(
+    cloud="local",
+    region="r",
+    zone="z",
+    instance_type="t",
+    spot=True,
+    usd_per_hour=1.0,
+    observed_at=0.0,
+    gpus=1,
+    gpu_memory_bytes=1 << 30,
+)
+
+ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
+
+SETTINGS = e.JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
+
+
+def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
+    """Two stages, as wide as the VMs allow."""
+    width = len(ids) // 2
+    return Plan(
+        pipeline_depth=2,
+        data_parallel_width=width,
+        microbatch_size=1,
+        minibatch_size=8,
+        schedule="varuna",
+        recompute=True,
+        stage_bounds=(0, 1, 2),
+        replica_bounds=(*range(width), 8),
+        slots=tuple(Slot(vm_id=vm_id, index=0) for vm_id in ids[: 2 * width]),
+        predicted_step_s=step_s / width,
+    )
+
+
+class Story:
+    """A job's life under the test's control."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now_s = 1000.0
+        self.state = State()
+        self.events: list[e.Event] = []
+        self.wishes: tuple[c.Command, ...] = ()
+        self.reports: dict[str, int] = {}
+        self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
+
+    # --- Telling ------------------------------------------------------------------------
+
+    def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
+        """Feed one event; return all that the core wishes for."""
+        event = cls(at_s=self.now_s, **fields)
+        self.events.append(event)
+        self.state, self.wishes = core.step(self.state, event)
+        check_invariants(self.state)
+        return self.wishes
+
+    def report(self, vm_id: str, report: wire.Report) -> tuple[c.Command, ...]:
+        number = self.reports.get(vm_id, 0)
+        self.reports[vm_id] = number + 1
+        return self.tell(e.ReportReceived, vm_id=vm_id, number=number, report=report)
+
+    def wait(self, seconds: float) -> tuple[c.Command, ...]:
+        """Let time pass, and fire the timer if it comes due."""
+        self.now_s += seconds
+        if self.state.timer_at_s is None or self.state.timer_at_s > self.now_s:
+            return ()
+        return self.tell(e.TimerFired)
+
+    # --- Asking -------------------------------------------------------------------------
+
+    def wished(self, cls: type[Wish]) -> list[Wish]:
+        """All wishes of one kind after the newest event."""
+        return [wish for wish in self.wishes if isinstance(wish, cls)]
+
+    def sent(self, cls: type[Order]) -> dict[str, Order]:
+        """Orders of one kind after the newest event, by VM."""
+        return {
+            wish.vm_id: wish.command
+            for wish in self.wished(c.Send)
+            if isinstance(wish.command, cls)
+        }
+
+    @property
+    def generation(self) -> Generation:
+        assert self.state.generation is not None, self.state.activity
+        return self.state.generation
+
+    # --- Chapters -----------------------------------------------------------------------
+
+    def start(self, *offers: Offer) -> None:
+        """A manager that has looked around."""
+        self.tell(e.ManagerStarted, software_version="1", pid=1)
+        self.tell(e.CheckpointsListed, checkpoints=())
+        self.tell(e.VmsListed, asked_at_s=self.now_s, vms=())
+        self.tell(e.OffersSeen, offers=offers or (OFFER, ON_DEMAND))
+
+    def vm(self, vm_id: str, intent: str = "intent-0", **changes: Any) -> Vm:
+        vm = Vm(
+            vm_id=vm_id,
+            job="job",
+            intent=intent,
+            state=VmState.RUNNING,
+            offer=OFFER,
+            private_address="10.0.0.1",
+            launched_at=self.now_s,
+        )
+        return replace(vm, **changes)
+
+    def intend(self) -> c.IntendLaunch:
+        """Journal the launch that the core wishes for."""
+        (wish,) = self.wished(c.IntendLaunch)
+        self.tell(
+            e.LaunchIntended,
+            intent=wish.intent,
+            token=wish.token,
+            offer=wish.offer,
+            count=wish.count,
+        )
+        return wish
+
+    def boot(self, *ids: str) -> None:
+        """Launch VMs for the open intent and bring their supervisors up."""
+        (intent,) = self.state.intents
+        vms = tuple(self.vm(vm_id, intent) for vm_id in ids)
+        self.tell(e.VmsLaunched, intent=intent, vms=vms)
+        for vm_id in ids:
+            self.ready(vm_id)
+
+    def ready(self, vm_id: str, slots: int = 1) -> None:
+        self.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
+        self.tell(
+            e.AgentRegistered,
+            vm_id=vm_id,
+            num_slots=slots,
+            private_address="10.0.0.1",
+        )
+        self.report(vm_id, wire.SupervisorReady(num_slots=slots, torch_version="2"))
+
+    def prepare(self) -> None:
+        """Write the first weights and measure, wherever the core wants it."""
+        (initialiser,) = self.sent(wire.Initialise) or [self.state.initialiser]
+        assert initialiser is not None
+        self.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))
+        (calibrator,) = self.sent(wire.Calibrate)
+        self.report(calibrator, wire.Calibrated(profile=PROFILE))
+
+    def plan(self, *ids: str, step_s: float = 1.0) -> None:
+        """Answer the planner's question with a plan over ``ids``, if any."""
+        assert self.state.plan_asked is not None, self.state.activity
+        plan = plan_over(ids, step_s) if ids else None
+        self.tell(e.PlanComputed, inputs_hash=self.state.plan_asked, plan=plan)
+
+    def open(self) -> None:
+        generation = self.generation
+        self.report(
+            generation.plan.slots[0].vm_id,
+            wire.StoreOpened(generation=generation.number, host="h", port=1),
+        )
+
+    def begin(self, step: int) -> None:
+        """Every rank reports that it has its sections."""
+        for slot in self.generation.plan.slots:
+            self.report(slot.vm_id, self.started(step))
+
+    def started(self, step: int) -> wire.GenerationStarted:
+        return wire.GenerationStarted(
+            generation=self.generation.number,
+            slot=0,
+            pid=1,
+            step=step,
+            outcome="same",
+            sections_moved=0,
+            sections_loaded=0,
+        )
+
+    def commit(self, step: int, *, only: tuple[str, ...] | None = None) -> None:
+        """Ranks report one mini-batch of a second."""
+        plan = self.generation.plan
+        for rank, slot in enumerate(plan.slots):
+            if only is None or slot.vm_id in only:
+                self.report(
+                    slot.vm_id,
+                    wire.MinibatchCommitted(
+                        generation=self.generation.number,
+                        slot=0,
+                        step=step,
+                        sections=tuple(plan.sections_of(rank % 2)),
+                        loss=5.0 - step / 100,
+                        grad_norm=1.0,
+                        step_s=1.0,
+                        peak_bytes=step,
+                    ),
+                )
+
+    def stopped(self, step: int, *, done: bool = False) -> None:
+        number = self.generation.number
+        for slot in self.generation.plan.slots:
+            report = wire.GenerationStopped(
+                generation=number, slot=0, step=step, done=done
+            )
+            self.report(slot.vm_id, report)
+
+    def broken(self, *ids: str) -> None:
+        number = self.generation.number
+        for vm_id in ids:
+            self.report(
+                vm_id,
+                wire.GenerationBroken(generation=number, slot=0, reason="lost a peer"),
+            )
+
+    def notice(self, vm_id: str, lead_s: float) -> tuple[c.Command, ...]:
+        return self.report(vm_id, wire.InterruptionNoticed(lead_s=lead_s))
+
+    def training(self, *ids: str, steps: int = 3) -> Story:
+        """Up to a generation over ``ids`` that has committed ``steps``."""
+        self.start()
+        self.intend()
+        self.boot(*ids)
+        self.prepare()
+        self.plan(*ids)
+        self.open()
+        self.begin(0)
+        for step in range(1, steps + 1):
+            self.now_s += 1.0
+            self.commit(step)
+        return self

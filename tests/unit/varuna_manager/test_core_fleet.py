@@ -1,0 +1,436 @@
+"""Renting, notices, growth, ends and restarts: what the core wishes for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+
+from spottrain import wire
+from spottrain.cloud.provider import VmState
+from spottrain.varuna_manager import commands as c
+from spottrain.varuna_manager import core
+from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.state import (
+    JobPhase,
+    State,
+    on_demand_usd,
+    rate_usd_per_hour,
+    spent_usd,
+)
+
+FOUR = ("a", "b", "c", "d")
+
+
+# --- Launches -------------------------------------------------------------------------------
+
+
+def test_an_intent_is_journalled_before_anything_is_rented() -> None:
+    story = Story()
+    story.start()
+    assert story.wished(c.LaunchVms) == []
+    wish = story.intend()
+    launch = c.LaunchVms(intent="intent-0", token="uid-intent-0", offer=OFFER, count=4)
+    assert story.wished(c.LaunchVms) == [launch]
+    assert wish.token == launch.token
+
+
+def test_an_intent_that_is_journalled_twice_rents_once() -> None:
+    story = Story()
+    story.start()
+    wish = story.intend()
+    story.tell(
+        e.LaunchIntended,
+        intent=wish.intent,
+        token=wish.token,
+        offer=wish.offer,
+        count=wish.count,
+    )
+    assert story.wished(c.LaunchVms) == []
+    assert len(story.state.intents) == 1
+
+
+def test_the_cheapest_work_comes_first_and_on_demand_only_if_allowed() -> None:
+    fast = replace(OFFER, zone="fast", usd_per_hour=1.5, gpu_speed=2.0)
+    story = Story(allow_on_demand=True)
+    story.start(OFFER, fast, replace(ON_DEMAND, usd_per_hour=0.1))
+    assert story.wished(c.IntendLaunch)[0].offer.zone == "fast"
+    none_left = (replace(OFFER, available=0), ON_DEMAND)
+    story = Story(allow_on_demand=True)
+    story.start(*none_left)
+    assert not story.wished(c.IntendLaunch)[0].offer.spot
+    story = Story()
+    story.start(*none_left)
+    assert story.wished(c.IntendLaunch) == []
+    assert story.state.activity == "waiting for capacity"
+
+
+def test_the_hourly_cap_bounds_a_launch() -> None:
+    story = Story(max_usd_per_hour=2.5)
+    story.start()
+    assert story.intend().count == 2
+
+
+def test_nothing_new_is_rented_before_the_truth_is_known() -> None:
+    story = Story()
+    story.tell(e.ManagerStarted, software_version="1", pid=1)
+    story.tell(e.OffersSeen, offers=(OFFER,))
+    assert story.wished(c.IntendLaunch) == []
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert len(story.wished(c.IntendLaunch)) == 1
+
+
+def test_a_refused_offer_cools_down() -> None:
+    story = Story(cooldown_s=30.0)
+    story.start()
+    story.intend()
+    story.tell(
+        e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity"
+    )
+    assert story.wished(c.IntendLaunch) == []
+    story.wait(30.0)
+    assert story.intend().intent == "intent-1"
+
+
+def test_capacity_that_returns_ends_the_cool_down() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.tell(
+        e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity"
+    )
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1), ON_DEMAND))
+    assert story.intend().count == 1
+
+
+def test_an_answer_that_leaves_it_open_is_asked_again_with_the_same_token() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.tell(e.LaunchRefused, intent="intent-0", reason="timeout", refusal="unknown")
+    assert story.wished(c.LaunchVms) == []
+    story.wait(5.0)
+    (again,) = story.wished(c.LaunchVms)
+    assert again.token == "uid-intent-0"
+
+
+def test_refused_credentials_fail_a_job_that_has_nothing() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.tell(e.LaunchRefused, intent="intent-0", reason="403", refusal="auth")
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 6
+
+
+# --- Reconciling ----------------------------------------------------------------------------
+
+
+def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert [wish.token for wish in story.wished(c.LaunchVms)] == ["uid-intent-0"]
+    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
+    assert [wish.vm_id for wish in story.wished(c.StartAgent)] == list(FOUR)
+    story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
+    assert story.wished(c.StartAgent) == []
+    assert story.wished(c.IntendLaunch) == []
+    assert len(story.state.vms) == 4
+
+
+def test_a_vm_that_nobody_asked_for_is_returned() -> None:
+    story = Story()
+    story.start()
+    orphan = story.vm("x", intent="somebody's")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
+
+
+def test_a_vm_that_the_list_does_not_have_yet_is_not_lost() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    asked_at_s = story.now_s
+    story.now_s += 1.0
+    vms = (story.vm("a"),)
+    story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
+    story.tell(e.VmsListed, asked_at_s=asked_at_s, vms=())
+    assert "a" in story.state.vms
+    story.tell(e.VmsListed, asked_at_s=story.now_s + 1.0, vms=())
+    assert "a" not in story.state.vms
+
+
+def test_a_vm_that_never_gets_ready_is_returned() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.tell(e.VmsLaunched, intent="intent-0", vms=(story.vm("a"),))
+    story.wait(900.0)
+    assert c.TerminateVms(vm_ids=("a",)) in story.wishes
+
+
+def test_a_failed_return_is_repeated_until_it_works() -> None:
+    story = Story()
+    story.training(*FOUR)
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.tell(
+        e.CommandFailed, command="terminate_vms", vm_ids=FOUR, reason="throttled"
+    )
+    story.wait(5.0)
+    returned = [wish.vm_ids for wish in story.wished(c.TerminateVms)]
+    assert returned == [("a",), ("b",), ("c",), ("d",)]
+
+
+# --- Notices and growth -----------------------------------------------------------------------
+
+
+def test_a_noticed_vm_hands_over_and_is_returned() -> None:
+    story = Story(debounce_s=2.0).training(*FOUR)
+    story.notice("d", lead_s=120.0)
+    assert len(story.wished(c.IntendLaunch)) == 1, "a replacement is rented at once"
+    story.wait(2.0)
+    story.plan("a", "b")
+    stop = wire.StopGeneration(generation=1, checkpoint=False)
+    assert story.sent(wire.StopGeneration) == dict.fromkeys(FOUR, stop)
+    story.stopped(4)
+    story.open()
+    order = story.sent(wire.RunGeneration)["d"]
+    assert {s.vm_id for s in order.participants[2:]} == {"c", "d"}
+    story.begin(4)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("d",))]
+    story.now_s += 3.0
+    story.commit(5)
+    assert story.state.interruptions[0].interruption == "notice"
+    assert story.state.interruptions[0].cost_s == pytest.approx(4.0)
+    assert story.state.tally.preemptions_unnoticed == 0
+
+
+def test_a_notice_with_little_time_is_acted_on_at_once() -> None:
+    story = Story(debounce_s=60.0).training(*FOUR)
+    story.notice("d", lead_s=2.0)
+    story.wait(0.5)
+    assert len(story.wished(c.ComputePlan)) == 1
+
+
+def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
+    story = Story(debounce_s=2.0).training("a", "b")
+    story.notice("b", lead_s=120.0)
+    story.wait(2.0)
+    story.plan()
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    story.report("a", wire.CheckpointSaved(name="step-4", step=4))
+    story.commit(4)
+    story.stopped(4)
+    assert story.state.generation is None
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
+
+
+def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
+    story = Story()
+    story.training("a", "b", "c")
+    story.notice("c", lead_s=120.0)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.state.interruptions[0].cost_s == 0.0
+    assert story.generation.phase is GenerationPhase.RUNNING
+
+
+def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:
+    """Let VMs come to a job that trains, and the planner answer."""
+    story.tell(e.OffersSeen, offers=(OFFER,))
+    story.intend()
+    story.boot(*(vm_id for vm_id in to if vm_id not in story.state.vms))
+    assert story.state.plan_asked is None, "the fleet is not quiet yet"
+    story.wait(2.0)
+    story.plan(*to, step_s=step_s)
+
+
+def test_growth_that_pays_leads_to_a_planned_morph() -> None:
+    story = Story(debounce_s=2.0)
+    story.training("a", "b", steps=30)
+    _grow(story, to=FOUR, step_s=1.0)
+    assert set(story.sent(wire.StopGeneration)) == {"a", "b"}
+    story.stopped(31)
+    assert story.generation.reason == "growth: +2 slots"
+    assert story.generation.plan.data_parallel_width == 2
+
+
+def test_growth_that_does_not_pay_is_declined() -> None:
+    story = Story(debounce_s=2.0)
+    story.training("a", "b", steps=30)
+    _grow(story, to=FOUR, step_s=1.99)
+    assert story.sent(wire.StopGeneration) == {}
+    assert story.generation.phase is GenerationPhase.RUNNING
+
+
+# --- Money and time -----------------------------------------------------------------------------
+
+
+def test_spending_is_price_at_launch_times_time() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=9.0), ON_DEMAND))
+    assert story.state.tally.price_changes == 1
+    assert rate_usd_per_hour(story.state) == 4.0
+    story.now_s += 1800.0
+    story.tell(e.VmLost, vm_id="a", reason="killed")
+    story.now_s += 1800.0
+    assert spent_usd(story.state, story.now_s) == pytest.approx(3.5)
+    assert on_demand_usd(story.state, story.now_s) == pytest.approx(10.5)
+
+
+def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
+    story = Story(max_usd=2.0)
+    story.training(*FOUR)
+    assert rate_usd_per_hour(story.state) == 4.0
+    assert story.state.timer_at_s is not None
+    story.wait(story.state.timer_at_s - story.now_s)
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.state.outcome is not None
+    assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
+    reserve_usd = 4.0 * 600.0 / 3600.0
+    assert spent_usd(story.state, story.now_s) == pytest.approx(2.0 - reserve_usd)
+
+
+def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> None:
+    story = Story(max_usd=0.01)
+    story.start()
+    assert story.wished(c.IntendLaunch) == []
+    (finish,) = story.wished(c.Finish)
+    assert finish.outcome.exit_code == 4
+
+
+def test_a_deadline_saves_and_ends_the_job() -> None:
+    story = Story(deadline_s=2000.0).training(*FOUR)
+    story.wait(2000.0 - story.now_s)
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 4
+
+
+def test_a_job_without_capacity_gives_up_after_its_patience() -> None:
+    story = Story(capacity_wait_s=60.0)
+    story.start(replace(OFFER, available=0))
+    story.wait(60.0)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("capacity", 5)
+
+
+def test_a_model_that_fits_no_fleet_ends_the_job() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan()
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 5
+
+
+# --- Stop, resume, restart ------------------------------------------------------------------------
+
+
+def test_a_stop_saves_before_it_returns_the_vms() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.wished(c.TerminateVms) == []
+    story.report("a", wire.CheckpointSaved(name="step-4", step=4))
+    story.stopped(4)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("stopped", 130)
+
+
+def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    story.tell(e.StopRequested, by="a person", now=True)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_stop_gives_up_its_checkpoint_after_a_while() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    story.wait(120.0)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    assert story.state.phase is JobPhase.ENDED
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.state.phase is JobPhase.ACTIVE
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.intend().intent == "intent-1"
+
+
+def test_a_job_that_has_succeeded_stays_so() -> None:
+    story = Story().training(*FOUR)
+    story.commit(100)
+    story.stopped(100, done=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    (finish,) = story.wished(c.Finish)
+    assert finish.outcome.kind == "succeeded"
+
+
+def test_a_manager_that_comes_back_in_mid_run_changes_nothing() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert [w for w in story.wishes if not isinstance(w, c.SetTimer)] == []
+    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
+    assert story.generation.phase is GenerationPhase.RUNNING
+    assert story.wished(c.LaunchVms) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "order"),
+    [("opening", wire.OpenStore), ("starting", wire.RunGeneration)],
+)
+def test_a_manager_that_comes_back_repeats_what_is_not_answered(
+    phase: str, order: type[wire.Command]
+) -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan(*FOUR)
+    if phase == "starting":
+        story.open()
+    before = story.sent(order)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.sent(order) == before
+
+
+def test_replaying_the_journal_gives_the_same_state() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a", "b", "c")
+    state = State()
+    for event in story.events:
+        state, _ = core.step(state, event)
+    assert state == story.state
+
+
+def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    slow = story.vm("a", state=VmState.STARTING)
+    story.tell(e.VmsLaunched, intent="intent-0", vms=(slow,))
+    assert story.wished(c.StartAgent) == []
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("a"),))
+    assert story.wished(c.StartAgent) == [c.StartAgent(vm_id="a")]
+    assert story.state.vms["a"].phase is VmPhase.BOOTING
