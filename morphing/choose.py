@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +32,8 @@ __all__ = [
     "Choice",
     "Device",
     "PlanInputs",
+    "break_even_s",
     "choose_plan",
-    "worth_morphing",
 ]
 
 
@@ -118,21 +119,20 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     )
 
 
-def worth_morphing(
-    current_examples_per_s: float,
-    new_examples_per_s: float,
-    morph_cost_s: float,
-    expected_time_to_next_change_s: float,
-) -> bool:
-    """Whether going over to a new plan does more examples until the next change.
+def break_even_s(
+    current_examples_per_s: float, new_examples_per_s: float, morph_cost_s: float
+) -> float:
+    """Return for how long a new plan must last to do more examples than the present one.
 
-    Training stands still for ``morph_cost_s``. A generation that does not train
-    (0 examples/s) is always left.
+    Training stands still for ``morph_cost_s``. Infinite if the new plan is no faster; a
+    generation that does not train (0 examples/s) is always left.
     """
+    if new_examples_per_s <= current_examples_per_s:
+        return math.inf
     if current_examples_per_s == 0:
-        return new_examples_per_s > 0
-    lost = min(1.0, morph_cost_s / expected_time_to_next_change_s)
-    return new_examples_per_s * (1 - lost) > current_examples_per_s
+        return 0.0
+    gain = new_examples_per_s - current_examples_per_s
+    return morph_cost_s * new_examples_per_s / gain
 
 
 def _check(inputs: PlanInputs) -> None:

@@ -195,15 +195,19 @@ class SectionArena:
         if is_new:
             self._words[self._PREPARED_STEP] = -1
             self._words[self._VERSION] = UNUSABLE
+        self.num_bytes = layout.end
+        self._map_tensors(piece, layout)
+
+    def _map_tensors(self, piece: _Piece, layout: _Layout) -> None:
         self.parameters = {
             spec.name: piece.tensor(
                 layout.parameters[spec.name], spec.shape, spec.dtype
             )
-            for spec in specs
+            for spec in self.specs
         }
         self.gradients = {
             spec.name: piece.tensor(layout.gradients[spec.name], spec.shape, spec.dtype)
-            for spec in specs
+            for spec in self.specs
             if spec.trainable
         }
         self.state = {
@@ -213,7 +217,7 @@ class SectionArena:
                 )
                 for key, value in spec.state.items()
             }
-            for spec in specs
+            for spec in self.specs
         }
         self.gradient_runs = [
             piece.tensor(offset, (count,), dtype)
@@ -225,13 +229,13 @@ class SectionArena:
             return piece.tensor(start, (end - start,), torch.uint8)
 
         self.contents = span(HEADER_BYTES, layout.end)
-        """Everything but the header, as bytes: what the undo slot copies."""
+        """Everything but the header, as bytes."""
+        self._stateless = span(HEADER_BYTES, layout.state_start)
         self.movable = (
             span(HEADER_BYTES, layout.gradients_start),
             span(layout.state_start, layout.end),
         )
         """What a replica needs of this section, as bytes: all but the gradients."""
-        self.num_bytes = layout.end
 
     @property
     def version(self) -> int:
@@ -242,6 +246,11 @@ class SectionArena:
     def origin(self) -> int:
         """Generation whose gradients led to this version, or that restored it."""
         return self._words[self._ORIGIN]
+
+    @property
+    def undoable(self) -> torch.Tensor:
+        """What an update changes, as bytes; before the first one there is no state."""
+        return self.contents if self.version > 0 else self._stateless
 
     def spoil(self) -> None:
         """Declare the contents unusable: they are about to be written over."""
@@ -313,10 +322,10 @@ class UndoSlot:
     def save(self, arena: SectionArena) -> None:
         """Copy the section here."""
         self._words[0], self._words[1] = arena.version, arena.origin
-        self._room[: arena.contents.numel()].copy_(arena.contents)
+        self._room[: arena.undoable.numel()].copy_(arena.undoable)
 
     def restore(self, arena: SectionArena) -> None:
         """Copy the section back, unless its update came as far as its version word."""
         if arena.version == self._words[0]:
-            arena.contents.copy_(self._room[: arena.contents.numel()])
+            arena.undoable.copy_(self._room[: arena.undoable.numel()])
             arena.become(self._words[0], self._words[1])

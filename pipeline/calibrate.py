@@ -84,7 +84,8 @@ def _measure(
     stage: StageModel, section: int, batch: Batch, activation: torch.Tensor | None
 ) -> tuple[SectionProfile, torch.Tensor | None]:
     """Time one section; return also what it sends to the next."""
-    tracker = TensorTracker(0)
+    parameters = [parameter for _, parameter in stage.parameters_of(section)]
+    tracker = TensorTracker(0, parameters)
     times: dict[str, list[float]] = {"forward": [], "recompute": [], "backward": []}
     sent: torch.Tensor | None = None
     for _ in range(1 + REPETITIONS):
@@ -93,7 +94,7 @@ def _measure(
         run = functools.partial(stage.forward, batch, activation, int)
         with torch.no_grad():
             _timed(times["forward"], run)
-        with tracker.graph(0, keep=True):
+        with tracker.graph(0, activation, keep=True):
             out = _timed(times["recompute"], run)
         if isinstance(out, torch.Tensor):
             sent = out.detach()

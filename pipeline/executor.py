@@ -203,7 +203,7 @@ class _Minibatch:
         with (
             user_code(f"model in mini-batch {self._step}"),
             torch.set_grad_enabled(keep),
-            self._owner._tracker.graph(j, keep),
+            self._owner._tracker.graph(j, activation, keep),
         ):
             return self._owner._stage.forward(self._batches[j], activation, seeds)
 

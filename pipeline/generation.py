@@ -14,11 +14,11 @@ from torch.distributed.distributed_c10d import Store
 from spottrain import wire
 from spottrain.morphing.schedule import make_schedule
 from spottrain.pipeline.agreement import Decision, fold
-from spottrain.pipeline.checkpoint import SnapshotWriter
 from spottrain.pipeline.data import MicrobatchSource
 from spottrain.pipeline.executor import StageExecutor, StagePlace
 from spottrain.pipeline.faults import FaultScript, Hook
 from spottrain.pipeline.handover import HandoverResult, hand_over
+from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.job import TrainingJob
 from spottrain.pipeline.links import (
     PipelineLinks,
@@ -41,10 +41,11 @@ from spottrain.pipeline.tracking import TensorTracker
 from spottrain.pipeline.update import (
     Gatherer,
     SectionOptimizer,
+    Updater,
     contribution,
     gradient_norm,
 )
-from spottrain.wire import JobSpec, Plan, RunGeneration
+from spottrain.wire import JobSpec, Plan, RunGeneration, TiedParameter
 
 
 class StopWish:
@@ -144,53 +145,35 @@ class _Training:
         store: Store,
     ) -> None:
         plan, spec = command.plan, context.spec
-        depth = plan.pipeline_depth
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
-        self._replica, self._stage_index = divmod(rank, depth)
-        self._arenas = {
-            k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
-        }
-        self._stage = StageModel(
-            context.job,
-            context.layout,
-            plan.sections_of(self._stage_index),
-            {k: arena.parameters for k, arena in self._arenas.items()},
-        )
+        self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
+        sections = plan.sections_of(self._stage_index)
+        self._arenas = {k: context.memory.arenas[k] for k in sections}
+        tensors = {k: arena.parameters for k, arena in self._arenas.items()}
+        self._stage = StageModel(context.job, context.layout, sections, tensors)
+        self._ties = _trainable_ties(context.layout)
+        self._updater = self._make_updater()
         self._groups = new_groups(
             _memberships(plan, context.layout), rank, spec.communication_timeout_s
         )
-        self._ties = [
-            tied
-            for tied in context.layout.tied
-            if context.layout.specs[tied.name].requires_grad
-        ]
         self._reduction = self._make_reduction()
-        self._updater = context.memory.updater(
-            {
-                k: SectionOptimizer(context.job, arena, self._stage.parameters_of(k))
-                for k, arena in self._arenas.items()
-            },
-            context.faults,
-        )
+        self._tracker = self._make_tracker()
+        self._gatherer = Gatherer(plan)
+        self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
             context.job, spec.seed, spec.minibatch_size, spec.microbatch_size
         )
-        self._tracker = TensorTracker(context.memory.num_bytes)
-        is_first, is_last = self._stage_index == 0, self._stage_index == depth - 1
-        self._links = PipelineLinks(
-            None if is_first else rank - 1, None if is_last else rank + 1
-        )
-        self._executor = self._make_executor(is_first, is_last)
-        self._gatherer = Gatherer(
-            plan.num_sections,
-            [plan.stage_of(section) for section in range(plan.num_sections)],
-        )
-        self._writer = SnapshotWriter(Path(spec.checkpoint_path))
         self._saving = CheckpointRound(
-            context, command, self._arenas, self._replica, self._writer, store
+            context, command, self._arenas, self._replica, store
         )
-        self._step = next(iter(self._arenas.values())).version
+        # Threads begin last, when nothing of the user's can raise any more.
+        self._is_first = self._stage_index == 0
+        self._is_last = self._stage_index == plan.pipeline_depth - 1
+        self._links = PipelineLinks(
+            None if self._is_first else rank - 1, None if self._is_last else rank + 1
+        )
+        self._executor = self._make_executor()
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan
@@ -206,13 +189,31 @@ class _Training:
             self._replica,
         )
 
-    def _make_executor(self, is_first: bool, is_last: bool) -> StageExecutor:
+    def _make_tracker(self) -> TensorTracker:
+        arenas = self._arenas.values()
+        parameters = (t for arena in arenas for t in arena.parameters.values())
+        return TensorTracker(self._context.memory.num_bytes, parameters)
+
+    def _make_updater(self) -> Updater:
+        return self._context.memory.updater(
+            {
+                k: SectionOptimizer(
+                    self._context.job, arena, self._stage.parameters_of(k)
+                )
+                for k, arena in self._arenas.items()
+            },
+            self._context.faults,
+        )
+
+    def _make_executor(self) -> StageExecutor:
         plan = self._plan
         nodes = plan.virtual_nodes_of(self._replica)
         schedule = make_schedule(
             plan.schedule, plan.pipeline_depth, len(nodes), recompute=plan.recompute
         )
-        place = StagePlace(is_first, is_last, schedule[self._stage_index], nodes)
+        place = StagePlace(
+            self._is_first, self._is_last, schedule[self._stage_index], nodes
+        )
         return StageExecutor(
             self._stage,
             place,
@@ -269,7 +270,7 @@ class _Training:
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""
         self._links.close()
-        self._writer.close()
+        self._saving.close()
 
     def _minibatch(self) -> int:
         """Train one mini-batch to its commit; return the strongest stop wish."""
@@ -280,7 +281,8 @@ class _Training:
             arena.unprepare()
         self._reduction.begin()
         losses = self._executor.train(step, self._reduction)
-        self._tracker.settle()
+        if self._tracker.settle():
+            give_back()  # before the optimizer makes its state
         decision, wish = self._commit(step, losses)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
@@ -356,6 +358,10 @@ class _Training:
                     loss=loss_sum / weight,
                 )
             )
+
+
+def _trainable_ties(layout: Layout) -> list[TiedParameter]:
+    return [tied for tied in layout.tied if layout.specs[tied.name].requires_grad]
 
 
 def _memberships(plan: Plan, layout: Layout) -> list[tuple[int, ...]]:

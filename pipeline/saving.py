@@ -29,6 +29,7 @@ from spottrain.pipeline.arena import SectionArena
 from spottrain.pipeline.checkpoint import SnapshotOutcome, SnapshotWriter
 from spottrain.pipeline.faults import Hook
 from spottrain.pipeline.handover import tensors_of
+from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.links import gather_json
 from spottrain.wire import JobSpec, RunGeneration
 
@@ -48,7 +49,6 @@ class CheckpointRound:
         command: The generation's.
         arenas: The rank's sections.
         replica: Replicas take turns at writing the sections of a stage.
-        writer: Writes in the background.
         store: Where rank 0 leaves a number that makes names unique.
     """
 
@@ -58,7 +58,6 @@ class CheckpointRound:
         command: RunGeneration,
         arenas: Mapping[int, SectionArena],
         replica: int,
-        writer: SnapshotWriter,
         store: Store,
     ) -> None:
         self._context = context
@@ -69,7 +68,7 @@ class CheckpointRound:
             for section in arenas
             if section % command.plan.data_parallel_width == replica
         ]
-        self._writer = writer
+        self._writer = SnapshotWriter(Path(context.spec.checkpoint_path))
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
@@ -128,6 +127,10 @@ class CheckpointRound:
             self.start(step)
             self.finish()
 
+    def close(self) -> None:
+        """End the writing thread, once what it was given is written."""
+        self._writer.close()
+
     def _name(self, step: int) -> str:
         return f"step-{step}-g{self._command.generation}-{self._nonce}"
 
@@ -139,6 +142,7 @@ class CheckpointRound:
         outcome = self._outcome
         assert outcome is not None
         self._pending = self._outcome = None
+        give_back()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
         rows = gather_json(
             {

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.entrypoint import user_code
+from spottrain.pipeline.heap import blocks_apart
 from spottrain.pipeline.job import TrainingJob
 
 
@@ -23,7 +24,8 @@ def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module
     Raises:
         UserCodeError: The factory raised, e.g. because it reads or moves parameters.
     """
-    with _seeded(seed), user_code("model, built without parameters,"), _on_meta():
+    what = "model, built without parameters,"
+    with _seeded(seed), user_code(what), _on_meta(), blocks_apart():
         model = factory()
     return _checked(model)
 

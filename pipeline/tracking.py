@@ -6,7 +6,7 @@ Never resident set size, which also counts the interpreter and the allocator's r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -20,10 +20,12 @@ class TensorTracker:
 
     Args:
         static_bytes: What is held from beginning to end.
+        parameters: Part of that; autograd saves views of them, which take no memory.
     """
 
-    def __init__(self, static_bytes: int) -> None:
+    def __init__(self, static_bytes: int, parameters: Iterable[torch.Tensor]) -> None:
         self._now = self.peak_bytes = static_bytes
+        self._parameters = frozenset(map(_address, parameters))
         self._graphs: dict[int, int] = {}
         self._counts = True
         self._typical = 0
@@ -37,8 +39,16 @@ class TensorTracker:
         self._add(-tensor.numel() * tensor.element_size())
 
     @contextmanager
-    def graph(self, microbatch: int, keep: bool) -> Iterator[None]:
-        """Count what autograd saves inside, if it saves anything."""
+    def graph(
+        self, microbatch: int, activation: torch.Tensor | None, keep: bool
+    ) -> Iterator[None]:
+        """Count what autograd saves inside, if it saves anything.
+
+        Args:
+            microbatch: Whose graph it is.
+            activation: The stage's input, which is counted where it is held.
+            keep: Whether a graph is built at all.
+        """
         if not keep:
             yield
             return
@@ -47,11 +57,13 @@ class TensorTracker:
             self._set_graph(microbatch, self._typical)
             return
         seen: dict[int, int] = {}
+        elsewhere = set(self._parameters)
+        if activation is not None:
+            elsewhere.add(_address(activation))
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_leaf or not tensor.requires_grad:
-                storage = tensor.untyped_storage()
-                seen[storage.data_ptr()] = storage.nbytes()
+            if (address := _address(tensor)) not in elsewhere:
+                seen[address] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -63,9 +75,14 @@ class TensorTracker:
         """Note that the backward of a micro-batch has freed what was saved for it."""
         self._add(-self._graphs.pop(microbatch, 0))
 
-    def settle(self) -> None:
-        """Stop counting saved tensors; one mini-batch has shown what they take."""
-        self._counts = False
+    def settle(self) -> bool:
+        """Stop counting saved tensors: one mini-batch has shown what they take.
+
+        Returns:
+            Whether that was the first mini-batch.
+        """
+        was_first, self._counts = self._counts, False
+        return was_first
 
     def _set_graph(self, microbatch: int, num_bytes: int) -> None:
         self._graphs[microbatch] = num_bytes
@@ -74,3 +91,7 @@ class TensorTracker:
     def _add(self, num_bytes: int) -> None:
         self._now += num_bytes
         self.peak_bytes = max(self.peak_bytes, self._now)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -12,8 +12,11 @@ from spottrain.pipeline.agreement import Contribution, Decision
 from spottrain.pipeline.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.pipeline.entrypoint import user_code
 from spottrain.pipeline.faults import FaultScript, Hook
+from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.job import NamedParameters, TrainingJob
-from spottrain.wire import TiedParameter
+from spottrain.wire import Plan, TiedParameter
+
+_NORM_ELEMENTS = 1 << 16
 
 
 class SectionOptimizer:
@@ -63,6 +66,7 @@ class SectionOptimizer:
 
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring what the optimizer made anew into the arena, and let it work there."""
+        brought = False
         for name, parameter in self._parameters:
             kept = self._arena.state[name]
             state = optimizer.state[parameter]
@@ -72,7 +76,10 @@ class SectionOptimizer:
                     place.fill_(value)
                 elif value.data_ptr() != place.data_ptr():
                     place.copy_(value)
-                    state[key] = place
+                    state[key] = value = place
+                    brought = True
+        if brought:
+            give_back()
 
 
 def contribution(
@@ -91,8 +98,10 @@ def contribution(
     square_norm = 0.0
     for name, gradient in arena.gradients.items():
         if name not in counted_elsewhere:
-            norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-            square_norm += float(norm) ** 2
+            # In pieces: torch converts its argument to float64 as a whole.
+            for piece in gradient.view(-1).split(_NORM_ELEMENTS):
+                norm = torch.linalg.vector_norm(piece, dtype=torch.float64)
+                square_norm += float(norm) ** 2
     return Contribution(
         section=arena.section,
         loss_sum=loss[0],
@@ -106,16 +115,15 @@ class Gatherer:
     """The exchange that ends a mini-batch: everybody's contributions to everybody.
 
     Args:
-        num_sections: Sections of the whole model.
-        owners: A rank that holds each section, in the order of sections.
+        plan: Says which ranks hold each section; the first replica's count.
     """
 
     _FIELDS = 4
     _EXTRAS = 2
 
-    def __init__(self, num_sections: int, owners: Sequence[int]) -> None:
-        self._owners = owners
-        self._length = num_sections * self._FIELDS + self._EXTRAS
+    def __init__(self, plan: Plan) -> None:
+        self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
+        self._length = plan.num_sections * self._FIELDS + self._EXTRAS
 
     def exchange(
         self, mine: Sequence[Contribution], stop: int, checkpoint: int

@@ -21,6 +21,7 @@ from spottrain.pipeline.arena import ParameterSpec
 from spottrain.pipeline.faults import FaultScript
 from spottrain.pipeline.generation import StopWish, WorkerContext, run_generation
 from spottrain.pipeline.handover import DamagedCheckpointError
+from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.job import TrainingJob
 from spottrain.pipeline.sections import Layout
 from spottrain.pipeline.slot import SlotMemory
@@ -143,6 +144,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         command = link.next_command()
         reason = _run_one(context, link, command)
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
+        give_back()
         if reason:
             link.report(
                 wire.GenerationBroken(

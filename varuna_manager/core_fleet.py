@@ -67,12 +67,19 @@ def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
             )
             turn.do(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            gone(turn, record, turn.now_s, "the provider is stopping it")
+            gone(turn, record, turn.now_s, _how_it_went(record))
         case VmState.TERMINATED:
             ended_at_s = turn.now_s if vm.ended_at is None else vm.ended_at
-            gone(turn, record, ended_at_s, "killed without notice")
+            gone(turn, record, ended_at_s, _how_it_went(record))
         case _:
             pass
+
+
+def _how_it_went(vm: VmRecord) -> str:
+    if vm.phase is VmPhase.RETURNING:
+        return vm.return_reason
+    noticed = vm.leaves_at_s is not None
+    return "taken as its notice said" if noticed else "killed without notice"
 
 
 def adopt(turn: Turn, vm: Vm) -> None:
@@ -126,8 +133,8 @@ def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
-        silent_s = turn.now_s - vm.silent_since_s
-        reason = f"silent for {silent_s:.1f} s though the provider says it runs"
+        suspect_s = turn.state.job.suspect_s
+        reason = f"silent for {suspect_s:g} s though the provider says it runs"
         if vm.leaves_at_s is None:
             history.interrupted(turn, "silence", vm.vm_id, reason)
         return_vms(turn, (vm,), reason)

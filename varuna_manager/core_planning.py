@@ -8,10 +8,11 @@ further ones; growth waits until the fleet is quiet, and must pay.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.morphing.choose import Candidate, Device, PlanInputs, worth_morphing
+from spottrain.morphing.choose import Candidate, Device, PlanInputs, break_even_s
 from spottrain.varuna_manager import core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
@@ -167,11 +168,14 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
     if leaving:
         names = ", ".join(vm.vm_id for vm in leaving)
         _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
-    elif answer.plan is not None and _pays(state, generation, answer.plan):
-        grown = len(answer.plan.slots) - len(generation.plan.slots)
-        _leave(turn, f"growth: {grown:+d} slots", checkpoint=False)
-    else:
+        return
+    plan = answer.plan
+    pays_at_s = math.inf if plan is None else _pays_at_s(state, generation, plan)
+    if plan is None or pays_at_s == math.inf:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
+    elif turn.due(pays_at_s):
+        grown = len(plan.slots) - len(generation.plan.slots)
+        _leave(turn, f"growth: {grown:+d} slots", checkpoint=False)
 
 
 def _leave(turn: Turn, reason: str, *, checkpoint: bool) -> None:
@@ -188,24 +192,25 @@ def _handover_at_s(state: State, vm: VmRecord) -> float:
     return vm.noticed_at_s + min(state.job.debounce_s, NOTICE_SHARE * lead_s)
 
 
-def _pays(state: State, generation: Generation, plan: Plan) -> bool:
-    """Whether the gain until the next change exceeds what the morph costs.
+def _pays_at_s(state: State, generation: Generation, plan: Plan) -> float:
+    """Return from when on ``plan`` does more until the next change than it costs.
 
-    The new plan is predicted as far off as the present one was.
+    As long as it was quiet, so long it will be; so what does not pay yet may pay later.
+    The new plan is predicted as far off as the present one was. Infinite: never.
     """
     predicted_s = generation.plan.predicted_step_s
     step_s = generation.measured_step_s or predicted_s
     new_step_s = plan.predicted_step_s * step_s / predicted_s
-    changes = len(state.interruptions) + 1
-    quiet_s = (state.now_s - state.submitted_at_s) / changes
-    left_s = (state.job.spec.steps - state.progress.step) * step_s
-    cost_s = state.progress.morph_cost_s or MORPH_COST_S
-    return worth_morphing(
+    quiet_s = break_even_s(
         plan.minibatch_size / step_s,
         plan.minibatch_size / new_step_s,
-        cost_s,
-        max(1e-9, min(quiet_s, left_s)),
+        state.progress.morph_cost_s or MORPH_COST_S,
     )
+    left_s = (state.job.spec.steps - state.progress.step) * step_s
+    if quiet_s >= left_s:
+        return math.inf
+    changes = len(state.interruptions) + 1
+    return state.submitted_at_s + quiet_s * changes
 
 
 # --- The planner ------------------------------------------------------------------------------

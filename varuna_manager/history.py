@@ -94,8 +94,11 @@ def _progress(
 ) -> Progress:
     if progress.paused_since_s is not None:
         cost_s = max(0.0, turn.now_s - progress.paused_since_s - report.step_s)
+        progress = replace(progress, paused_since_s=None)
+        hits = [i for i in turn.state.interruptions if i.cost_s is None]
+        if all(hit.interruption == "notice" for hit in hits):
+            progress = replace(progress, morph_cost_s=cost_s)  # it was planned
         _settle_interruptions(turn, cost_s)
-        progress = replace(progress, paused_since_s=None, morph_cost_s=cost_s)
     first = progress.loss_first
     started_at_s = progress.first_commit_at_s
     return replace(

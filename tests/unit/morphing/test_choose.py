@@ -13,8 +13,8 @@ from spottrain.morphing.choose import (
     Choice,
     Device,
     PlanInputs,
+    break_even_s,
     choose_plan,
-    worth_morphing,
 )
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory import plan_bytes
@@ -286,19 +286,18 @@ def test_a_choice_for_64_devices_and_48_sections_takes_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "new", "cost_s", "time_s", "worth"),
+    ("current", "new", "cost_s", "expected_s"),
     [
-        (10.0, 20.0, 10.0, 100.0, True),
-        (10.0, 11.0, 10.0, 100.0, False),
-        (10.0, 20.0, 60.0, 100.0, False),
-        (10.0, 20.0, 200.0, 100.0, False),
-        (10.0, 10.0, 0.0, 100.0, False),
-        (10.0, 10.1, 50.0, math.inf, True),
-        (0.0, 1.0, 200.0, 100.0, True),
-        (0.0, 0.0, 1.0, 100.0, False),
+        (10.0, 20.0, 10.0, 20.0),
+        (10.0, 11.0, 10.0, 110.0),
+        (10.0, 10.0, 0.0, math.inf),
+        (10.0, 5.0, 1.0, math.inf),
+        (10.0, 20.0, 0.0, 0.0),
+        (0.0, 1.0, 200.0, 0.0),
+        (0.0, 0.0, 1.0, math.inf),
     ],
 )
-def test_a_morph_pays_when_it_gains_more_than_it_costs(
-    current: float, new: float, cost_s: float, time_s: float, worth: bool
+def test_a_morph_pays_when_the_new_plan_lasts_long_enough(
+    current: float, new: float, cost_s: float, expected_s: float
 ) -> None:
-    assert worth_morphing(current, new, cost_s, time_s) is worth
+    assert break_even_s(current, new, cost_s) == pytest.approx(expected_s)

@@ -1,0 +1,129 @@
+"""A job whose manager, and then everything, is killed with SIGKILL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.integration.jobs import (
+    STEPS,
+    Answer,
+    Job,
+    Undisturbed,
+    undisturbed,
+    until,
+    weights,
+)
+
+from spottrain import wire
+from spottrain.varuna_manager.events import ManagerStarted
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What came of the job."""
+
+    job: Job
+    launched: list[list[str]]
+    """Names of all VMs ever launched: before the manager's death, and after."""
+    steps_alone: int
+    """Mini-batches trained without a manager."""
+    generations: list[int]
+    """All that had begun when everything was killed."""
+    restored_step: int
+    """Of the newest checkpoint when everything was killed."""
+    last: Answer
+    processes_left: list[int]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("death")
+    with Job(folder, "death", resources={"max_vms": 2}) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        step = job.until_trains(5).progress.step
+        job.kill_manager()
+        launched = [vm_names(job)]
+        step = max(step, job.state().progress.step)
+        alone = until("a checkpoint", lambda: newest_step(job, after=step + 10))
+        assert job.resume("--detach").code == 0
+        job.until("all that was missed", lambda s: s.progress.step > alone)
+        launched.append(vm_names(job))
+        started = job.reports(wire.GenerationStarted)
+        job.kill_everything()
+        restored = newest_step(job)
+        job.pace(0.0)
+        last = job.resume("-o", "json")
+        yield Story(
+            job,
+            launched,
+            alone - step,
+            sorted({report.generation for _, report in started}),
+            restored,
+            last,
+            job.processes(),
+        )
+
+
+def vm_names(job: Job) -> list[str]:
+    return sorted(vm.vm_id for vm in job.vms())
+
+
+def newest_step(job: Job, after: int = 0) -> int:
+    """Return the step of the newest checkpoint, 0 if it is not above ``after``."""
+    step = job.checkpoints()[0].step
+    return step if step > after else 0
+
+
+def test_workers_train_on_without_a_manager(story: Story) -> None:
+    assert story.steps_alone > 0
+
+
+def test_the_next_manager_finds_the_vms_and_starts_none_twice(story: Story) -> None:
+    before, after = story.launched
+    assert len(before) == 2
+    assert before == after
+
+
+def test_the_generation_goes_on_under_the_next_manager(story: Story) -> None:
+    assert story.generations == [1]
+
+
+def test_after_the_death_of_everything_it_goes_on_from_the_newest_checkpoint(
+    story: Story,
+) -> None:
+    restored = [r for _, r in story.job.reports(wire.GenerationStarted)][-1]
+    assert story.restored_step > 0
+    assert restored.step == story.restored_step
+    assert restored.sections_loaded > 0
+
+
+def test_it_ends_as_if_nothing_had_happened(
+    story: Story, reference: Undisturbed
+) -> None:
+    assert story.last.code == 0, story.last.err
+    assert story.last.report["steps_done"] == STEPS
+    assert story.last.report["minibatches_lost"] == 0
+    assert weights(story.job.checkpoint_root) == reference.weights
+
+
+def test_the_report_tells_what_was_computed_again(story: Story) -> None:
+    report: dict[str, Any] = story.last.report
+    assert report["minibatches_recomputed"] > 0
+    assert report["vms_launched"] == 4
+    managers = [e for e in story.job.events() if isinstance(e, ManagerStarted)]
+    assert len(managers) == 3
+
+
+def test_nothing_is_left_of_it(story: Story) -> None:
+    assert story.processes_left == []
