@@ -134,12 +134,13 @@ def virtual_nodes_apart(replica_bounds: Sequence[int], reduction: Reduction) -> 
     """Return the most virtual nodes whose gradients one replica keeps apart.
 
     In exact mode gradients are added in the order of the virtual nodes, so every
-    replica but the first keeps its own apart until the sum of those before arrives.
+    replica but the first keeps its own apart until the sum of those before arrives;
+    the first adds each one's as they come.
     """
     if reduction == "fast":
         return 0
     shares = [b - a for a, b in itertools.pairwise(replica_bounds)]
-    return max(shares[1:], default=0)
+    return max([1, *shares[1:]])
 
 
 def plan_bytes(

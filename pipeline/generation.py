@@ -157,8 +157,8 @@ class _Training:
         self._groups = new_groups(
             _memberships(plan, context.layout), rank, spec.communication_timeout_s
         )
-        self._reduction = self._make_reduction()
         self._tracker = self._make_tracker()
+        self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
@@ -187,6 +187,7 @@ class _Training:
             replicas,
             self._groups.get(replicas),
             self._replica,
+            self._tracker,
         )
 
     def _make_tracker(self) -> TensorTracker:

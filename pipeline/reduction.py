@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from spottrain.pipeline.arena import SectionArena
 from spottrain.pipeline.stage import StageModel
+from spottrain.pipeline.tracking import TensorTracker
 from spottrain.wire import Plan, Reduction, TiedParameter
 
 
@@ -28,6 +29,7 @@ class GradientReduction:
         replicas: Ranks that hold the same stage, in the order of replicas.
         group: The group of ``replicas``; ``None`` if there is one only.
         replica: Which of them this is.
+        tracker: Counts the gradients that are kept apart.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class GradientReduction:
         replicas: tuple[int, ...],
         group: dist.ProcessGroup | None,
         replica: int,
+        tracker: TensorTracker,
     ) -> None:
+        self._tracker = tracker
         self._replicas = replicas
         self._group = group
         self._replica = replica
@@ -115,6 +119,9 @@ class ExactReduction(GradientReduction):
         gradients = [parameter.grad for parameter, _ in self._pairs]
         for parameter, _ in self._pairs:
             parameter.grad = None
+        for gradient in gradients:
+            if gradient is not None:
+                self._tracker.hold(gradient)
         if self._replica == 0:
             self._add(gradients)
         else:
@@ -143,6 +150,7 @@ class ExactReduction(GradientReduction):
         for (_, total), gradient in zip(self._pairs, gradients, strict=True):
             if gradient is not None:
                 total.add_(gradient)
+                self._tracker.release(gradient)
 
 
 REDUCTIONS: Mapping[Reduction, type[GradientReduction]] = {

@@ -118,7 +118,8 @@ def events(
     out = console()
     for entry in entries:
         if entry.news:
-            out.print(f"{clock(entry.event.at_s)} {entry.news}", markup=False)
+            line = f"{clock(entry.event.at_s)} {entry.news}"
+            out.print(line, markup=False, soft_wrap=True)
 
 
 def logs(name: NameArgument, follow: FollowOption = False) -> None:

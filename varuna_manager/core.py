@@ -90,7 +90,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case TimerFired():
             turn.state = replace(turn.state, timer_at_s=None)
         case CheckpointsListed(checkpoints=checkpoints):
-            turn.state = replace(turn.state, checkpoints=checkpoints)
+            core_reports.checkpoints_listed(turn, checkpoints)
         case ReportReceived():
             core_reports.report_received(turn, event)
         case PlanComputed():

@@ -155,7 +155,7 @@ def gone(turn: Turn, vm: VmRecord, ended_at_s: float, reason: str) -> None:
         vms=vms,
         calibrator=None if state.calibrator == vm.vm_id else state.calibrator,
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
-        fleet_changed_at_s=turn.now_s,
+        fleet_changed_at_s=turn.now_s if vm.is_usable else state.fleet_changed_at_s,
         tally=replace(
             tally,
             gone_usd=tally.gone_usd + vm.offer.usd_per_hour * lived_s / HOUR_S,

@@ -110,7 +110,7 @@ def _of_a_rank(turn: Turn, slot: Slot, report: _Ranked) -> None:
         case wire.GenerationStarted():
             core_generation.started(turn, slot, report)
         case wire.MinibatchCommitted() if rank is not RankPhase.GONE:
-            history.committed(turn, generation, slot, report)
+            history.committed(turn, generation, report)
         case wire.GenerationStopped(done=done):
             core_generation.stopped(turn, slot, done=done)
 
@@ -133,6 +133,17 @@ def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
     busy = slot.vm_id in (turn.state.calibrator, turn.state.initialiser)
     if busy and isinstance(report, wire.WorkerDied) and report.generation == 0:
         core_planning.fail_preparation(turn, report.reason)
+
+
+def checkpoints_listed(turn: Turn, listed: tuple[CheckpointRef, ...]) -> None:
+    """Take the store's word, but keep what was saved while it was being listed.
+
+    A newer checkpoint that we know of and that is gone shows up as damaged, rather than
+    be forgotten in silence.
+    """
+    newest = max((c.step for c in listed), default=-1)
+    newer = tuple(c for c in turn.state.checkpoints if c.step > newest)
+    turn.state = replace(turn.state, checkpoints=newer + listed)
 
 
 def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
@@ -163,14 +174,14 @@ def _checkpoint_damaged(turn: Turn, report: wire.CheckpointDamaged) -> None:
     if report.name not in state.damaged:
         turn.state = replace(state, damaged=(*state.damaged, report.name))
     generation = state.generation
-    reason = f"checkpoint {report.name} is damaged: {report.reason}"
+    reason = f"checkpoint {report.name} is damaged"
     if (
         generation is not None
         and generation.phase is GenerationPhase.STARTING
         and generation.checkpoint == report.name
     ):
         core_generation.break_generation(turn, reason)
-    turn.say(reason)
+    turn.say(f"{reason}: {report.reason}")
 
 
 def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:

@@ -65,9 +65,7 @@ def _trainers(generation: Generation) -> Iterable[Slot]:
     return generation.ranks
 
 
-def committed(
-    turn: Turn, generation: Generation, slot: Slot, report: MinibatchCommitted
-) -> None:
+def committed(turn: Turn, generation: Generation, report: MinibatchCommitted) -> None:
     """Note a rank's mini-batch; it counts once every section has been reported.
 
     Varuna's design section 6 (e): committed means reported by a live rank of every

@@ -16,6 +16,9 @@ from spottrain.varuna_manager.state import (
 )
 from spottrain.varuna_manager.turn import Turn
 
+LEASES_KEPT = 2
+"""A VM is rented only if the budget bears the fleet for so many leases: one is kept back
+for a manager that dies, the others are there to train."""
 OFFER_LAG_S = 10.0
 """How long an offer's count may lag behind the VMs that we took from it."""
 
@@ -44,7 +47,8 @@ def launch_more(turn: Turn) -> None:
     """Wish for one launch: as many VMs of the best offer as every cap allows."""
     state = turn.state
     wanted = room(state)
-    if wanted <= 0 or not state.reconciled or state.launch_wished:
+    done = state.generation is not None and state.generation.done
+    if wanted <= 0 or done or not state.reconciled or state.launch_wished:
         return
     for offer in sorted(state.offers, key=_preference):
         count = min(wanted, _available(turn, offer), affordable(state, offer))
@@ -105,7 +109,8 @@ def affordable(state: State, offer: Offer) -> int:
     if job.max_usd_per_hour is not None:
         counts.append(int((job.max_usd_per_hour - rate) / price + 1e-9))
     if job.max_usd is not None:
-        left = job.max_usd - spent_usd(state, state.now_s) - reserve_usd(state, rate)
-        cost = reserve_usd(state, price)
+        kept = LEASES_KEPT * reserve_usd(state, rate)
+        left = job.max_usd - spent_usd(state, state.now_s) - kept
+        cost = LEASES_KEPT * reserve_usd(state, price)
         counts.append(int(left / cost) if cost > 0 else job.max_vms)
     return max(0, min(counts))

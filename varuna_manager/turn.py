@@ -62,11 +62,12 @@ class Turn:
     def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
         """Begin to end the job, unless it ends already.
 
-        The user's code failing and success overrule a weaker reason to end.
+        Success and failure overrule a weaker reason to end, but not each other.
         """
         state = self.state
-        overrules = outcome.kind in ("succeeded", "failed")
-        if state.phase is JobPhase.ENDING and overrules:
+        final = ("succeeded", "failed")
+        weaker = state.outcome is not None and state.outcome.kind not in final
+        if weaker and outcome.kind in final:
             self.state = replace(state, outcome=outcome, ending_checkpoint=False)
         elif state.phase is JobPhase.ACTIVE:
             self.state = replace(

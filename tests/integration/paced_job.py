@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from pathlib import Path
@@ -28,12 +29,13 @@ def job() -> TrainingJob:
 
 
 def raising_job() -> TrainingJob:
-    """Raises in mini-batch 7, counted from 1, wherever that is computed."""
+    """Raises in the seventh mini-batch of four micro-batches, in one worker's loss."""
     tiny = tiny_job()
+    calls = itertools.count()
 
-    def lr_schedule(step: int) -> float:
-        if step == 6:
-            raise RuntimeError("no learning rate for mini-batch 7")
-        return 1.0
+    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor | float]:
+        if model.training and next(calls) >= 6 * 4:
+            raise RuntimeError("no loss in mini-batch 7")
+        return tiny.loss(model, batch)
 
-    return dataclasses.replace(tiny, lr_schedule=lr_schedule)
+    return dataclasses.replace(tiny, loss=loss)

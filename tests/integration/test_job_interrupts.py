@@ -19,6 +19,7 @@ from tests.integration.jobs import (
 from spottrain import wire
 from spottrain.manifest import CheckpointEntry
 
+CTRL_C = "\x03"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -62,8 +63,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         refused = [job.launch()]
         stopped = left(job, job.run("stop", job.name))
         refused.append(job.launch())
-        interrupted = interrupt(job, "\x03")
-        interrupted_twice = interrupt(job, "\x03\x03")
+        interrupted = interrupt(job)
+        interrupted_twice = interrupt(job, twice=True)
         damaged = damage_newest(job)
         job.pace(0.0)
         last = job.resume("-o", "json")
@@ -96,13 +97,18 @@ def left(job: Job, answer: Answer) -> Left:
     return Left(answer.code, answer.err, job.processes(), job.checkpoints(), step)
 
 
-def interrupt(job: Job, keys: str) -> Left:
-    """Resume at a terminal and press ``keys`` once the job trains."""
+def interrupt(job: Job, *, twice: bool = False) -> Left:
+    """Resume at a terminal and press Ctrl-C once the job trains."""
     step = job.state().progress.step
     terminal = job.at_terminal("resume", job.name)
-    job.until_trains(step + 3)
-    for key in keys:
-        terminal.press(key)
+    step = job.until_trains(step + 3).progress.step
+    if twice:
+        job.pace(1.5)
+        job.until_trains(step + 2)  # no mini-batch will end for seconds
+    terminal.press(CTRL_C)
+    if twice:
+        until("the first is heard", lambda: "stopping:" in terminal.read())
+        terminal.press(CTRL_C)
     code = terminal.wait()
     return left(job, Answer(code, "", terminal.read()))
 
@@ -149,6 +155,7 @@ def test_ctrl_c_twice_returns_all_at_once(story: Story) -> None:
     assert left.code == 130, left.screen
     assert left.processes == []
     assert "returning all VMs at once" in left.screen
+    assert left.checkpoints[0].step < left.step
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(story: Story) -> None:

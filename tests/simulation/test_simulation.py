@@ -140,7 +140,7 @@ def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
         assert [g.generation for g in job.state.generations] == [1]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_tormented_job_still_succeeds_and_loses_nothing(seed: int) -> None:
     job = world(seed)
     torment(job)
@@ -152,7 +152,7 @@ def test_a_tormented_job_still_succeeds_and_loses_nothing(seed: int) -> None:
     assert job.state.progress.minibatches_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     one, other = world(seed), world(seed)
     for job in (one, other):
@@ -161,7 +161,7 @@ def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     assert one.journal == other.journal
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_budget_is_never_exceeded(seed: int) -> None:
     max_usd = 2.0
     job = world(seed, max_usd=max_usd)
@@ -173,7 +173,7 @@ def test_a_budget_is_never_exceeded(seed: int) -> None:
     assert job.finished.kind in ("budget", "succeeded")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_stop_saves_returns_everything_and_can_be_resumed(seed: int) -> None:
     job = world(seed)
     torment(job, mean_s=60.0)

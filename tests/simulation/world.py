@@ -16,7 +16,7 @@ from typing import assert_never
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
 
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.provider import Vm, VmState
 from spottrain.morphing.choose import choose_plan
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
@@ -160,7 +160,7 @@ class World:
 
         self.after(2.0, again)
 
-    def listing(self) -> tuple[e.Vm, ...]:
+    def listing(self) -> tuple[Vm, ...]:
         return tuple(vm.listed() for vm in self.cloud.vms.values())
 
     # --- Commands -------------------------------------------------------------------------
@@ -189,24 +189,10 @@ class World:
                 self.soon(lambda: self.terminate(vm_ids))
             case c.AskProvider(vm_id=vm_id):
                 self.later(lambda: self.answer(vm_id))
-            case c.ComputePlan(inputs_hash=inputs_hash, inputs=inputs):
-                choice = choose_plan(inputs)
-                self.later(
-                    lambda: e.PlanComputed(
-                        at_s=self.now_s,
-                        inputs_hash=inputs_hash,
-                        plan=choice.plan,
-                        candidates=choice.candidates,
-                    )
-                )
-            case c.Send(vm_id=vm_id, command=order):
-                epoch = self.epoch
-                self.soon(
-                    lambda: (
-                        self.workers.obey(vm_id, order) if epoch == self.epoch else None
-                    ),
-                    0.3,
-                )
+            case c.ComputePlan():
+                self.plan(command)
+            case c.Send():
+                self.deliver(command)
             case c.SetTimer(at_s=at_s):
                 self.set_timer(at_s)
             case c.Finish(outcome=outcome):
@@ -214,6 +200,27 @@ class World:
                 self.manager_alive = False
             case _:
                 assert_never(command)
+
+    def plan(self, command: c.ComputePlan) -> None:
+        choice = choose_plan(command.inputs)
+        self.later(
+            lambda: e.PlanComputed(
+                at_s=self.now_s,
+                inputs_hash=command.inputs_hash,
+                plan=choice.plan,
+                candidates=choice.candidates,
+            )
+        )
+
+    def deliver(self, command: c.Send) -> None:
+        """An outbox dies with its manager."""
+        epoch = self.epoch
+
+        def deliver() -> None:
+            if epoch == self.epoch:
+                self.workers.obey(command.vm_id, command.command)
+
+        self.soon(deliver, 0.3)
 
     def set_timer(self, at_s: float | None) -> None:
         self.timer += 1

@@ -124,13 +124,13 @@ def test_inputs_wait_for_as_many_as_the_stage_before_has_in_flight() -> None:
 @pytest.mark.parametrize(
     ("bounds", "reduction", "apart"),
     [
-        ((0, 4), "exact", 0),
+        ((0, 4), "exact", 1),
         ((0, 4, 7), "exact", 3),
         ((0, 2, 7, 8), "exact", 5),
         ((0, 4, 8), "fast", 0),
     ],
 )
-def test_only_later_replicas_keep_gradients_apart(
+def test_later_replicas_keep_all_gradients_apart_the_first_one_at_a_time(
     bounds: tuple[int, ...], reduction: Reduction, apart: int
 ) -> None:
     assert virtual_nodes_apart(bounds, reduction) == apart

@@ -108,7 +108,7 @@ def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
     assert (orders["a"].store_host, orders["a"].store_port) == ("h", 1)
     for vm_id in FOUR[:3]:
         story.report(vm_id, story.started(0))
-    assert story.generation.phase is GenerationPhase.STARTING
+    assert story.generation.started_at_s is None
     story.report("d", story.started(0))
     assert story.generation.phase is GenerationPhase.RUNNING
 

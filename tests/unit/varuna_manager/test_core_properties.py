@@ -163,7 +163,7 @@ def aimed(story: Story, report: wire.Report) -> wire.Report:
     generation = story.state.generation
     if number is None or number > 3 or generation is None:
         return report
-    return replace(report, generation=generation.number)  # type: ignore[call-arg]
+    return replace(report, generation=generation.number)  # type: ignore[arg-type]
 
 
 def check_wishes(before: State, story: Story) -> None:

@@ -1,0 +1,94 @@
+"""Jobs whose disk is full, whose journal is damaged, whose manager is dead for good."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs import Job, Undisturbed, undisturbed, weights
+
+from spottrain.manifest import verify
+
+DISK_BYTES = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that is soon full."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "spottrain", str(folder)]
+    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Use up all room; return the file that does."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    with pytest.raises(OSError, match=f"Errno {errno.ENOSPC}"):
+        (folder / "more").write_bytes(b"\0" * 8192)
+    (folder / "more").unlink()
+    return ballast
+
+
+def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
+    tmp_path: Path, small_disk: Path, reference: Undisturbed
+) -> None:
+    checkpoint = {"path": str(small_disk), "every_steps": 10}
+    with Job(tmp_path, "full", checkpoint=checkpoint, resources={"max_vms": 1}) as job:
+        job.pace(0.02)
+        assert job.launch("--detach").code == 0
+        job.until_trains(1)
+        ballast = fill(small_disk)
+        error = job.until("the disk is full", lambda state: state.checkpoint_error)
+        assert "No space left on device" in error
+        shown = job.run("report", job.name).out
+        assert "No space left on device" in shown
+        before = job.checkpoints()[0]
+        verify(small_disk, before.name)
+        ballast.unlink()
+        job.until(
+            "a checkpoint after it",
+            lambda state: any(c.step > before.step for c in state.checkpoints),
+        )
+        job.pace(0.0)
+        state = job.until("the end", lambda s: s if s.outcome else None)
+        assert state.outcome is not None
+        assert state.outcome.kind == "succeeded"
+        assert state.checkpoint_error == ""
+        assert weights(small_disk) == reference.weights
+
+
+def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, "broken", resources={"max_vms": 1}) as job:
+        job.pace(0.02)
+        assert job.launch("--detach").code == 0
+        job.until_trains(1)
+        job.kill_manager()
+        assert len(job.processes()) > 3
+        job.dir.journal.write_bytes(b"not a journal" * 1000)
+        for command in ("status", "report", "events", "resume"):
+            answer = job.run(command, job.name)
+            assert answer.code == 1, (command, answer.err)
+            assert "journal is damaged" in answer.error
+            assert "Traceback" not in answer.err
+        answer = job.run("down", job.name)
+        assert answer.code == 0, answer.err
+        assert job.processes() == []
+        assert job.checkpoints()
