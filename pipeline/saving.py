@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
@@ -83,17 +84,14 @@ class CheckpointRound:
 
     def start(self, step: int) -> None:
         """Copy this rank's share and have it written."""
-        self._pending = step
-        sections = {
-            section: {
-                name: tensor.clone()
-                for name, tensor in tensors_of(
-                    self._arenas[section], with_state=step > 0
-                ).items()
-            }
-            for section in self._share
-        }
-        self._writer.submit(self._name(step), sections)
+        share = self._tensors(step)
+        self._submit(
+            step,
+            {
+                section: {name: tensor.clone() for name, tensor in tensors.items()}
+                for section, tensors in share.items()
+            },
+        )
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is dealt with."""
@@ -124,8 +122,19 @@ class CheckpointRound:
         self.finish()
         if self._saved != step:
             self._context.faults.at(Hook.SNAPSHOT)
-            self.start(step)
+            # Nothing is trained until it is written: no copy is needed.
+            self._submit(step, self._tensors(step))
             self.finish()
+
+    def _tensors(self, step: int) -> dict[int, dict[str, torch.Tensor]]:
+        return {
+            section: tensors_of(self._arenas[section], with_state=step > 0)
+            for section in self._share
+        }
+
+    def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
+        self._pending = step
+        self._writer.submit(self._name(step), share)
 
     def close(self) -> None:
         """End the writing thread, once what it was given is written."""

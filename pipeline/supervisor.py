@@ -157,9 +157,7 @@ class Supervisor:
                     if child.generation == generation:
                         self._tell(child, command)
             case wire.AbandonGeneration(generation=generation):
-                for child in self._running():
-                    if child.generation <= generation:
-                        os.kill(child.pid, signal.SIGKILL)
+                self._abandon(generation)
             case wire.Retire():
                 raise AssertionError("handled where commands are read")
 
@@ -177,6 +175,21 @@ class Supervisor:
             worker = slot.worker or self._fork_worker(slot)
             worker.generation, worker.running = command.generation, True
             self._tell(worker, command)
+
+    def _abandon(self, generation: int) -> None:
+        """Kill what runs the generation; never begin it, should its command be late."""
+        self._generation = max(self._generation, generation)
+        for slot in self._slots:
+            worker = slot.worker
+            if worker is None or not worker.running:
+                reason = "told to give up a generation that it does not run"
+                self.report(
+                    wire.GenerationBroken(
+                        generation=generation, slot=slot.index, reason=reason
+                    )
+                )
+            elif worker.generation <= generation:
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _tell(self, child: _Child, command: wire.Command) -> None:
         try:
@@ -339,8 +352,9 @@ class Supervisor:
                     generation=child.generation, slot=child.slot, reason=reason
                 )
             )
-        elif child.what == "initialise" and code:
-            self.report(wire.CheckpointFailed(step=0, reason=reason))
+        elif code and child.what != "store":
+            # Slots are numbered from 0: a task counts as a death of the first one.
+            self.report(wire.WorkerDied(generation=0, slot=0, reason=reason))
 
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode()
@@ -370,7 +384,7 @@ def main() -> None:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = wire.UserCodeFailed(message=str(error), traceback="")
-        if len(os.listdir("/proc/self/task")) > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if failure is None and not _may_fork():
             # Forking would now be unsafe: begin again, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.supervisor"
@@ -384,6 +398,13 @@ def main() -> None:
         )
     )
     supervisor.run()
+
+
+def _may_fork() -> bool:
+    """Whether loading the user's job has left this process fit to be forked."""
+    threads = os.listdir("/proc/self/task")
+    uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return len(threads) == 1 and not uses_cuda
 
 
 def _first_line() -> str:

@@ -99,7 +99,7 @@ def contribution(
     for name, gradient in arena.gradients.items():
         if name not in counted_elsewhere:
             # In pieces: torch converts its argument to float64 as a whole.
-            for piece in gradient.view(-1).split(_NORM_ELEMENTS):
+            for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS):
                 norm = torch.linalg.vector_norm(piece, dtype=torch.float64)
                 square_norm += float(norm) ** 2
     return Contribution(

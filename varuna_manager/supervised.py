@@ -88,6 +88,8 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                # Before torch is imported: threads of its own would forbid forking.
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
     def start(self, greeting: str, on_exit: Callable[[], None]) -> None:

@@ -198,7 +198,7 @@ class JobSpec:
     checkpoint_keep: int
     lease_s: float
     heartbeat_s: float
-    communication_timeout_s: float = 1800.0
+    communication_timeout_s: float = 300.0
     """Bound on one collective; failures are found by heartbeats long before."""
     schema_version: int = SCHEMA_VERSION
 
@@ -384,7 +384,10 @@ class GenerationBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDied:
-    """A worker process ended; the memory that the supervisor holds stays."""
+    """A worker process ended; the memory that the supervisor holds stays.
+
+    A process that initialises or calibrates is told as slot 0 of generation 0.
+    """
 
     generation: int
     slot: int

@@ -17,12 +17,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spottrain import wire
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.wire import JobSpec
 from tests.bench.linear_job import BLOCKS, LAYERS, WIDTH
 from tests.bench.processes import ROOT, status_bytes
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
+
+from spottrain import wire
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.wire import JobSpec
 
 DEPTH = 4
 STEPS, CHECKPOINT_EVERY = 12, 8
@@ -198,7 +199,9 @@ def report_workers(watch: Watch, steps: dict[int, float], saved: float) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peak = manager_peak_bytes(Path(folder))
-        print(f"manager of a tiny job: peak {peak / MB:.1f} MB resident; goal below 150")
+        print(
+            f"manager of a tiny job: peak {peak / MB:.1f} MB resident; goal below 150"
+        )
     with tempfile.TemporaryDirectory() as folder:
         report_workers(*grow(Path(folder)))
 

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from spottrain import wire
-from spottrain.wire import JobSpec, Plan
 from tests.bench.gpt_job import BLOCKS, MICROBATCH, MICROBATCHES
 from tests.bench.processes import ROOT, cpu_s
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
+
+from spottrain import wire
+from spottrain.wire import JobSpec, Plan
 
 SEED = 5
 DEPTH = 2
@@ -169,9 +170,7 @@ def start_ours(folder: Path) -> Iterator[Ours]:
         heartbeat_s=1.0,
     )
     names = ("vm-0", "vm-1")
-    plan = make_plan(
-        spec, DEPTH, 1, names, BLOCKS, schedule="1f1b", recompute=False
-    )
+    plan = make_plan(spec, DEPTH, 1, names, BLOCKS, schedule="1f1b", recompute=False)
     zygote = Zygote()
     workdir = Path(__file__).parent
     with Fleet(spec, names, folder / "log", zygote, workdir=workdir) as fleet:

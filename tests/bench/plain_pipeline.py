@@ -14,9 +14,6 @@ from collections import deque
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
-from spottrain.pipeline.data import example_index
 from tests.bench.gpt_job import (
     BLOCKS,
     CLIP,
@@ -29,6 +26,9 @@ from tests.bench.gpt_job import (
     Tokens,
     token_loss,
 )
+from torch import nn
+
+from spottrain.pipeline.data import example_index
 
 DEPTH = 2
 

@@ -110,6 +110,10 @@ class Machine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def kill_leader(self) -> None:
+        """Kill the supervisor alone."""
+        os.kill(self.pid, signal.SIGKILL)
+
     def close(self) -> None:
         self.signal(signal.SIGKILL)
         self._reader.join()

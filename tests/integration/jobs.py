@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -130,14 +130,13 @@ class Job:
     def __init__(self, folder: Path, name: str, **settings: Any) -> None:
         self.folder = folder / name
         (self.folder / "workdir").mkdir(parents=True)
-        for module in ("tiny_job.py", "paced_job.py"):
-            shutil.copy(HERE / module, self.folder / "workdir")
+        shutil.copy(HERE / "tiny_job.py", self.folder / "workdir")
         self.name = name
         self.dir = JobDir(folder / "home" / "jobs" / name)
         self.file = self.folder / "job.yaml"
         self.settings = {
             "name": name,
-            "entrypoint": "paced_job:job",
+            "entrypoint": "tiny_job:paced_job",
             "workdir": "workdir",
             "minibatch_size": 8,
             "microbatch_size": 2,
@@ -160,7 +159,7 @@ class Job:
             _MARK: self._mark,
         }
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -279,7 +278,7 @@ class Job:
             if isinstance(event, ReportReceived) and isinstance(event.report, kind)
         ]
 
-    def until(self, what: str, found: Callable[[State], T]) -> T:
+    def until(self, what: str, found: Callable[[State], T | None]) -> T:
         """Follow the journal until ``found`` returns something true of a state."""
         until("the job is there", self.dir.journal.exists)
         follower = Follower(self.dir)
@@ -311,8 +310,9 @@ class Job:
 def trains(state: State) -> int:
     """Return the mini-batches committed if a generation trains now, else 0."""
     generation = state.generation
-    running = generation and generation.phase is GenerationPhase.RUNNING
-    return state.progress.step if running and generation.committed else 0
+    if generation is None or generation.phase is not GenerationPhase.RUNNING:
+        return 0
+    return state.progress.step if generation.committed else 0
 
 
 def until(what: str, look: Callable[[], T | None], why: Callable[[], str] = str) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs import Answer, Job
 
-NO_BLOCKS = """
+BAD_JOBS = """
 import dataclasses
 from tiny_job import job as tiny_job
 from torch import nn
@@ -34,48 +34,32 @@ def wrong_job():
 """
 
 
-@pytest.mark.parametrize(
-    ("settings", "code", "words"),
-    [
-        ({"minbatch_size": 8}, 2, "minbatch_size: unknown key; did you mean minibatch"),
-        (
-            {"resources": {"max_vm": 2}},
-            2,
-            "resources.max_vm: unknown key; did you mean",
-        ),
-        ({"steps": "many"}, 2, "steps: must be a valid integer: got 'many'"),
-        (
-            {"minibatch_size": 9},
-            2,
-            "must be a multiple of microbatch_size: got 9 and 2",
-        ),
-        ({"workdir": "elsewhere"}, 2, "workdir: is no folder"),
-        ({"entrypoint": "paced_job"}, 2, "entrypoint: must be module:function"),
-        ({"slo": {"deadline": "2020-01-01T00:00:00Z"}}, 2, "deadline: is in the past"),
-        ({"slo": {"deadline": "2100-01-01T00:00:00"}}, 2, "must have a time zone"),
-        ({"budget": {"max_usd": 1e-6}}, 4, "is below the cost of one step"),
-        ({"budget": {"max_usd_per_hour": 0.01}}, 4, "does not pay for one machine"),
-        (
-            {"checkpoint": {"path": "/dev/null/here"}},
-            2,
-            "checkpoint.path: cannot write",
-        ),
-        ({"entrypoint": "nowhere:job"}, 3, "nowhere"),
-        ({"entrypoint": "bad_jobs:no_job"}, 3, "no_job"),
-        ({"entrypoint": "bad_jobs:raising_job"}, 3, "no data here"),
-        (
-            {"entrypoint": "bad_jobs:wrong_job"},
-            3,
-            "must return a spottrain.TrainingJob",
-        ),
-        ({"entrypoint": "bad_jobs:flat_job"}, 3, "cannot be cut"),
-    ],
-)
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"minbatch_size": 8}, 2, "minbatch_size: unknown key; did you mean minibatch"),
+    ({"resources": {"max_vm": 2}}, 2, "resources.max_vm: unknown key; did you mean"),
+    ({"steps": "many"}, 2, "steps: must be a valid integer: got 'many'"),
+    ({"minibatch_size": 9}, 2, "must be a multiple of microbatch_size: got 9 and 2"),
+    ({"workdir": "elsewhere"}, 2, "workdir: is no folder"),
+    ({"entrypoint": "tiny_job"}, 2, "entrypoint: must be module:function"),
+    ({"slo": {"deadline": "2020-01-01T00:00:00Z"}}, 2, "deadline: is in the past"),
+    ({"slo": {"deadline": "2100-01-01T00:00:00"}}, 2, "must have a time zone"),
+    ({"budget": {"max_usd": 1e-6}}, 4, "is below the cost of one step"),
+    ({"budget": {"max_usd_per_hour": 0.01}}, 4, "does not pay for one machine"),
+    ({"checkpoint": {"path": "/dev/null/here"}}, 2, "checkpoint.path: cannot write"),
+    ({"entrypoint": "nowhere:job"}, 3, "nowhere"),
+    ({"entrypoint": "bad_jobs:no_job"}, 3, "no_job"),
+    ({"entrypoint": "bad_jobs:raising_job"}, 3, "no data here"),
+    ({"entrypoint": "bad_jobs:wrong_job"}, 3, "must return a spottrain.TrainingJob"),
+    ({"entrypoint": "bad_jobs:flat_job"}, 3, "no repeated blocks and no CutPoint"),
+]
+
+
+@pytest.mark.parametrize(("settings", "code", "words"), BAD, ids=[b[2] for b in BAD])
 def test_what_is_wrong_is_one_line_and_nothing_starts(
     tmp_path: Path, settings: dict[str, Any], code: int, words: str
 ) -> None:
     with Job(tmp_path, "bad", **settings) as job:
-        (job.folder / "workdir" / "bad_jobs.py").write_text(NO_BLOCKS)
+        (job.folder / "workdir" / "bad_jobs.py").write_text(BAD_JOBS)
         answer = job.launch("-o", "json")
         assert answer.code == code, answer.err
         assert words in answer.error
@@ -96,7 +80,7 @@ class Failed:
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     folder = tmp_path_factory.mktemp("raising")
-    settings = {"entrypoint": "paced_job:raising_job", "resources": {"max_vms": 1}}
+    settings = {"entrypoint": "tiny_job:raising_job", "resources": {"max_vms": 1}}
     with Job(folder, "raising", **settings) as job:
         answer = job.launch("-o", "json")
         yield Failed(answer, job.processes())
@@ -107,7 +91,7 @@ def test_code_that_raises_ends_the_job_with_3_and_its_traceback(
 ) -> None:
     assert failed.answer.code == 3, failed.answer.err
     assert "RuntimeError: no loss in mini-batch 7" in failed.answer.err
-    assert 'paced_job.py", line' in failed.answer.err
+    assert 'tiny_job.py", line' in failed.answer.err
     assert "no loss in mini-batch 7" in failed.answer.error
 
 

@@ -73,11 +73,11 @@ def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
 
     def found(state: State) -> int:
         generation = state.generation
-        fits = generation and (not shape or generation.plan.shape == shape)
+        if generation is None or not trains(state) or generation.number <= after:
+            return 0
         counts = {name: getattr(state.tally, name) for name in tally}
-        if fits and trains(state) and counts == tally and generation.number > after:
-            return generation.number
-        return 0
+        fits = not shape or generation.plan.shape == shape
+        return generation.number if fits and counts == tally else 0
 
     return job.until(f"training goes on: {shape} {tally}", found)
 

@@ -82,7 +82,8 @@ def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
         job.until_trains(1)
         job.kill_manager()
         assert len(job.processes()) > 3
-        job.dir.journal.write_bytes(b"not a journal" * 1000)
+        for path in job.dir.path.glob("journal.sqlite*"):
+            path.write_bytes(b"not a journal" * 1000)
         for command in ("status", "report", "events", "resume"):
             answer = job.run(command, job.name)
             assert answer.code == 1, (command, answer.err)

@@ -7,11 +7,24 @@ from tests.integration.jobs import STEPS, Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints, verify
 
-FIELDS = (
-    "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
-    "preemptions_noticed preemptions_unnoticed silent_losses plans minibatches_lost "
-    "minibatches_recomputed usd_spent usd_on_demand examples_per_s wall_s"
-).split()
+FIELDS = [
+    "state",
+    "steps_done",
+    "loss_first",
+    "loss_last",
+    "heldout_loss",
+    "heldout_loss_first",
+    "preemptions_noticed",
+    "preemptions_unnoticed",
+    "silent_losses",
+    "plans",
+    "minibatches_lost",
+    "minibatches_recomputed",
+    "usd_spent",
+    "usd_on_demand",
+    "examples_per_s",
+    "wall_s",
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -74,3 +76,31 @@ def job() -> TrainingJob:
         lr_schedule=lambda step: min(1.0, (step + 1) / 3),
         clip_grad_norm=0.5,
     )
+
+
+def paced_job() -> TrainingJob:
+    """The last stage waits as many seconds as the file ``PACE_FILE`` says."""
+
+    def paced(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        result = loss(model, batch)
+        time.sleep(float(Path(os.environ["PACE_FILE"]).read_text()))
+        return result
+
+    return dataclasses.replace(job(), loss=paced)
+
+
+def raising_job() -> TrainingJob:
+    """Raises in mini-batch 7, counted from 1, in the loss of a worker."""
+    trained = 0
+
+    def lr_schedule(step: int) -> float:
+        nonlocal trained
+        trained = step + 1
+        return 1.0
+
+    def raising(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        if trained == 6:
+            raise RuntimeError("no loss in mini-batch 7")
+        return loss(model, batch)
+
+    return dataclasses.replace(job(), loss=raising, lr_schedule=lr_schedule)

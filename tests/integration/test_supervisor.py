@@ -1,0 +1,182 @@
+"""The supervisor as a process: what it does with what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import (
+    DEADLINE_S,
+    HERE,
+    Fleet,
+    MachineGone,
+    Zygote,
+    make_plan,
+)
+from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+
+from spottrain import wire
+
+
+@pytest.fixture
+def fleet(zygote: Zygote, tmp_path: Path) -> Iterator[Fleet]:
+    slow = {"TINY_SLEEP_S": "0.05"}
+    with Fleet(job_spec(tmp_path), "a", tmp_path / "log", zygote, slow) as fleet:
+        fleet.ready()
+        yield fleet
+
+
+def test_a_command_that_comes_twice_is_obeyed_once(fleet: Fleet) -> None:
+    checkpoint = fleet.initialise()
+    fleet.generation = 1
+    first = fleet.open_store("a")
+    assert fleet.open_store("a") == first
+    plan = make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS)
+    command = wire.RunGeneration(
+        generation=1,
+        plan=plan,
+        participants=plan.slots,
+        store_host=first[0],
+        store_port=first[1],
+        checkpoint=checkpoint,
+        evaluate_first=False,
+    )
+
+    fleet.machines["a"].send(command)
+    fleet.machines["a"].send(command)
+
+    assert fleet.wait_for_end({"a"})
+    fleet.machines["a"].send(wire.Calibrate())  # its answer comes after any other
+    fleet.wait_for("profile", lambda _, r: isinstance(r, wire.Calibrated) or None)
+    started = [r for _, r in fleet.history if isinstance(r, wire.GenerationStarted)]
+    assert len(started) == 1
+
+
+def test_abandoned_workers_die_and_their_memory_stays(fleet: Fleet) -> None:
+    checkpoint = fleet.initialise()
+    plan = make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS)
+    fleet.run(plan, checkpoint)
+    fleet.wait_for_step(1)
+
+    fleet.machines["a"].send(wire.AbandonGeneration(generation=1))
+    fleet.wait_for("death", lambda _, r: isinstance(r, wire.WorkerDied) or None)
+    fleet.run(plan, "step-0-g0-00000000")  # which does not exist: memory must do
+    assert fleet.wait_for_end({"a"})
+
+    last = [r for _, r in fleet.history if isinstance(r, wire.GenerationStarted)][-1]
+    assert (last.sections_loaded, last.step >= 1) == (0, True)
+
+
+def test_an_abandoned_generation_never_begins(fleet: Fleet) -> None:
+    checkpoint = fleet.initialise()
+    fleet.machines["a"].send(wire.AbandonGeneration(generation=1))
+
+    fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), checkpoint)
+
+    assert not fleet.wait_for_end({"a"})
+    assert not any(isinstance(r, wire.GenerationStarted) for _, r in fleet.history)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    checkpoint = fleet.initialise()
+    damaged = tmp_path / "checkpoints" / checkpoint / "section-2.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), checkpoint)
+    fleet.wait_for_end({"a"})
+
+    reports = [r for _, r in fleet.history if isinstance(r, wire.CheckpointDamaged)]
+    assert [r.name for r in reports] == [checkpoint]
+    assert "section-2.safetensors" in reports[0].reason
+
+
+def test_retiring_ends_every_process(fleet: Fleet) -> None:
+    fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
+    fleet.wait_for_step(1)
+
+    fleet.machines["a"].send(wire.Retire())
+
+    fleet.wait_for("end", lambda _, r: isinstance(r, MachineGone) or None)
+
+
+def test_killing_the_supervisor_ends_its_workers_and_stores(fleet: Fleet) -> None:
+    fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
+    fleet.wait_for_step(1)
+    (pid,) = fleet.pids()[("a", 0)]
+    worker = os.pidfd_open(pid)
+
+    fleet.machines["a"].kill_leader()
+
+    assert select.select([worker], [], [], DEADLINE_S)[0], "the worker lives on"
+    os.close(worker)
+
+
+def run_supervisor(
+    spec: wire.JobSpec, folder: Path, commands: list[wire.Command]
+) -> list[wire.Report]:
+    """Start a real supervisor, send commands, close its stdin once they are done."""
+    greeting = {
+        "spec": json.loads(wire.encode(spec)),
+        "workdir": str(HERE),
+        "num_slots": 1,
+        "private_address": "127.0.0.1",
+        "vm_id": "a",
+    }
+    lines = [json.dumps(greeting), *map(wire.encode, commands)]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spottrain.pipeline.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+        process.stdin.flush()
+        reports = []
+        for line in process.stdout:
+            reports.append(wire.decode(wire.Report, line))
+            if len(reports) == 1 + len(commands):
+                # Nothing is awaited any more.
+                process.stdin.close()
+    assert process.returncode == 0
+    return reports
+
+
+def test_a_module_that_starts_threads_is_loaded_in_workers_only(tmp_path: Path) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="threaded_job:job")
+
+    reports = run_supervisor(spec, tmp_path, [wire.Initialise()])
+
+    assert [report.kind for report in reports] == [
+        "supervisor_ready",
+        "checkpoint_saved",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "message"),
+    [("nothing_here:job", "nothing_here"), ("tiny_job:nothing", "nothing")],
+)
+def test_an_entrypoint_that_cannot_be_loaded_is_the_users_error(
+    tmp_path: Path, entrypoint: str, message: str
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint=entrypoint)
+
+    (report,) = run_supervisor(spec, tmp_path, [])
+
+    assert isinstance(report, wire.UserCodeFailed)
+    assert message in report.message
