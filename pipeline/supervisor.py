@@ -26,6 +26,7 @@ import torch
 
 from spottrain import wire
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.forking import Body, Child, fork_child
 from spottrain.pipeline.loading import load
 from spottrain.pipeline.store import serve_store
 from spottrain.pipeline.tasks import calibrate_here, initialise_here
@@ -33,7 +34,6 @@ from spottrain.pipeline.worker import (
     MAX_MESSAGE_BYTES,
     LoadedJob,
     SupervisorLink,
-    die_with_parent,
     run_worker,
     user_code_failed,
 )
@@ -67,26 +67,12 @@ class Greeting:
 
 
 @dataclass(slots=True)
-class _Child:
-    """A forked process and the socket to it."""
-
-    pid: int
-    pidfd: int
-    connection: socket.socket
-    slot: int | None
-    """The slot that a worker drives; ``None`` for a store or a task."""
-    what: str
-    generation: int = 0
-    running: bool = False
-
-
-@dataclass(slots=True)
 class _Slot:
     """Memory of one slot, by name, and the worker that uses it."""
 
     index: int
     pieces: dict[str, int] = field(default_factory=dict)
-    worker: _Child | None = None
+    worker: Child | None = None
 
 
 class Supervisor:
@@ -105,12 +91,12 @@ class Supervisor:
         self._reports = reports
         self._loaded = loaded
         self._slots = [_Slot(index) for index in range(greeting.num_slots)]
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._generation = 0
         self._stores: dict[int, str] = {}
         """The report of each generation's store: a command may come twice, after the
         manager has died and come back."""
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         self._input = b""
 
@@ -126,7 +112,7 @@ class Supervisor:
                     if key.fd == sys.stdin.fileno():
                         if not self._read_commands():
                             return
-                    elif isinstance(key.data, _Child):
+                    elif isinstance(key.data, Child):
                         self._hear(key.data, died=key.fd == key.data.pidfd)
         finally:
             for child in self._children.values():
@@ -161,7 +147,7 @@ class Supervisor:
             case wire.Retire():
                 raise AssertionError("handled where commands are read")
 
-    def _running(self) -> list[_Child]:
+    def _running(self) -> list[Child]:
         return [child for child in self._children.values() if child.running]
 
     def _run_generation(self, command: wire.RunGeneration) -> None:
@@ -191,13 +177,13 @@ class Supervisor:
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _tell(self, child: _Child, command: wire.Command) -> None:
+    def _tell(self, child: Child, command: wire.Command) -> None:
         try:
             child.connection.sendall(wire.encode(command).encode())
         except OSError:
             return  # it is dying; its end is reported when the kernel says so
 
-    def _fork_worker(self, slot: _Slot) -> _Child:
+    def _fork_worker(self, slot: _Slot) -> Child:
         held = frozenset(slot.pieces)
 
         def body(connection: socket.socket) -> None:
@@ -246,48 +232,25 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
         self._fork("store", body, None).generation = generation
 
-    def _fork(
-        self, what: str, body: Callable[[socket.socket], None], slot: int | None
-    ) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            self._become_child(ours, theirs, body)
-        theirs.close()
-        child = _Child(pid, os.pidfd_open(pid), ours, slot, what)
-        self._children[pid] = child
-        self._selector.register(ours, selectors.EVENT_READ, child)
+    def _fork(self, what: str, body: Body, slot: int | None) -> Child:
+        child = fork_child(what, slot, body, self._files())
+        self._children[child.pid] = child
+        self._selector.register(child.connection, selectors.EVENT_READ, child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         return child
 
-    def _become_child(
-        self,
-        ours: socket.socket,
-        theirs: socket.socket,
-        body: Callable[[socket.socket], None],
-    ) -> None:
-        """Run ``body`` in the forked process, with no file of the supervisor's open."""
-        code = 1
-        try:
-            die_with_parent()
-            self._selector.close()
-            ours.close()
-            for child in self._children.values():
-                child.connection.close()
-                os.close(child.pidfd)
-            for fd in [fd for slot in self._slots for fd in slot.pieces.values()]:
-                os.close(fd)
-            os.close(self._reports)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-            body(theirs)
-            code = 0
-        except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    def _files(self) -> list[int]:
+        """Return the descriptors that a forked process must not keep."""
+        children = self._children.values()
+        return [
+            self._reports,
+            self._selector.fileno(),
+            *(child.pidfd for child in children),
+            *(child.connection.fileno() for child in children),
+            *(fd for slot in self._slots for fd in slot.pieces.values()),
+        ]
 
-    def _hear(self, child: _Child, *, died: bool) -> None:
+    def _hear(self, child: Child, *, died: bool) -> None:
         """Take in what a child says; after its death, all that it still had said."""
         if child.pid not in self._children:
             return
@@ -310,7 +273,7 @@ class Supervisor:
         if connection.fileno() in self._selector.get_map():
             self._selector.unregister(connection)
 
-    def _take(self, child: _Child, message: dict[str, Any]) -> None:
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
         if "report" in message:
             report = wire.decode(wire.Report, message["report"])
             if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
@@ -331,7 +294,7 @@ class Supervisor:
             os.ftruncate(pieces[name], message["bytes"])
         socket.send_fds(child.connection, [b"fd"], [pieces[name]])
 
-    def _bury(self, child: _Child) -> None:
+    def _bury(self, child: Child) -> None:
         """Reap a child, and say so if it mattered."""
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)

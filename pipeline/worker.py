@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import traceback
@@ -29,7 +27,6 @@ from spottrain.wire import JobSpec
 
 MAX_MESSAGE_BYTES = 1 << 17
 _MAX_TRACEBACK_CHARACTERS = 20_000
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +114,6 @@ class SupervisorLink:
         else:
             self._commands.append(command)
         return []
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it dies."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.control import ShutsDown, open_provider
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.server import listen, make_server
+from spottrain.varuna_manager.server import listen, make_server, serve_many
 from spottrain.varuna_manager.shell import Shell
 
 logger = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    serve_many()
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):

@@ -14,6 +14,7 @@ Each request bears a token; an unknown or revoked one is answered 403. An error'
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import hmac
 import json
@@ -209,6 +210,16 @@ class _ManagerServer(uvicorn.Server):
         yield
 
 
+def serve_many() -> None:
+    """Have this process look for garbage less often.
+
+    With thousands of agents, Python's default of once in 700 new objects takes a
+    quarter of the time that a heartbeat costs.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 def make_server(channel: Channel, identity_path: Path) -> uvicorn.Server:
     """Return the HTTPS server; ``serve(sockets=[...])`` runs it."""
     return _ManagerServer(
@@ -220,6 +231,7 @@ def make_server(channel: Channel, identity_path: Path) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             ssl_certfile=identity_path,
             ssl_keyfile=identity_path,
             timeout_keep_alive=75,

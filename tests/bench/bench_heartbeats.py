@@ -30,7 +30,12 @@ from spottrain.varuna_manager.certificates import (
     token_sha256,
 )
 from spottrain.varuna_manager.links import Links
-from spottrain.varuna_manager.server import Channel, listen, make_server
+from spottrain.varuna_manager.server import (
+    Channel,
+    listen,
+    make_server,
+    serve_many,
+)
 from spottrain.wire import JobSpec
 
 FLEET = 10_000
@@ -58,6 +63,7 @@ def serve(
     wait_s: float,
 ) -> None:
     """Be the manager's server."""
+    serve_many()
     links = Links(time.monotonic, lambda vm_id: None)
     for vm_id in agents:
         links.admit(vm_id, token_sha256(identity.vm_token(vm_id)))
