@@ -1,1 +1,1 @@
-"""TBD"""
+"""The manager process, its command line and its state, and the agent on each VM."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spottrain.pricing.budget import HOUR_S, cost_usd
 from spottrain.varuna_manager import core_generation, core_planning
 from spottrain.varuna_manager.commands import Finish, Outcome
 from spottrain.varuna_manager.core_fleet import return_vms
 from spottrain.varuna_manager.events import StopRequested
-from spottrain.varuna_manager.launching import affordable, reserve_usd
+from spottrain.varuna_manager.launching import affordable
 from spottrain.varuna_manager.state import (
-    HOUR_S,
     JobPhase,
     State,
     rate_usd_per_hour,
@@ -53,15 +53,16 @@ def _watch_budget(turn: Turn, max_usd: float) -> None:
     """End while the money for a fleet without a manager (``lease_s``) is still there."""
     state = turn.state
     rate = rate_usd_per_hour(state)
-    left = max_usd - spent_usd(state, state.now_s) - reserve_usd(state, rate)
+    spent = spent_usd(state, state.now_s)
+    reserve = cost_usd(rate, state.job.spec.lease_s)
     if rate > 0:
+        left = max_usd - spent - reserve
         used_up = turn.due(state.now_s + left / rate * HOUR_S)
     else:
         used_up = _is_too_dear(state)
     if used_up:
-        spent = spent_usd(state, state.now_s)
         reason = f"budget of {max_usd:g} USD used up: {spent:.4f} spent"
-        if reserve := reserve_usd(state, rate):
+        if reserve:
             reason += f", {reserve:.4f} kept back for {state.job.spec.lease_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
         turn.end(outcome, checkpoint=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.pricing.budget import cost_usd
+from spottrain.pricing.offers import offer_key
 from spottrain.varuna_manager import core_generation, history
 from spottrain.varuna_manager.commands import (
     AskProvider,
@@ -28,7 +30,7 @@ from spottrain.varuna_manager.records import (
     VmPhase,
     VmRecord,
 )
-from spottrain.varuna_manager.state import HOUR_S, JobPhase, offer_key
+from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
 
 BOOT_BOUND_S = 900.0
@@ -158,9 +160,9 @@ def gone(turn: Turn, vm: VmRecord, ended_at_s: float, reason: str) -> None:
         fleet_changed_at_s=turn.now_s if vm.is_usable else state.fleet_changed_at_s,
         tally=replace(
             tally,
-            gone_usd=tally.gone_usd + vm.offer.usd_per_hour * lived_s / HOUR_S,
+            gone_usd=tally.gone_usd + cost_usd(vm.offer.usd_per_hour, lived_s),
             gone_on_demand_usd=tally.gone_on_demand_usd
-            + vm.on_demand_usd_per_hour * lived_s / HOUR_S,
+            + cost_usd(vm.on_demand_usd_per_hour, lived_s),
             gone_vm_s=tally.gone_vm_s + lived_s,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing.offers import offer_key
 from spottrain.varuna_manager import history
 from spottrain.varuna_manager.commands import LaunchVms, Outcome
 from spottrain.varuna_manager.core_fleet import adopt
@@ -16,7 +17,7 @@ from spottrain.varuna_manager.events import (
 )
 from spottrain.varuna_manager.launching import next_intent, room
 from spottrain.varuna_manager.records import Intent, PriceChange
-from spottrain.varuna_manager.state import JobPhase, offer_key
+from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
 
 AUTH_COOLDOWN_S = 300.0

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.pricing.budget import cost_usd
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.events import JobSettings, JobSubmitted
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.journal import Journal, JournalError
 from spottrain.varuna_manager.packing import pack, packed_files
-from spottrain.varuna_manager.state import HOUR_S, JobPhase
+from spottrain.varuna_manager.state import JobPhase
 from spottrain.wire import JobSpec, ModelFacts
 
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.manager")
@@ -108,7 +109,7 @@ def check_budget(config: JobConfig) -> None:
             f"budget.max_usd_per_hour: {per_hour} does not pay for one machine: the "
             f"cheapest costs {cheapest} per hour; raise it"
         )
-    least = cheapest * (config.manager.lease_s + 1.0) / HOUR_S
+    least = cost_usd(cheapest, config.manager.lease_s + 1.0)
     if budget is not None and budget < least:
         raise BudgetError(
             f"budget.max_usd: {budget} is below the cost of one step: the cheapest "

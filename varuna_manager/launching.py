@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing.offers import offer_key, preference
 from spottrain.varuna_manager.commands import IntendLaunch
 from spottrain.varuna_manager.records import VmPhase
-from spottrain.varuna_manager.state import (
-    HOUR_S,
-    State,
-    offer_key,
-    rate_usd_per_hour,
-    spent_usd,
-)
+from spottrain.varuna_manager.state import State, budget
 from spottrain.varuna_manager.turn import Turn
 
 LEASES_KEPT = 2
@@ -38,11 +33,6 @@ def room(state: State) -> int:
     return state.job.max_vms - staying - coming
 
 
-def reserve_usd(state: State, usd_per_hour: float) -> float:
-    """Return what a fleet of that rate may still spend if the manager dies now."""
-    return usd_per_hour * state.job.spec.lease_s / HOUR_S
-
-
 def launch_more(turn: Turn) -> None:
     """Wish for one launch: as many VMs of the best offer as every cap allows."""
     state = turn.state
@@ -50,7 +40,7 @@ def launch_more(turn: Turn) -> None:
     done = state.generation is not None and state.generation.done
     if wanted <= 0 or done or not state.reconciled or state.launch_wished:
         return
-    for offer in sorted(state.offers, key=_preference):
+    for offer in sorted(state.offers, key=preference):
         count = min(wanted, _available(turn, offer), affordable(state, offer))
         if count > 0:
             intent = next_intent(state)
@@ -64,12 +54,6 @@ def launch_more(turn: Turn) -> None:
                 )
             )
             return
-
-
-def _preference(offer: Offer) -> tuple[bool, float, str]:
-    """Spot before on demand, then by the price of a unit of work."""
-    work = max(offer.gpus * offer.gpu_speed, 1e-9)
-    return not offer.spot, offer.usd_per_hour / work, offer_key(offer)
 
 
 def _available(turn: Turn, offer: Offer) -> int:
@@ -97,20 +81,4 @@ def _available(turn: Turn, offer: Offer) -> int:
 
 def affordable(state: State, offer: Offer) -> int:
     """Return how many VMs of ``offer`` the hourly cap and the budget still bear."""
-    job, price = state.job, offer.usd_per_hour
-    if price <= 0:
-        return job.max_vms
-    coming = sum(
-        (intent.count - intent.arrived) * intent.offer.usd_per_hour
-        for intent in state.intents.values()
-    )
-    rate = rate_usd_per_hour(state) + coming
-    counts = [job.max_vms]
-    if job.max_usd_per_hour is not None:
-        counts.append(int((job.max_usd_per_hour - rate) / price + 1e-9))
-    if job.max_usd is not None:
-        kept = LEASES_KEPT * reserve_usd(state, rate)
-        left = job.max_usd - spent_usd(state, state.now_s) - kept
-        cost = LEASES_KEPT * reserve_usd(state, price)
-        counts.append(int(left / cost) if cost > 0 else job.max_vms)
-    return max(0, min(counts))
+    return budget(state).affords(offer.usd_per_hour, LEASES_KEPT, state.job.max_vms)

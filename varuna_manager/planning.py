@@ -7,8 +7,8 @@ from typing import Any
 
 from spottrain.errors import CapacityError
 from spottrain.morphing.choose import Candidate, Device, PlanInputs, choose_plan
+from spottrain.pricing.budget import cost_usd
 from spottrain.varuna_manager.config import JobConfig, ZoneConfig
-from spottrain.varuna_manager.state import HOUR_S
 from spottrain.varuna_manager.views import SCHEMA_VERSION
 from spottrain.wire import ModelFacts, Profile, Slot
 
@@ -102,7 +102,7 @@ def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str,
         "candidates": [_candidate(candidate) for candidate in choice.candidates],
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
-        "usd": None if train_s is None else usd_per_hour * train_s / HOUR_S,
+        "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
 

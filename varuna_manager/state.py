@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing.budget import Budget, cost_usd
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import CheckpointRef, JobSettings
 from spottrain.varuna_manager.records import (
@@ -28,8 +29,6 @@ from spottrain.varuna_manager.records import (
     VmRecord,
 )
 from spottrain.wire import Plan, Profile
-
-HOUR_S = 3600.0
 
 
 class JobPhase(StrEnum):
@@ -120,13 +119,6 @@ class State:
         return next(good, None)
 
 
-def offer_key(offer: Offer) -> str:
-    """Return what makes two sightings the same offer at different prices."""
-    market = "spot" if offer.spot else "on-demand"
-    place = f"{offer.cloud}/{offer.region}/{offer.zone}"
-    return f"{place}/{offer.instance_type}/{market}"
-
-
 def rate_usd_per_hour(state: State) -> float:
     """Return what the fleet costs per hour now."""
     return sum(vm.offer.usd_per_hour for vm in state.vms.values())
@@ -135,19 +127,34 @@ def rate_usd_per_hour(state: State) -> float:
 def spent_usd(state: State, at_s: float) -> float:
     """Return the money spent until ``at_s``: price at launch times seconds."""
     live = sum(
-        vm.offer.usd_per_hour * max(0.0, at_s - vm.launched_at_s)
+        cost_usd(vm.offer.usd_per_hour, max(0.0, at_s - vm.launched_at_s))
         for vm in state.vms.values()
     )
-    return state.tally.gone_usd + live / HOUR_S
+    return state.tally.gone_usd + live
 
 
 def on_demand_usd(state: State, at_s: float) -> float:
     """Return what the same VM seconds would have cost on demand, where they ran."""
     live = sum(
-        vm.on_demand_usd_per_hour * max(0.0, at_s - vm.launched_at_s)
+        cost_usd(vm.on_demand_usd_per_hour, max(0.0, at_s - vm.launched_at_s))
         for vm in state.vms.values()
     )
-    return state.tally.gone_on_demand_usd + live / HOUR_S
+    return state.tally.gone_on_demand_usd + live
+
+
+def budget(state: State) -> Budget:
+    """Return the caps and where the job stands under them, launches under way added."""
+    coming = sum(
+        (intent.count - intent.arrived) * intent.offer.usd_per_hour
+        for intent in state.intents.values()
+    )
+    return Budget(
+        max_usd=state.job.max_usd,
+        max_usd_per_hour=state.job.max_usd_per_hour,
+        spent_usd=spent_usd(state, state.now_s),
+        rate_usd_per_hour=rate_usd_per_hour(state) + coming,
+        reserve_s=state.job.spec.lease_s,
+    )
 
 
 def summary_of(

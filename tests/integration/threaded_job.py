@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
-
-from tiny_job import job
 
 WAITING = threading.Event()
 threading.Thread(target=WAITING.wait, daemon=True).start()
 
-__all__ = ["job"]
+job = importlib.import_module("tiny_job").job

@@ -130,7 +130,8 @@ def test_undo_takes_back_what_was_not_flipped_and_nothing_else(
 def test_decisions_and_the_undo_mark_survive(holder: LocalHolder) -> None:
     decision = Decision(3, 9, 1.5, 2.5, 3.5, False, True)
     control = ControlBlock(holder)
-    assert control.decision is control.undo_section is None
+    assert control.decision is None
+    assert control.undo_section is None
 
     control.decision, control.undo_section = decision, 2
 
@@ -138,7 +139,8 @@ def test_decisions_and_the_undo_mark_survive(holder: LocalHolder) -> None:
     assert (successor.decision, successor.undo_section) == (decision, 2)
     successor.decision = successor.undo_section = None
     again = ControlBlock(holder)
-    assert again.decision is again.undo_section is None
+    assert again.decision is None
+    assert again.undo_section is None
 
 
 @given(
