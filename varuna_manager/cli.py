@@ -155,6 +155,7 @@ def _drive(
 ) -> None:
     """Watch a job whose manager was just started; exits with the job's exit code."""
     if detach:
+        control.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")

@@ -21,7 +21,7 @@ from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.events import StopRequested, VmsListed
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.launch import can_be_resumed, start_manager
+from spottrain.varuna_manager.launch import can_be_resumed, end_of, start_manager
 from spottrain.varuna_manager.state import JobPhase
 
 ANSWER_S = 10.0
@@ -80,6 +80,24 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
             f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
         ) from None
+
+
+def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
+    """Return once a manager that was just started serves its job, or has ended it.
+
+    Raises:
+        ManagerUnreachableError: It ended before that.
+    """
+    while (address := job.manager()) is None or address.pid != manager.pid:
+        if manager.poll() is not None:
+            if end_of(job):
+                return
+            last = job.log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise ManagerUnreachableError(
+                f"job {job.name}: its manager ended at once: {last}; "
+                f"see 'spottrain logs {job.name}'"
+            )
+        time.sleep(POLL_S)
 
 
 def stop_job(job: JobDir, *, now: bool) -> None:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 SPOTTRAIN = (sys.executable, "-m", "spottrain.varuna_manager.cli")
-DEADLINE_S = 100.0
+DEADLINE_S = 150.0
 """How long a test waits for anything."""
 POLL_S = 0.05
 STEPS = 120

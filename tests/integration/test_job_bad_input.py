@@ -15,6 +15,8 @@ import dataclasses
 from tiny_job import job as tiny_job
 from torch import nn
 
+pytestmark = pytest.mark.timeout(400)
+
 class Flat(nn.Module):
     def __init__(self):
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.integration.jobs import (
@@ -20,7 +21,7 @@ from spottrain import wire
 from spottrain.manifest import CheckpointEntry
 
 CTRL_C = "\x03"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,17 @@ def test_it_ends_as_if_nothing_had_happened(
     assert story.last.report["steps_done"] == STEPS
     assert weights(story.job.checkpoint_root) == reference.weights
     assert story.job.processes() == []
+
+
+def test_down_ends_a_running_job_for_good(tmp_path: Path) -> None:
+    with Job(tmp_path, "ended", resources={"max_vms": 1}) as job:
+        job.pace(0.02)
+        assert job.launch("--detach").code == 0
+        job.until_trains(1)
+        answer = job.run("down", job.name)
+        assert answer.code == 0, answer.err
+        assert job.processes() == []
+        assert job.run("report", job.name, "-o", "json").report["state"] == "down"
+        resumed = job.resume()
+        assert resumed.code == 2
+        assert "job ended has ended" in resumed.error

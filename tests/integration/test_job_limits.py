@@ -6,11 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.integration.jobs import Answer, Job, until
 
+pytestmark = pytest.mark.timeout(400)
+
 TOO_DEAR_USD_PER_HOUR = 3600.0
-LEASE_S = 6.0
-MAX_USD = 13.0
+LEASE_S = 8.0
+MAX_USD = 18.0
 """Bears one VM at the price above for little more than two leases."""
 
 
@@ -46,7 +49,7 @@ def test_a_used_up_budget_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None
         check_end(job, report, "budget")
         assert 0 < report["steps_done"] < report["steps"]
         assert report["usd_spent"] < MAX_USD
-        assert "budget of 13 USD used up" in report["reason"]
+        assert "budget of 18 USD used up" in report["reason"]
 
 
 def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
@@ -58,3 +61,16 @@ def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(tmp_path: Path) -
         assert answer.code == 4, answer.err
         assert answer.error == "error: the deadline passed"
         check_end(job, answer.report, "deadline")
+
+
+def test_a_market_without_machines_ends_the_job_with_5(tmp_path: Path) -> None:
+    settings = {
+        "resources": {"capacity_wait_s": 1.0},
+        "local": {"zones": [{"name": "a", "capacity": 0}]},
+    }
+    with Job(tmp_path, "alone", **settings) as job:
+        answer = job.launch("-o", "json")
+        assert answer.code == 5, answer.err
+        assert answer.error == "error: no VM could be rented for 1 s"
+        assert answer.report["state"] == "capacity"
+        assert job.processes() == []

@@ -1,7 +1,9 @@
-"""A job whose manager, and then everything, is killed with SIGKILL."""
+"""A job whose worker, then manager, then everything is killed with SIGKILL."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ from tests.integration.jobs import (
     Answer,
     Job,
     Undisturbed,
+    trains,
     undisturbed,
     until,
     weights,
@@ -20,7 +23,7 @@ from tests.integration.jobs import (
 from spottrain import wire
 from spottrain.varuna_manager.events import ManagerStarted
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with Job(folder, "death", resources={"max_vms": 2}) as job:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
-        step = job.until_trains(5).progress.step
+        job.until_trains(3)
+        os.kill(job.reports(wire.GenerationStarted)[0][1].pid, signal.SIGKILL)
+        job.until("training without it", lambda s: s.tally.worker_deaths and trains(s))
+        step = job.state().progress.step
         job.kill_manager()
         launched = [vm_names(job)]
         step = max(step, job.state().progress.step)
@@ -85,6 +91,18 @@ def newest_step(job: Job, after: int = 0) -> int:
     return step if step > after else 0
 
 
+def test_a_killed_worker_costs_no_vm_and_no_memory(story: Story) -> None:
+    started = story.job.reports(wire.GenerationStarted)
+    pids = {
+        number: {vm: r.pid for vm, r in started if r.generation == number}
+        for number in (1, 2)
+    }
+    assert pids[1].keys() == pids[2].keys()
+    assert sum(pids[1][vm] != pids[2][vm] for vm in pids[1]) == 1
+    assert {r.sections_loaded for _, r in started if r.generation == 2} == {0}
+    assert story.last.report["worker_deaths"] == 1
+
+
 def test_workers_train_on_without_a_manager(story: Story) -> None:
     assert story.steps_alone > 0
 
@@ -96,7 +114,7 @@ def test_the_next_manager_finds_the_vms_and_starts_none_twice(story: Story) -> N
 
 
 def test_the_generation_goes_on_under_the_next_manager(story: Story) -> None:
-    assert story.generations == [1]
+    assert story.generations == [1, 2]
 
 
 def test_after_the_death_of_everything_it_goes_on_from_the_newest_checkpoint(

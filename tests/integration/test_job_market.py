@@ -21,7 +21,7 @@ from spottrain import wire
 from spottrain.cloud.provider import VmState
 from spottrain.varuna_manager.state import State
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 STAGE_BYTES = 150_000
 """Too little for the whole model, enough for half of it."""

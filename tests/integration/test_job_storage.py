@@ -13,6 +13,8 @@ from tests.integration.jobs import Job, Undisturbed, undisturbed, weights
 
 from spottrain.manifest import verify
 
+pytestmark = pytest.mark.timeout(400)
+
 DISK_BYTES = 2_000_000
 
 
@@ -84,8 +86,9 @@ def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
         assert len(job.processes()) > 3
         for path in job.dir.path.glob("journal.sqlite*"):
             path.write_bytes(b"not a journal" * 1000)
-        for command in ("status", "report", "events", "resume"):
-            answer = job.run(command, job.name)
+        commands = ("status", "report", "events", "resume", "resume --detach")
+        for command in map(str.split, commands):
+            answer = job.run(*command, job.name)
             assert answer.code == 1, (command, answer.err)
             assert "journal is damaged" in answer.error
             assert "Traceback" not in answer.err

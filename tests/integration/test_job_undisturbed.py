@@ -7,6 +7,8 @@ from tests.integration.jobs import STEPS, Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints, verify
 
+pytestmark = pytest.mark.timeout(400)
+
 FIELDS = [
     "state",
     "steps_done",
