@@ -66,7 +66,7 @@ def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -
     turn.state = replace(
         state, generation=generation, next_generation=generation.number + 1
     )
-    turn.say(f"generation {generation.number}: {plan.shape}, {generation.reason}")
+    turn.say(f"generation {generation.number} forms {plan.shape}: {generation.reason}")
     open_store(turn, generation)
 
 
@@ -285,7 +285,9 @@ def _run(turn: Turn, generation: Generation) -> None:
         )
     )
     shape = generation.plan.shape
-    turn.say(f"generation {generation.number} trains: {shape}, {generation.reason}")
+    turn.say(
+        f"generation {generation.number} trains {shape} from step {generation.from_step}"
+    )
 
 
 def _get_out(turn: Turn, generation: Generation) -> None:

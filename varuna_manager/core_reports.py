@@ -36,6 +36,7 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
             _supervisor_ready(turn, event.vm_id, report)
         case wire.Calibrated(profile=profile):
             turn.state = replace(turn.state, profile=profile, calibrator=None)
+            turn.say(_measured(profile))
         case wire.StoreOpened():
             _store_opened(turn, report)
         case (
@@ -158,6 +159,16 @@ def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
         checkpoint_error="",
         initialiser=None,
     )
+    turn.say(f"checkpoint {checkpoint.name} saved")
+
+
+def _measured(profile: wire.Profile) -> str:
+    forward_s = sum(section.forward_s for section in profile.sections)
+    backward_s = sum(section.backward_s for section in profile.sections)
+    return (
+        f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
+        f"ms for a micro-batch of {profile.microbatch_size}"
+    )
 
 
 def _checkpoint_failed(turn: Turn, report: wire.CheckpointFailed) -> None:
@@ -188,6 +199,6 @@ def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:
     vm = turn.state.vms[vm_id]
     if vm.leaves_at_s is not None:
         return
-    history.interrupted(turn, "notice", vm_id, f"leaves in {lead_s:g} s")
+    history.interrupted(turn, "notice", vm_id, f"leaves in {lead_s:.0f} s")
     turn.put_vm(replace(vm, noticed_at_s=turn.now_s, leaves_at_s=turn.now_s + lead_s))
     turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)

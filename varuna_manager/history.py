@@ -136,3 +136,4 @@ def evaluated(turn: Turn, report: Evaluated) -> None:
             heldout_step=report.step,
         ),
     )
+    turn.say(f"held-out loss {report.loss:.3f} after {report.step} steps")
