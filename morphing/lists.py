@@ -17,7 +17,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.loops.compiled import fast
 from spottrain.morphing.loops.quanta import play_quanta
 from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
-from spottrain.morphing.loops.stage import LENGTH, REPEATS, RUNS, START
+from spottrain.morphing.loops.stage import RUNS, peaks
 from spottrain.morphing.loops.types import Codes, Numbers
 from spottrain.wire import ScheduleKind
 
@@ -25,11 +25,15 @@ Kind: TypeAlias = ScheduleKind | Literal["interleaved"]
 """``interleaved`` can be simulated; the runtime does not run it yet."""
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and how often it comes."""
+MOST_CHUNKS = 42
+"""Codes of more do not fit into a byte."""
+QUANTA_A_STAGE = 8
+"""Quanta before Varuna's rule repeats itself, for every stage: a guess."""
 ROOM_A_STAGE = 64
 """Tasks of a list before Varuna's rule repeats itself, for every stage: a first guess."""
 
 
-@dataclass(frozen=True, eq=False, slots=False)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """The lists of all stages of one replica."""
 
@@ -49,18 +53,22 @@ class Schedule:
     @cached_property
     def num_tasks(self) -> int:
         """Tasks of all stages."""
-        return int((self.runs[:, :, LENGTH] * self.runs[:, :, REPEATS]).sum())
+        runs = self.runs.tolist()
+        return sum(length * repeats for own in runs for _, length, repeats in own)
 
     @cached_property
     def max_in_flight(self) -> tuple[int, ...]:
         """Most micro-batches in flight on each stage that follows its list."""
-        return tuple(self._peak(p) for p in range(self.pipeline_depth))
+        peak = fast(peaks, len(self.codes))(self.codes, self.runs)
+        return tuple(peak.tolist())
 
     @cached_property
     def recomputes(self) -> tuple[bool, ...]:
         """Whether each stage recomputes."""
         return tuple(
-            any(len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs)
+            any(
+                len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs
+            )
             for runs in map(self.runs_of, range(self.pipeline_depth))
         )
 
@@ -81,19 +89,6 @@ class Schedule:
                 for code in pattern:
                     yield code % 3, code // 3, done[code]
                     done[code] += 1
-
-    def _peak(self, stage: int) -> int:
-        peak = level = 0
-        for codes, repeats in self.runs_of(stage):
-            works = codes % 3
-            steps = np.cumsum(
-                (works == FORWARD).astype(np.int64) - (works == BACKWARD), dtype=np.int64
-            )
-            grows = int(steps[-1])
-            top = level + int(steps.max())
-            peak = max(peak, top, top + (repeats - 1) * grows)
-            level += repeats * grows
-        return peak
 
 
 def compact_schedule(
@@ -123,7 +118,7 @@ def compact_schedule(
             interleaved micro-batches are no multiple of the stages.
     """
     _check(kind, pipeline_depth, num_microbatches, chunks)
-    if kind == "varuna":
+    if kind == "varuna" and pipeline_depth > 1:
         return _varuna(pipeline_depth, num_microbatches, recompute)
     if chunks > 1:
         lists = [
@@ -135,6 +130,7 @@ def compact_schedule(
     lists = []
     for stage in range(pipeline_depth):
         back = (RECOMPUTE, BACKWARD) if recompute and stage < last else (BACKWARD,)
+        # Of one stage alone, Varuna's rule makes the list of 1F1B.
         lead = num_microbatches if kind == "gpipe" else pipeline_depth - stage
         lead = min(lead, num_microbatches)
         runs = [((FORWARD,), lead), ((*back, FORWARD), num_microbatches - lead)]
@@ -142,16 +138,21 @@ def compact_schedule(
     return pack(lists, num_microbatches, 1)
 
 
-def pack(lists: Sequence[Sequence[Run]], num_microbatches: int, chunks: int) -> Schedule:
+def pack(
+    lists: Sequence[Sequence[Run]], num_microbatches: int, chunks: int
+) -> Schedule:
     """Return the schedule of these runs, at most three a stage."""
     codes: list[int] = []
-    runs = np.zeros((len(lists), RUNS, 3), np.int64)
-    for p, own in enumerate(lists):
-        for r, (pattern, repeats) in enumerate(own):
-            runs[p, r] = len(codes), len(pattern), repeats
+    runs: list[list[tuple[int, int, int]]] = []
+    for own in lists:
+        placed = []
+        for pattern, repeats in own:
+            placed.append((len(codes), len(pattern), repeats))
             codes.extend(pattern)
-    packed = np.array(codes, np.int8)
-    return Schedule(num_microbatches, chunks, packed, runs)
+        runs.append(placed + [(0, 0, 0)] * (RUNS - len(placed)))
+    return Schedule(
+        num_microbatches, chunks, np.array(codes, np.int8), np.array(runs, np.int64)
+    )
 
 
 def _check(kind: Kind, depth: int, num_microbatches: int, chunks: int) -> None:
@@ -176,10 +177,6 @@ def _check(kind: Kind, depth: int, num_microbatches: int, chunks: int) -> None:
             f"{num_microbatches // depth * depth or depth} or "
             f"{(num_microbatches // depth + 1) * depth}"
         )
-
-
-MOST_CHUNKS = 42
-"""Codes of more do not fit into a byte."""
 
 
 def _interleaved(
@@ -221,20 +218,8 @@ def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
     whole = 3 * num_microbatches + 2
     room = min(whole, ROOM_A_STAGE * depth)
     while True:
-        play = fast(play_quanta, depth * min(room, whole))
-        works, lengths, repeated, extra = play(depth, num_microbatches, recompute, room)
-        if extra >= 0:
-            break
+        play = fast(play_quanta, depth * min(num_microbatches, QUANTA_A_STAGE * depth))
+        works, runs, enough = play(depth, num_microbatches, recompute, room)
+        if enough:
+            return Schedule(num_microbatches, 1, works.ravel(), runs)
         room = min(whole, 4 * room)
-    starts = np.arange(depth) * room
-    runs = np.zeros((depth, RUNS, 3), np.int64)
-    runs[:, :, REPEATS] = 1
-    runs[:, 0, START] = starts
-    runs[:, 0, LENGTH] = lengths
-    if extra > 0:
-        begin, end = repeated[:, 0], repeated[:, 1]
-        runs[:, 0, LENGTH] = begin
-        runs[:, 1, START], runs[:, 1, LENGTH] = starts + begin, end - begin
-        runs[:, 1, REPEATS] = 1 + extra
-        runs[:, 2, START], runs[:, 2, LENGTH] = starts + end, lengths - end
-    return Schedule(num_microbatches, 1, works.ravel(), runs)

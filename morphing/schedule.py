@@ -1,8 +1,9 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
-A schedule is one list of tasks a stage, made before the mini-batch begins. ``next_task``
-reads a stage's list and ``Progress`` and says what to run now; executor and simulator
-both ask it, so that what is simulated is what runs.
+A schedule is one list of tasks a stage, made before the mini-batch begins (``lists`` makes
+it). ``next_task`` reads a stage's list and ``Progress`` and says what to run now. The
+executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
+that what is simulated is what runs.
 
 On every stage forwards and backwards run in ascending order of their micro-batch. Links
 are first in, first out, so activations and gradients arrive in that order too, and the
@@ -12,11 +13,11 @@ whole state of a stage is a handful of counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from spottrain.morphing.errors import PlanError
-from spottrain.wire import ScheduleKind
+from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.loops import rule
 
 
 class Work(StrEnum):
@@ -27,56 +28,74 @@ class Work(StrEnum):
     BACKWARD = "B"
 
 
+WORKS = tuple(Work)
+"""By their numbers in ``loops.rule``."""
+NUMBERS = {work: number for number, work in enumerate(WORKS)}
+
+
+class Conduct(IntEnum):
+    """How far a stage departs from its list."""
+
+    FREE = rule.FREE
+    """As the runtime: see ``next_task``."""
+    IN_ORDER = rule.IN_ORDER
+    """Not at all: it waits for whatever is next. The one conduct under which nothing
+    that takes longer can make the mini-batch end sooner."""
+    ORIGINAL = rule.ORIGINAL
+    """As Varuna's published simulator: in order, but a recompute waits for its gradient;
+    as long as that is missing a forward is put before it for good; and no forward keeps
+    its tensors, so that no recompute is skipped."""
+
+
 class Task(NamedTuple):
     """One entry of a stage's list."""
 
     work: Work
     microbatch: int
     """Number within the replica's share of the mini-batch, from 0."""
+    chunk: int = 0
+    """Of an interleaved schedule: which of the stage's parts of the model."""
 
     def __str__(self) -> str:
-        return f"{self.work}{self.microbatch}"
+        chunk = f".{self.chunk}" if self.chunk else ""
+        return f"{self.work}{self.microbatch}{chunk}"
 
 
 StageSchedule = tuple[Task, ...]
 
 
 def make_schedule(
-    kind: ScheduleKind, pipeline_depth: int, num_microbatches: int, *, recompute: bool
+    kind: Kind,
+    pipeline_depth: int,
+    num_microbatches: int,
+    *,
+    recompute: bool,
+    chunks: int = 1,
 ) -> tuple[StageSchedule, ...]:
-    """Return the list of every stage of one replica.
-
-    With ``recompute`` every stage but the last, which never does, has a recompute
-    before each backward: it keeps no more of a micro-batch than the stage's input.
-
-    Args:
-        kind: ``varuna`` (Varuna, section 3.2), ``1f1b`` or ``gpipe``; the last with its
-            backwards in ascending order.
-        pipeline_depth: Stages, at least 1.
-        num_microbatches: Micro-batches of the replica, at least 1; no upper limit.
-        recompute: Whether stages compute their forward again before the backward.
-
-    Raises:
-        PlanError: There is no stage or no micro-batch.
-    """
-    if pipeline_depth < 1 or num_microbatches < 1:
-        raise PlanError(
-            "a schedule needs a stage and a micro-batch: got pipeline_depth "
-            f"{pipeline_depth}, num_microbatches {num_microbatches}; give at least 1"
+    """Return the list of every stage of one replica: ``compact_schedule`` at length."""
+    return expand(
+        compact_schedule(
+            kind, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
         )
-    if kind == "varuna":
-        return _varuna(pipeline_depth, num_microbatches, recompute)
-    last = pipeline_depth - 1
-    lists = []
-    for stage in range(pipeline_depth):
-        lead = num_microbatches if kind == "gpipe" else pipeline_depth - stage
-        lead = min(lead, num_microbatches)
-        lists.append(_lead(lead, num_microbatches, recompute and stage < last))
-    return tuple(lists)
+    )
+
+
+def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
+    """Return the list of every stage at length."""
+    return tuple(
+        tuple(
+            Task(WORKS[work], microbatch, chunk)
+            for work, chunk, microbatch in schedule.tasks_of(p)
+        )
+        for p in range(schedule.pipeline_depth)
+    )
 
 
 def format_stage(tasks: Iterable[Task]) -> str:
-    """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``."""
+    """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``.
+
+    A chunk but the first is named after a point: ``F0.1``.
+    """
     return " ".join(map(str, tasks))
 
 
@@ -96,81 +115,6 @@ def max_in_flight(tasks: Iterable[Task]) -> int:
     return peak
 
 
-def _lead(lead: int, num_microbatches: int, recompute: bool) -> StageSchedule:
-    """Return ``lead`` forwards, then backwards and forwards by turns."""
-    tasks = [Task(Work.FORWARD, j) for j in range(lead)]
-    for j in range(num_microbatches):
-        if recompute:
-            tasks.append(Task(Work.RECOMPUTE, j))
-        tasks.append(Task(Work.BACKWARD, j))
-        if lead + j < num_microbatches:
-            tasks.append(Task(Work.FORWARD, lead + j))
-    return tuple(tasks)
-
-
-class _Stage:
-    """One stage while the rule of ``_varuna`` plays: what it has done, what it may do."""
-
-    __slots__ = ("arrived", "backwards", "busy", "forwards", "tasks", "turns")
-
-    def __init__(self) -> None:
-        self.tasks: list[Task] = []
-        self.arrived = 0
-        """Micro-batches whose activation is here."""
-        self.turns = 0
-        """Micro-batches whose turn to recompute, or to go backward, has come."""
-        self.forwards = 0
-        self.backwards = 0
-        self.busy = 0
-        """Quanta still to run of the recompute and backward under way."""
-
-
-def _varuna(
-    depth: int, num_microbatches: int, recompute: bool
-) -> tuple[StageSchedule, ...]:
-    """Play Varuna's rule in quanta of one forward (section 3.2, constraints 1 to 3).
-
-    Forward and recompute take one quantum, a backward two: first the gradient of the
-    stage's input, then that of its weights. A stage prefers going backward, and goes
-    from a recompute straight to its backward. When a stage has its input gradient, the
-    stage before begins to recompute, so that it is done when the backward is and the
-    gradient arrives. Without recompute that stage begins its backward a quantum later,
-    for the gradient is sent when the backward is done.
-    """
-    forward, again, backward = (
-        [Task(work, j) for j in range(num_microbatches)] for work in Work
-    )
-    stages = [_Stage() for _ in range(depth)]
-    stages[0].arrived = num_microbatches
-    last = depth - 1
-    turn_at = 1 if recompute else 0
-    while stages[0].backwards < num_microbatches or stages[0].busy:
-        arrivals: list[_Stage] = []
-        turns: list[_Stage] = []
-        for p, stage in enumerate(stages):
-            if not stage.busy and stage.backwards < stage.turns:
-                stage.busy = 2
-                if recompute and p < last:
-                    stage.busy = 3
-                    stage.tasks.append(again[stage.backwards])
-                stage.tasks.append(backward[stage.backwards])
-                stage.backwards += 1
-            if stage.busy:
-                stage.busy -= 1
-                if stage.busy == turn_at and p > 0:
-                    turns.append(stages[p - 1])
-            elif stage.forwards < stage.arrived:
-                stage.tasks.append(forward[stage.forwards])
-                stage.forwards += 1
-                arrivals.append(stages[p + 1]) if p < last else turns.append(stage)
-        # What a quantum brings can be used from the next one on.
-        for stage in arrivals:
-            stage.arrived += 1
-        for stage in turns:
-            stage.turns += 1
-    return tuple(tuple(stage.tasks) for stage in stages)
-
-
 class Progress:
     """Where one stage stands in its list, what has arrived, and what it may hold.
 
@@ -185,16 +129,21 @@ class Progress:
         first: Whether the stage reads its input itself, so that no activation is
             awaited.
         last: Whether the stage computes the loss, so that no gradient is awaited.
+        conduct: How far the stage departs from its list.
     """
 
     __slots__ = (
         "_position",
+        "_promised",
+        "_recomputes_passed",
         "activations",
         "backwards",
         "bound",
+        "conduct",
         "forwards",
         "gradients",
         "graph_kept",
+        "num_microbatches",
         "peak_in_flight",
         "recomputes",
         "tasks",
@@ -207,9 +156,12 @@ class Progress:
         first: bool,
         last: bool,
         bound: int | None = None,
+        conduct: Conduct = Conduct.FREE,
     ) -> None:
         num_microbatches = sum(task.work is Work.BACKWARD for task in tasks)
+        self.num_microbatches = num_microbatches
         self.tasks = tasks
+        self.conduct = conduct
         self.bound = max_in_flight(tasks) if bound is None else bound
         self.recomputes = any(task.work is Work.RECOMPUTE for task in tasks)
         self.activations = num_microbatches if first else 0
@@ -225,6 +177,8 @@ class Progress:
         is always by micro-batch ``backwards``, the next to go backward."""
         self.peak_in_flight = 0
         self._position = 0
+        self._promised = False
+        self._recomputes_passed = 0
 
     @property
     def in_flight(self) -> int:
@@ -254,10 +208,15 @@ class Progress:
         if not self.recomputes:
             return True
         following = self._position + 1
-        return (
-            self.in_flight == 0
-            and self.tasks[self._position] == task
-            and self.tasks[following].microbatch == task.microbatch
+        if task.work is not Work.FORWARD or following >= len(self.tasks):
+            return False
+        return rule.keeps_graph(
+            self.conduct,
+            NUMBERS[self.tasks[self._position].work],
+            NUMBERS[self.tasks[following].work],
+            self.forwards,
+            self.backwards,
+            self._recomputes_passed,
         )
 
     def completed(self, task: Task) -> None:
@@ -265,6 +224,7 @@ class Progress:
         if task.work is Work.FORWARD:
             if self.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
+            self._promised = False
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:
@@ -278,7 +238,7 @@ class Progress:
         """Pass the entries of the list that are done or no longer needed."""
         recomputed = self.backwards + self.graph_kept
         for position in range(self._position, len(self.tasks)):
-            work, microbatch = self.tasks[position]
+            work, microbatch, _ = self.tasks[position]
             if work is Work.FORWARD:
                 done = self.forwards
             elif work is Work.BACKWARD:
@@ -288,6 +248,7 @@ class Progress:
             if microbatch >= done:
                 self._position = position
                 return
+            self._recomputes_passed += work is Work.RECOMPUTE
         self._position = len(self.tasks)
 
 
@@ -312,19 +273,28 @@ def next_task(progress: Progress) -> Task | None:
         return None
     listed = progress.tasks[progress._position]
     forwards, backwards = progress.forwards, progress.backwards
-    can_forward = forwards < progress.activations and (
-        forwards - backwards < progress.bound
+    work = NUMBERS[listed.work]
+    progress._promised = progress._promised or rule.promises_forward(
+        progress.conduct,
+        work,
+        forwards,
+        backwards,
+        progress.gradients,
+        progress.num_microbatches,
     )
-    can_backward = backwards < forwards and backwards < progress.gradients
-    if can_forward and (listed.work is Work.FORWARD or not can_backward):
-        work, microbatch = Work.FORWARD, forwards
-    elif progress.recomputes and not progress.graph_kept:
-        full = forwards - backwards == progress.bound
-        if not (can_backward or full or listed.work is Work.RECOMPUTE):
-            return None
-        work, microbatch = Work.RECOMPUTE, backwards
-    elif can_backward:
-        work, microbatch = Work.BACKWARD, backwards
-    else:
+    chosen = rule.decide(
+        progress.conduct,
+        rule.FORWARD if progress._promised else work,
+        forwards,
+        backwards,
+        progress.activations,
+        progress.gradients,
+        progress.bound,
+        progress.recomputes,
+        progress.graph_kept,
+    )
+    if chosen == rule.NOTHING:
         return None
-    return listed if listed.work is work else Task(work, microbatch)
+    if chosen == work:
+        return listed
+    return Task(WORKS[chosen], forwards if chosen == rule.FORWARD else backwards)

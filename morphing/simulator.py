@@ -1,61 +1,41 @@
-"""What a mini-batch takes under a plan: an event simulation of the very schedule lists.
+"""What a mini-batch takes under a plan.
 
-``simulate_pipeline`` plays one replica's lists with the executor's own ``next_task``.
-``simulate_step`` adds what follows the pipeline: reductions, the gather of the commit,
-the optimizer. Time runs in whole nanoseconds, so that what happens at the same instant
-is seen at the same instant.
+``simulate_step`` plays every replica's pipeline (``replica``) and adds what follows it:
+reductions, the gather of the commit, the optimizer.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedule import (
-    Progress,
-    StageSchedule,
-    Task,
-    Work,
-    make_schedule,
-    next_task,
+from spottrain.morphing.lists import Schedule, compact_schedule
+from spottrain.morphing.replica import (
+    Conditions,
+    Jitter,
+    Link,
+    PipelineRun,
+    StageTimes,
+    simulate_pipeline,
 )
 from spottrain.wire import ModelFacts, Plan, Profile, Reduction
 
+__all__ = [
+    "Conditions",
+    "Jitter",
+    "Link",
+    "PipelineRun",
+    "StageTimes",
+    "StepTime",
+    "least_step_s",
+    "simulate_pipeline",
+    "simulate_step",
+    "stage_times",
+]
+
 FLOAT32_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """What one micro-batch takes on one stage."""
-
-    forward_s: float
-    recompute_s: float
-    backward_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What a micro-batch takes between two neighbouring stages, either way.
-
-    A direction carries one message at a time: it is taken for ``transfer_s``, and the
-    message arrives ``latency_s`` after that.
-    """
-
-    latency_s: float
-    transfer_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRun:
-    """One replica's mini-batch; a value for each stage."""
-
-    finish_s: tuple[float, ...]
-    """When the stage has done its last backward."""
-    busy_s: tuple[float, ...]
-    peak_in_flight: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +48,6 @@ class StepTime:
     busy_s: tuple[float, ...]
     """For each stage, of its busiest replica: time in forward, recompute, backward."""
     peak_in_flight: tuple[int, ...]
-
-
-def simulate_pipeline(
-    lists: Sequence[StageSchedule],
-    stages: Sequence[StageTimes],
-    links: Sequence[Link],
-    *,
-    bound: int | None = None,
-) -> PipelineRun:
-    """Play one replica's lists to the end.
-
-    Args:
-        lists: One list of tasks a stage.
-        stages: One a stage.
-        links: One between each two neighbouring stages.
-        bound: Most micro-batches in flight on any stage; for each stage that of its
-            list if not given.
-    """
-    return _Pipeline(lists, stages, links, bound).run()
 
 
 def simulate_step(
@@ -198,7 +159,7 @@ def _run_replicas(
     """Simulate every replica, those that are alike once."""
     depth = plan.pipeline_depth
     links = _links(plan, profile)
-    lists: dict[int, tuple[StageSchedule, ...]] = {}
+    lists: dict[int, Schedule] = {}
     known: dict[tuple[int, tuple[float, ...]], PipelineRun] = {}
     runs = []
     for replica in range(plan.data_parallel_width):
@@ -206,7 +167,7 @@ def _run_replicas(
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
         if (count, own) not in known:
             if count not in lists:
-                lists[count] = make_schedule(
+                lists[count] = compact_schedule(
                     plan.schedule, depth, count, recompute=plan.recompute
                 )
             stages = [
@@ -257,93 +218,3 @@ def _tied_s(
             for p in owners:
                 at_s[p] = end_s
     return max(at_s)
-
-
-NANOSECONDS = 10**9
-_DONE, _ACTIVATION, _GRADIENT = range(3)
-
-
-class _Pipeline:
-    """The events of one replica."""
-
-    def __init__(
-        self,
-        lists: Sequence[StageSchedule],
-        stages: Sequence[StageTimes],
-        links: Sequence[Link],
-        bound: int | None,
-    ) -> None:
-        last = len(lists) - 1
-        self.last = last
-        self.progress = [
-            Progress(tasks, first=p == 0, last=p == last, bound=bound)
-            for p, tasks in enumerate(lists)
-        ]
-        self.forward = [round(times.forward_s * NANOSECONDS) for times in stages]
-        self.recompute = [round(times.recompute_s * NANOSECONDS) for times in stages]
-        self.backward = [round(times.backward_s * NANOSECONDS) for times in stages]
-        self.latency = [round(link.latency_s * NANOSECONDS) for link in links]
-        self.transfer = [round(link.transfer_s * NANOSECONDS) for link in links]
-        self.free = {_ACTIVATION: [0] * last, _GRADIENT: [0] * last}
-        """When each direction of each link has carried what it was given so far."""
-        self.events: list[tuple[int, int, int]] = []
-        """Heap of (time, stage, what)."""
-        self.running: list[Task | None] = [None] * (last + 1)
-        self.busy = [0] * (last + 1)
-        self.finish = [0] * (last + 1)
-
-    def run(self) -> PipelineRun:
-        """Play all events."""
-        events, progress = self.events, self.progress
-        for p in range(self.last + 1):
-            self._start(p, 0)
-        while events:
-            now = events[0][0]
-            touched = set()
-            # All that happens at an instant is known before anything starts at it.
-            while events and events[0][0] == now:
-                _, p, what = heapq.heappop(events)
-                touched.add(p)
-                if what == _DONE:
-                    self._finish(p, now)
-                elif what == _ACTIVATION:
-                    progress[p].activations += 1
-                else:
-                    progress[p].gradients += 1
-            for p in touched:
-                if self.running[p] is None:
-                    self._start(p, now)
-        return PipelineRun(
-            finish_s=tuple(at / NANOSECONDS for at in self.finish),
-            busy_s=tuple(time / NANOSECONDS for time in self.busy),
-            peak_in_flight=tuple(p.peak_in_flight for p in progress),
-        )
-
-    def _start(self, p: int, now: int) -> None:
-        task = next_task(self.progress[p])
-        if task is None:
-            return
-        self.running[p] = task
-        work = task.work
-        if work is Work.FORWARD:
-            duration = self.forward[p]
-        else:
-            duration = self.backward[p] if work is Work.BACKWARD else self.recompute[p]
-        self.busy[p] += duration
-        heapq.heappush(self.events, (now + duration, p, _DONE))
-
-    def _finish(self, p: int, now: int) -> None:
-        task = self.running[p]
-        assert task is not None
-        self.running[p] = None
-        self.finish[p] = now
-        self.progress[p].completed(task)
-        if task.work is Work.FORWARD and p < self.last:
-            self._send(p, p + 1, _ACTIVATION, now)
-        elif task.work is Work.BACKWARD and p > 0:
-            self._send(p - 1, p - 1, _GRADIENT, now)
-
-    def _send(self, link: int, to: int, what: int, now: int) -> None:
-        free = self.free[what]
-        free[link] = max(now, free[link]) + self.transfer[link]
-        heapq.heappush(self.events, (free[link] + self.latency[link], to, what))

@@ -4,6 +4,8 @@ Every piece is an anonymous file (``memfd``) of the VM's supervisor that a worke
 When the worker is killed, its successor on the same VM maps the same piece and finds
 the last whole word that was written (design: section 6, Commit). Words are 8 bytes,
 aligned, and written one at a time: payloads first, the word that validates them last.
+A word that validates holds one more than what it says: new memory, which is all zeros,
+says nothing, also when a worker died before it wrote a first word.
 """
 
 from __future__ import annotations
@@ -80,27 +82,23 @@ class ControlBlock:
     _LOSS_SUM, _WEIGHT, _SQUARE_NORM = range(16, 19)
 
     def __init__(self, holder: MemoryHolder) -> None:
-        is_new = "control" not in holder.names()
         piece = _Piece(holder, "control", HEADER_BYTES)
         self._words, self._reals = piece.words, piece.reals
-        if is_new:
-            self._words[self._UNDO] = -1
-            self._words[self._STEP] = -1
 
     @property
     def undo_section(self) -> int | None:
         """Section whose contents the undo slot holds, if it holds any."""
-        section = self._words[self._UNDO]
+        section = self._words[self._UNDO] - 1
         return None if section < 0 else section
 
     @undo_section.setter
     def undo_section(self, section: int | None) -> None:
-        self._words[self._UNDO] = -1 if section is None else section
+        self._words[self._UNDO] = 0 if section is None else section + 1
 
     @property
     def decision(self) -> Decision | None:
         """The last decision written."""
-        if (step := self._words[self._STEP]) < 0:
+        if (step := self._words[self._STEP] - 1) < 0:
             return None
         return Decision(
             generation=self._words[self._GENERATION],
@@ -114,7 +112,7 @@ class ControlBlock:
 
     @decision.setter
     def decision(self, decision: Decision | None) -> None:
-        self._words[self._STEP] = -1
+        self._words[self._STEP] = 0
         if decision is None:
             return
         self._words[self._GENERATION] = decision.generation
@@ -123,7 +121,7 @@ class ControlBlock:
         self._reals[self._LOSS_SUM] = decision.loss_sum
         self._reals[self._WEIGHT] = decision.weight
         self._reals[self._SQUARE_NORM] = decision.square_norm
-        self._words[self._STEP] = decision.step
+        self._words[self._STEP] = decision.step + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class _Layout:
 
 
 def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
-    offset = HEADER_BYTES
+    offset = HEADER_BYTES + ALIGNMENT_BYTES
     runs: list[tuple[torch.dtype, int, int]] = []
 
     def place(shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -187,14 +185,10 @@ class SectionArena:
         self, holder: MemoryHolder, section: int, specs: tuple[ParameterSpec, ...]
     ) -> None:
         layout = _lay_out(specs)
-        is_new = section_name(section) not in holder.names()
         piece = _Piece(holder, section_name(section), layout.end)
         self.section = section
         self.specs = specs
         self._words, self._reals = piece.words, piece.reals
-        if is_new:
-            self._words[self._PREPARED_STEP] = -1
-            self._words[self._VERSION] = UNUSABLE
         self.num_bytes = layout.end
         self._map_tensors(piece, layout)
 
@@ -228,6 +222,7 @@ class SectionArena:
         def span(start: int, end: int) -> torch.Tensor:
             return piece.tensor(start, (end - start,), torch.uint8)
 
+        self._has_state = piece.tensor(HEADER_BYTES, (), torch.int64)
         self.contents = span(HEADER_BYTES, layout.end)
         """Everything but the header, as bytes."""
         self._stateless = span(HEADER_BYTES, layout.state_start)
@@ -240,7 +235,7 @@ class SectionArena:
     @property
     def version(self) -> int:
         """Mini-batches applied, or ``UNUSABLE``."""
-        return self._words[self._VERSION]
+        return self._words[self._VERSION] - 1
 
     @property
     def origin(self) -> int:
@@ -248,19 +243,31 @@ class SectionArena:
         return self._words[self._ORIGIN]
 
     @property
+    def has_state(self) -> bool:
+        """Whether the optimizer has made its state: in the first update that it did.
+
+        A part of the contents, so that it moves and is undone with them.
+        """
+        return bool(self._has_state)
+
+    @has_state.setter
+    def has_state(self, has_state: bool) -> None:
+        self._has_state.fill_(has_state)
+
+    @property
     def undoable(self) -> torch.Tensor:
         """What an update changes, as bytes; before the first one there is no state."""
-        return self.contents if self.version > 0 else self._stateless
+        return self.contents if self.has_state else self._stateless
 
     def spoil(self) -> None:
         """Declare the contents unusable: they are about to be written over."""
         self.unprepare()
-        self._words[self._VERSION] = UNUSABLE
+        self._words[self._VERSION] = UNUSABLE + 1
 
     def become(self, version: int, origin: int) -> None:
         """Name the contents; the version word is last and makes it so."""
         self._words[self._ORIGIN] = origin
-        self._words[self._VERSION] = version
+        self._words[self._VERSION] = version + 1
 
     def prepare(self, generation: int, step: int, mine: Contribution) -> None:
         """Mark the gradients as those of mini-batch ``step``, reduced and whole."""
@@ -270,15 +277,15 @@ class SectionArena:
         self._reals[self._LOSS_SUM] = mine.loss_sum
         self._reals[self._WEIGHT] = mine.weight
         self._reals[self._SQUARE_NORM] = mine.square_norm
-        self._words[self._PREPARED_STEP] = step
+        self._words[self._PREPARED_STEP] = step + 1
 
     def unprepare(self) -> None:
         """Take the mark back: the gradients are about to change."""
-        self._words[self._PREPARED_STEP] = -1
+        self._words[self._PREPARED_STEP] = 0
 
     def record(self) -> SectionRecord:
         """Return what this copy of the section knows of itself."""
-        step = self._words[self._PREPARED_STEP]
+        step = self._words[self._PREPARED_STEP] - 1
         if step < 0:
             return SectionRecord(
                 section=self.section,

@@ -99,8 +99,11 @@ def _measure(
         if isinstance(out, torch.Tensor):
             sent = out.detach()
         end = out if isinstance(out, torch.Tensor) else out[0]
-        back = functools.partial(torch.autograd.backward, end, torch.ones_like(end))
-        _timed(times["backward"], back)
+        if end.requires_grad:
+            back = functools.partial(torch.autograd.backward, end, torch.ones_like(end))
+            _timed(times["backward"], back)
+        else:  # all so far is frozen
+            times["backward"].append(0.0)
         tracker.release_graph(0)
     median = {what: statistics.median(values[1:]) for what, values in times.items()}
     measured = SectionProfile(

@@ -212,13 +212,16 @@ class _Minibatch:
         self._owner._faults.at(Hook.BACKWARD)
         out = self._graphs.pop(j)
         gradient = None if self._place.is_last else self._gradients.popleft()
-        with user_code(f"backward in mini-batch {self._step}"):
-            torch.autograd.backward(out, gradient)
+        if out.requires_grad or self._place.is_last:  # else all so far is frozen
+            with user_code(f"backward in mini-batch {self._step}"):
+                torch.autograd.backward(out, gradient)
         del out, self._batches[j]
         self._owner._tracker.release_graph(j)
         if not self._place.is_first:
             activation = self._stash.pop(j)
             self._owner._tracker.release(activation)
-            assert activation.grad is not None
-            self._links.send(Direction.GRADIENT, activation.grad)
+            gradient = activation.grad
+            if gradient is None:  # nothing that the loss depends on has used it
+                gradient = torch.zeros_like(activation)
+            self._links.send(Direction.GRADIENT, gradient)
         self._sink.add(self._place.virtual_nodes[j])

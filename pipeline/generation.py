@@ -333,7 +333,7 @@ class _Training:
         return decision, wish
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss of the weights as they are."""
+        """Measure the held-out loss of the weights as they are, if examples weigh."""
         count = self._source.num_heldout()
         if not count:
             return
@@ -351,7 +351,7 @@ class _Training:
         for one, its_weight in table.tolist():
             loss_sum += one
             weight += its_weight
-        if self._rank == 0:
+        if self._rank == 0 and weight:
             self._context.supervisor.report(
                 wire.Evaluated(
                     generation=self._command.generation,

@@ -147,6 +147,7 @@ class _Handover:
         return HandoverResult(agreement, moved, len(loads))
 
     def _exchange(self) -> list[RankRecord]:
+        self._memory.undo_unfinished()
         mine = RankRecord(
             self._rank, self._memory.records(), self._memory.control.decision
         )
@@ -202,8 +203,8 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         CheckpointError: A tensor is missing or has another shape or type. Optimizer
             state may be missing as a whole: that of a section never updated.
     """
-    has_state = any(name not in arena.parameters for name in tensors)
-    for name, target in tensors_of(arena, with_state=has_state).items():
+    arena.has_state = any(name not in arena.parameters for name in tensors)
+    for name, target in tensors_of(arena).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
@@ -217,10 +218,10 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def tensors_of(arena: SectionArena, *, with_state: bool) -> dict[str, torch.Tensor]:
+def tensors_of(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return a section's tensors under the names that checkpoints use."""
     tensors = dict(arena.parameters)
-    if with_state:
+    if arena.has_state:
         for name, values in arena.state.items():
             for key, value in values.items():
                 tensors[state_name(name, key)] = value

@@ -84,12 +84,11 @@ class CheckpointRound:
 
     def start(self, step: int) -> None:
         """Copy this rank's share and have it written."""
-        share = self._tensors(step)
         self._submit(
             step,
             {
                 section: {name: tensor.clone() for name, tensor in tensors.items()}
-                for section, tensors in share.items()
+                for section, tensors in self._tensors().items()
             },
         )
 
@@ -123,14 +122,11 @@ class CheckpointRound:
         if self._saved != step:
             self._context.faults.at(Hook.SNAPSHOT)
             # Nothing is trained until it is written: no copy is needed.
-            self._submit(step, self._tensors(step))
+            self._submit(step, self._tensors())
             self.finish()
 
-    def _tensors(self, step: int) -> dict[int, dict[str, torch.Tensor]]:
-        return {
-            section: tensors_of(self._arenas[section], with_state=step > 0)
-            for section in self._share
-        }
+    def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
+        return {section: tensors_of(self._arenas[section]) for section in self._share}
 
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
         self._pending = step

@@ -45,10 +45,7 @@ class SlotMemory:
         held = holder.names()
         self.control = ControlBlock(holder)
         self.hold(k for k in range(len(specs)) if section_name(k) in held)
-        if (section := self.control.undo_section) is not None:
-            if section in self.arenas:
-                self.undo.restore(self.arenas[section])
-            self.control.undo_section = None
+        self.undo_unfinished()
 
     @property
     def undo(self) -> UndoSlot:
@@ -77,6 +74,13 @@ class SlotMemory:
         for section in set(self.arenas) - set(sections):
             del self.arenas[section]
             self._holder.release(section_name(section))
+
+    def undo_unfinished(self) -> None:
+        """Undo an update that a death, or an error that was survived, has cut short."""
+        if (section := self.control.undo_section) is not None:
+            if section in self.arenas:
+                self.undo.restore(self.arenas[section])
+            self.control.undo_section = None
 
     def records(self) -> tuple[SectionRecord, ...]:
         """Return what each section held knows of itself."""

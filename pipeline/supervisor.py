@@ -261,7 +261,7 @@ class Supervisor:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                data = b""
+                continue  # it left something unread; what it said comes next
             if not data:
                 self._selector_forget(child.connection)
                 break
@@ -292,7 +292,10 @@ class Supervisor:
             pieces[name] = os.memfd_create(name)
         if os.fstat(pieces[name]).st_size < message["bytes"]:
             os.ftruncate(pieces[name], message["bytes"])
-        socket.send_fds(child.connection, [b"fd"], [pieces[name]])
+        try:
+            socket.send_fds(child.connection, [b"fd"], [pieces[name]])
+        except OSError:
+            return  # it died asking; its end is reported when the kernel says so
 
     def _bury(self, child: Child) -> None:
         """Reap a child, and say so if it mattered."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.agreement import Contribution, Decision
 from spottrain.pipeline.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.pipeline.entrypoint import user_code
@@ -39,7 +40,7 @@ class SectionOptimizer:
             with user_code("optimizer"):
                 self._optimizer = job.optimizer(self._parameters)
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
-            if arena.version > 0:
+            if arena.has_state:
                 self._load(self._optimizer)
 
     def step(self, step: int) -> None:
@@ -70,6 +71,12 @@ class SectionOptimizer:
         for name, parameter in self._parameters:
             kept = self._arena.state[name]
             state = optimizer.state[parameter]
+            made = sorted(key for key, value in state.items() if value is not None)
+            if made != sorted(kept):
+                raise UserCodeError(
+                    f"optimizer state of {name} must stay what the first step makes, "
+                    f"{sorted(kept)}: got {made}; make all of it in the first step"
+                )
             for key, place in kept.items():
                 value = state[key]
                 if not isinstance(value, torch.Tensor):
@@ -78,6 +85,7 @@ class SectionOptimizer:
                     place.copy_(value)
                     state[key] = value = place
                     brought = True
+        self._arena.has_state = True
         if brought:
             give_back()
 
@@ -100,8 +108,8 @@ def contribution(
         if name not in counted_elsewhere:
             # In pieces: torch converts its argument to float64 as a whole.
             for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS):
-                norm = torch.linalg.vector_norm(piece, dtype=torch.float64)
-                square_norm += float(norm) ** 2
+                norm = float(torch.linalg.vector_norm(piece, dtype=torch.float64))
+                square_norm += norm * norm  # where ** would raise, this is infinite
     return Contribution(
         section=arena.section,
         loss_sum=loss[0],

@@ -26,7 +26,8 @@ from spottrain.pipeline.slot import SlotMemory
 from spottrain.wire import JobSpec
 
 MAX_MESSAGE_BYTES = 1 << 17
-_MAX_TRACEBACK_CHARACTERS = 20_000
+_MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
+"""A character may take 14 bytes; together they must fit into a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +52,23 @@ class SupervisorLink:
     def __init__(self, connection: socket.socket, held: frozenset[str]) -> None:
         self._connection = connection
         self._held = set(held)
-        self._commands: deque[wire.Command] = deque()
-        self._wish = StopWish.NONE
+        self._commands: deque[wire.RunGeneration] = deque()
+        self._wishes: dict[int, int] = {}
         self._generation = 0
 
     def next_command(self) -> wire.RunGeneration:
         """Wait for the next generation; the worker ends when the supervisor does."""
-        while True:
-            while self._commands:
-                command = self._commands.popleft()
-                if isinstance(command, wire.RunGeneration):
-                    self._generation, self._wish = command.generation, StopWish.NONE
-                    return command
+        while not self._commands:
             self._receive()
+        command = self._commands.popleft()
+        self._generation = command.generation
+        return command
 
     def stop_wish(self) -> int:
         """Return the strongest wish to stop this generation that has come in."""
         while select.select([self._connection], [], [], 0)[0]:
             self._receive()
-        return self._wish
+        return self._wishes.get(self._generation, StopWish.NONE)
 
     def report(self, report: wire.Report) -> None:
         """Say something to the manager."""
@@ -102,17 +101,14 @@ class SupervisorLink:
             os._exit(0)  # the supervisor is gone, and with it this VM's memory
         if fds:
             return list(fds)
-        command: wire.Command = wire.decode(wire.Command, data)
-        if isinstance(command, wire.StopGeneration):
-            if command.generation == self._generation:
-                wish = (
-                    StopWish.STOP_AND_CHECKPOINT
-                    if command.checkpoint
-                    else StopWish.STOP
-                )
-                self._wish = max(self._wish, wish)
-        else:
+        command = wire.decode(wire.RunGeneration | wire.StopGeneration, data)
+        if isinstance(command, wire.RunGeneration):
             self._commands.append(command)
+        else:
+            # It may be of a generation that is still to begin here.
+            wish = StopWish.STOP_AND_CHECKPOINT if command.checkpoint else StopWish.STOP
+            before = self._wishes.get(command.generation, StopWish.NONE)
+            self._wishes[command.generation] = max(before, wish)
         return []
 
 
@@ -137,7 +133,9 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         if reason:
             link.report(
                 wire.GenerationBroken(
-                    generation=command.generation, slot=slot, reason=reason
+                    generation=command.generation,
+                    slot=slot,
+                    reason=reason[:_MAX_REASON_CHARACTERS],
                 )
             )
 
@@ -161,7 +159,8 @@ def _run_one(
 
 
 def user_code_failed(error: UserCodeError) -> wire.UserCodeFailed:
-    """Return the report of an error in the user's code, its traceback bounded."""
+    """Return the report of an error in the user's code, its length bounded."""
     return wire.UserCodeFailed(
-        message=str(error), traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:]
+        message=str(error)[:_MAX_REASON_CHARACTERS],
+        traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:],
     )

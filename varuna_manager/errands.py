@@ -122,8 +122,8 @@ class Errands:
         self._hurry = asyncio.Event()
 
     def close(self) -> None:
-        """Give up what has not begun."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Give up what has not begun, wait for what has: no cloud is asked any more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     @property
     def _job(self) -> JobSettings:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import platformdirs
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 WORTH_COMPILING = 3000
@@ -40,24 +38,32 @@ def fast(loop: F, tasks: int) -> F:
 
 
 def _compile(loop: F) -> Any:
-    import numba  # late: commands and workers that simulate nothing never load it
+    # Late: commands and workers that simulate nothing never load it, and a machine that
+    # only trains need not have it.
+    try:
+        import numba
+    except ImportError:
+        return loop
     from numba.extending import register_jitable
 
     for function in _parts:
         register_jitable(function)
     _parts.clear()
-    usual = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = usual or str(_cache_dir())
+    config: Any = numba.config
+    usual = config.CACHE_DIR
+    config.CACHE_DIR = usual or str(_cache_dir())
     try:
         return numba.njit(loop, cache=True)
     except RuntimeError:  # no folder can be written
         return numba.njit(loop)
     finally:
-        numba.config.CACHE_DIR = usual
+        config.CACHE_DIR = usual
 
 
 def _cache_dir() -> Path:
     """Return the folder for machine code of the very sources in this folder."""
+    import platformdirs
+
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

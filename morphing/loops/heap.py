@@ -27,7 +27,11 @@ def push(heap: Numbers, time: int, what: int) -> Numbers:
     size = heap[0, 0] + 1
     if size == len(heap):
         grown = np.zeros((2 * size, 2), np.int64)
-        grown[:size] = heap
+        for event in range(size):
+            grown[event, TIME], grown[event, WHAT] = (
+                heap[event, TIME],
+                heap[event, WHAT],
+            )
         heap = grown
     heap[0, 0] = size
     child = size

@@ -8,6 +8,7 @@ from spottrain.morphing.loops.compiled import part
 from spottrain.morphing.loops.heap import TIME, make_heap, pop, push
 from spottrain.morphing.loops.recurrence import (
     alike,
+    equal,
     leap,
     links_alike,
     pending,
@@ -16,11 +17,9 @@ from spottrain.morphing.loops.recurrence import (
 from spottrain.morphing.loops.rule import BACKWARD, FORWARD, NOTHING
 from spottrain.morphing.loops.stage import (
     ACTIVATIONS,
-    BACKWARDS,
     BUSY,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
-    FORWARDS,
     GRADIENTS,
     RUNNING,
     UNTIL,
@@ -92,13 +91,13 @@ def send(
 def play(
     codes: Codes,
     runs: Numbers,
-    bounds: Numbers,
+    bound: int,
     durations: Numbers,
     transfer: Numbers,
     latency: Numbers,
     num_microbatches: int,
     conduct: int,
-    leaps: bool,
+    watched: int,
 ) -> tuple[Numbers, int]:
     """Play the lists to their end; all times are in nanoseconds.
 
@@ -107,32 +106,33 @@ def play(
     Args:
         codes: Patterns of all lists.
         runs: Of each stage: see ``stage``.
-        bounds: Most micro-batches in flight, for each stage.
+        bound: Most micro-batches in flight on any stage; 0 for that of each list.
         durations: By stage, code and micro-batch (or one for all micro-batches).
         transfer: By link, way (forward, backward) and micro-batch (or one for all).
         latency: By link.
         num_microbatches: Of the replica.
         conduct: ``FREE`` or ``IN_ORDER``.
-        leaps: Whether to leap over repetitions; only with one duration for all.
+        watched: Stage whose tasks are the moments at which repetitions are looked for
+            and leapt over, best the slowest; -1 to play every micro-batch, as is needed
+            where they differ.
 
     Returns:
         The rows of ``stage`` at the end, and how many instants were played.
     """
     depth, chunks = len(runs), durations.shape[1] // 3
-    stages = make_stages(codes, runs, bounds)
+    stages = make_stages(codes, runs, bound)
     counts = make_counts(depth, chunks, num_microbatches)
     free = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
-    slowest = np.argmax(durations[:, :, 0].sum(axis=1))
     touched = np.ones(depth, np.bool_)
     now = instants = seen = 0
     save_at, then_at = FIRST_LOOK, -1
     then, then_counts, then_free, then_pending = stages, counts, free, heap[0]
     while True:
         for p in range(depth):
-            if touched[p] and stages[p, RUNNING] == NOTHING:
-                if start(conduct, stages[p], counts[p], durations[p], now):
-                    heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
+            idle = touched[p] and stages[p, RUNNING] == NOTHING
+            if idle and start(conduct, stages[p], counts[p], durations[p], now):
+                heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
             touched[p] = False
         if heap[0, 0] == 0:
             return stages, instants
@@ -150,7 +150,7 @@ def play(
             code = complete(conduct, stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
                 heap = send(p, code, counts, transfer, latency, free, heap, now)
-            looks = looks or (leaps and p == slowest)
+            looks = looks or p == watched
         if not looks:
             continue
         seen += 1
@@ -162,14 +162,10 @@ def play(
         elif then_at >= 0 and alike(then, then_at, stages, now):
             if not links_alike(then_free, then_at, free, now):
                 continue
-            if not np.array_equal(
-                then_pending, pending(heap, now, KINDS * depth * chunks)
-            ):
+            if not equal(then_pending, pending(heap, now, KINDS * depth * chunks)):
                 continue
             times = repetitions(conduct, then, then_counts, stages, counts, runs)
             if times > 0:
-                leap(
-                    times, then, then_counts, then_at, stages, counts, free, heap, now
-                )
+                leap(times, then, then_counts, then_at, stages, counts, free, heap, now)
                 now += times * (now - then_at)
                 seen, save_at, then_at = 0, FIRST_LOOK, -1

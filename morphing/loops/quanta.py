@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
+from spottrain.morphing.loops.compiled import part
 from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.loops.stage import LENGTH, REPEATS, RUNS, START
 from spottrain.morphing.loops.types import Codes, Numbers
 
-ARRIVED, TURNS, FORWARDS, BACKWARDS, QUANTA, LENGTH, FIELDS = range(7)
+ARRIVED, TURNS, FORWARDS, BACKWARDS, QUANTA, WRITTEN, FIELDS = range(7)
 """Of a stage: micro-batches whose activation is here; whose turn to recompute, or to go
 backward, has come; forwards and backwards begun; quanta still to run of the recompute and
 backward under way; tasks in its list so far."""
 
 
+@part
+def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
+    """Return how often what came since ``then`` comes again, once more at the least.
+
+    It does if all is as it was then, but that micro-batches went through. Only the first
+    stage meets the end of the mini-batch, for the others wait for it.
+    """
+    for p in range(len(stages)):
+        a, b = then[p], stages[p]
+        through = b[FORWARDS] - a[FORWARDS]
+        same = b[QUANTA] == a[QUANTA] and b[TURNS] - a[TURNS] == through
+        if not same or not b[BACKWARDS] - a[BACKWARDS] == through > 0:
+            return 0
+        if p > 0 and b[ARRIVED] - a[ARRIVED] != through:
+            return 0
+    through = stages[0, FORWARDS] - then[0, FORWARDS]
+    return int(max(0, (num_microbatches - stages[0, FORWARDS]) // through - 1))
+
+
 def play_quanta(
     depth: int, num_microbatches: int, recompute: bool, room: int
-) -> tuple[Codes, Numbers, Numbers, int]:
+) -> tuple[Codes, Numbers, bool]:
     """Play the rule; leap once over what repeats.
 
     Forward and recompute take one quantum, a backward two: first the gradient of the
@@ -32,14 +53,13 @@ def play_quanta(
         room: Most tasks of a list that can be written down.
 
     Returns:
-        Works by stage; the lengths of the lists as far as they are written; where in
-        them the part that repeats begins and ends (by stage), and how often it comes in
-        addition: -1 if ``room`` was too small, and then all is void.
+        Works by stage; the runs of each stage's list (see ``stage``) among them; and
+        whether ``room`` was enough.
     """
     works = np.zeros((depth, room), np.int8)
+    runs = np.zeros((depth, RUNS, 3), np.int64)
     stages = np.zeros((depth, FIELDS), np.int64)
     then = stages.copy()
-    repeated = np.zeros((depth, 2), np.int64)
     stages[0, ARRIVED] = num_microbatches
     last, turn_at = depth - 1, 1 if recompute else 0
     news = np.zeros((depth, 2), np.int64)
@@ -47,32 +67,34 @@ def play_quanta(
     while stages[0, BACKWARDS] < num_microbatches or stages[0, QUANTA] > 0:
         for p in range(depth):
             stage = stages[p]
-            if stage[LENGTH] + 2 > room:
-                return works, stages[:, LENGTH].copy(), repeated, -1
+            if stage[WRITTEN] + 2 > room:
+                return works, runs, False
             if stage[QUANTA] == 0 and stage[BACKWARDS] < stage[TURNS]:
                 stage[QUANTA] = 2
                 if recompute and p < last:
                     stage[QUANTA] = 3
-                    works[p, stage[LENGTH]] = RECOMPUTE
-                    stage[LENGTH] += 1
-                works[p, stage[LENGTH]] = BACKWARD
-                stage[LENGTH] += 1
+                    works[p, stage[WRITTEN]] = RECOMPUTE
+                    stage[WRITTEN] += 1
+                works[p, stage[WRITTEN]] = BACKWARD
+                stage[WRITTEN] += 1
                 stage[BACKWARDS] += 1
             if stage[QUANTA] > 0:
                 stage[QUANTA] -= 1
                 if stage[QUANTA] == turn_at and p > 0:
                     news[p - 1, TURNS] = 1
             elif stage[FORWARDS] < stage[ARRIVED]:
-                works[p, stage[LENGTH]] = FORWARD
-                stage[LENGTH] += 1
+                works[p, stage[WRITTEN]] = FORWARD
+                stage[WRITTEN] += 1
                 stage[FORWARDS] += 1
                 if p < last:
                     news[p + 1, ARRIVED] = 1
                 else:
                     news[p, TURNS] = 1
         # What a quantum brings can be used from the next one on.
-        stages[:, : TURNS + 1] += news
-        news[:] = 0
+        for p in range(depth):
+            stages[p, ARRIVED] += news[p, ARRIVED]
+            stages[p, TURNS] += news[p, TURNS]
+            news[p, ARRIVED] = news[p, TURNS] = 0
         quanta += 1
         if extra:
             continue
@@ -80,24 +102,18 @@ def play_quanta(
             save_at *= 2
             then = stages.copy()
             continue
-        # Everything but what has begun on the first stage is as it was?
-        grown = stages - then
-        same = stages[0, FORWARDS] < num_microbatches
-        for p in range(depth):
-            forwards = grown[p, FORWARDS]
-            same = (
-                same
-                and grown[p, QUANTA] == 0
-                and forwards == grown[p, BACKWARDS] == grown[p, TURNS] > 0
-                and (p == 0 or forwards == grown[p, ARRIVED])
-            )
-        if same:
-            left = num_microbatches - stages[0, FORWARDS]
-            extra = left // grown[0, FORWARDS] - 1
-            if extra > 0:
-                repeated[:, 0], repeated[:, 1] = then[:, LENGTH], stages[:, LENGTH]
-                for field in (ARRIVED, TURNS, FORWARDS, BACKWARDS):
-                    stages[:, field] += extra * grown[:, field]
-                stages[0, ARRIVED] = num_microbatches
-            extra = max(extra, 1) if extra > 0 else 0
-    return works, stages[:, LENGTH].copy(), repeated, extra
+        extra = repeats(stages, then, num_microbatches)
+        for p in range(depth if extra > 0 else 0):
+            runs[p, 0, LENGTH] = then[p, WRITTEN]
+            runs[p, 1, LENGTH] = stages[p, WRITTEN] - then[p, WRITTEN]
+            for field in range(ARRIVED if p > 0 else TURNS, QUANTA):
+                stages[p, field] += extra * (stages[p, field] - then[p, field])
+    for p in range(depth):
+        at = room * p
+        runs[p, 2, LENGTH] = stages[p, WRITTEN]
+        runs[p, 2, LENGTH] -= runs[p, 0, LENGTH] + runs[p, 1, LENGTH]
+        for r in range(RUNS):
+            runs[p, r, START] = at
+            runs[p, r, REPEATS] = 1 + extra if r == 1 else 1
+            at += runs[p, r, LENGTH]
+    return works, runs, True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from spottrain.morphing.loops.compiled import part
-from spottrain.morphing.loops.heap import TIME, WHAT
+from spottrain.morphing.loops.heap import TIME, WHAT, make_heap, pop, push
 from spottrain.morphing.loops.rule import FREE, NOTHING
 from spottrain.morphing.loops.stage import (
     ACTIVATIONS,
@@ -20,6 +20,7 @@ from spottrain.morphing.loops.stage import (
     BUSY,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
+    COUNTS,
     FINISH,
     FORWARDS,
     GRADIENTS,
@@ -42,8 +43,24 @@ ENDLESS = 1 << 62
 @part
 def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
     """Return what is to happen and in what time, in order; ``kinds`` of events are."""
-    size = heap[0, 0]
-    return np.sort((heap[1 : size + 1, TIME] - now) * kinds + heap[1 : size + 1, WHAT])
+    ordered = make_heap(heap[0, 0])
+    for event in range(1, heap[0, 0] + 1):
+        key = (heap[event, TIME] - now) * kinds + heap[event, WHAT]
+        ordered = push(ordered, key, 0)
+    times = np.zeros(heap[0, 0], np.int64)
+    for event in range(len(times)):
+        times[event] = ordered[1, TIME]
+        pop(ordered)
+    return times
+
+
+@part
+def equal(a: Numbers, b: Numbers) -> bool:
+    """Whether the numbers are the same."""
+    same = len(a) == len(b)
+    for i in range(len(a) if same else 0):
+        same = same and a[i] == b[i]
+    return same
 
 
 @part
@@ -158,7 +175,10 @@ def leap(
             b[field] += times * (b[field] - a[field])
         for work in range(3):
             b[PASSED + work] += times * (b[PASSED + work] - a[PASSED + work])
-    counts += times * (counts - then_counts)
+        for chunk in range(counts.shape[1]):
+            for count in range(COUNTS):
+                more = counts[p, chunk, count] - then_counts[p, chunk, count]
+                counts[p, chunk, count] += times * more
     for link in range(len(free)):
         for way in range(2):
             if free[link, way] > now:

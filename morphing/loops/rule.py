@@ -61,7 +61,12 @@ def decide(
 
 @part
 def keeps_graph(
-    conduct: int, listed: int, following: int, forwards: int, backwards: int, passed: int
+    conduct: int,
+    listed: int,
+    following: int,
+    forwards: int,
+    backwards: int,
+    passed: int,
 ) -> bool:
     """Whether the forward that the list has next is to keep its tensors.
 

@@ -55,12 +55,39 @@ ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 
 
 @part
-def make_stages(codes: Codes, runs: Numbers, bounds: Numbers) -> Numbers:
-    """Return the rows of stages that have done nothing yet."""
+def peaks(codes: Codes, runs: Numbers) -> Numbers:
+    """Return the most micro-batches in flight on each stage that follows its list."""
+    peak = np.zeros(len(runs), np.int64)
+    for p in range(len(runs)):
+        level = 0
+        for r in range(RUNS):
+            run = runs[p, r]
+            grows = top = 0
+            for code in codes[run[START] : run[START] + run[LENGTH]]:
+                if code % 3 == FORWARD:
+                    grows += 1
+                elif code % 3 == BACKWARD:
+                    grows -= 1
+                top = max(top, grows)
+            if run[REPEATS] > 0:
+                peak[p] = max(
+                    peak[p], level + top + max(0, run[REPEATS] - 1) * max(0, grows)
+                )
+            level += run[REPEATS] * grows
+    return peak
+
+
+@part
+def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
+    """Return the rows of stages that have done nothing yet.
+
+    ``bound`` is for all stages; 0 stands for that of each list.
+    """
+    bounds = peaks(codes, runs)
     stages = np.zeros((len(runs), FIELDS), np.int64)
     for p in range(len(runs)):
         stages[p, RUNNING] = NOTHING
-        stages[p, BOUND] = bounds[p]
+        stages[p, BOUND] = bound or bounds[p]
         for r in range(RUNS):
             if runs[p, r, REPEATS] > 0:
                 start = runs[p, r, START]

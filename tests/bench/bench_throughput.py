@@ -10,6 +10,7 @@ step of each turn is not counted. CPU seconds are those of both ranks together.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import socket
 import statistics
@@ -47,7 +48,7 @@ class Record:
     def add_turn(self, reported_at: list[float], used_s: float) -> None:
         """Add a turn: when its steps were reported, and what all but one have used."""
         self.step_s += [
-            b - a for a, b in zip(reported_at, reported_at[1:], strict=False)
+            later - earlier for earlier, later in itertools.pairwise(reported_at)
         ]
         self.cpu_s.append(used_s / (len(reported_at) - 1))
 

@@ -30,7 +30,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        hidden: torch.Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + hidden
 
 
 class GPT(nn.Module):
@@ -45,10 +46,11 @@ class GPT(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens) + self.positions
+        x: torch.Tensor = self.embedding(tokens) + self.positions
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 class Tokens:

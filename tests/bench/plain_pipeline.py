@@ -41,7 +41,7 @@ class FirstStage(nn.Module):
         self.blocks = model.blocks[: BLOCKS // DEPTH]
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(batch[:, :-1]) + self.positions
+        x: torch.Tensor = self.embedding(batch[:, :-1]) + self.positions
         for block in self.blocks:
             x = block(x)
         return x
@@ -68,7 +68,7 @@ def load_batches(seed: int, step: int) -> list[torch.Tensor]:
         data[example_index(seed, len(data), first + i)]
         for i in range(MICROBATCHES * MICROBATCH)
     ]
-    return list(torch.stack(examples).split(MICROBATCH))
+    return list(torch.split(torch.stack(examples), MICROBATCH))
 
 
 def receive_all(source: int) -> deque[tuple[dist.Work, torch.Tensor]]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import torch
+
 from spottrain import wire
 from spottrain.manifest import newest_valid, read_manifest
 from spottrain.pipeline.checkpoint import load_section
@@ -351,7 +353,7 @@ def read_weights(root: Path) -> dict[str, bytes]:
     assert entry is not None
     manifest = read_manifest(root, entry.name)
     return {
-        f"{section}/{name}": tensor.numpy().tobytes()
+        f"{section}/{name}": tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         for section in range(manifest.num_sections)
         for name, tensor in load_section(root, manifest, section).items()
     }

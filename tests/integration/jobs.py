@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -13,13 +12,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-import pytest
 import yaml
 
 from spottrain.cloud.local.market import MarketEvent
@@ -197,6 +195,12 @@ class Job:
         draft.write_text(str(loss_s))
         draft.replace(self._pace)
 
+    def until_paced(self, loss_s: float) -> None:
+        """Let losses take that long from now on, and wait until one does."""
+        self.pace(loss_s)
+        now = self._pace.with_suffix(".now")
+        until("a loss", lambda: now.exists() and now.read_text() == str(loss_s))
+
     # --- what the world does --------------------------------------------------------
 
     @property
@@ -339,62 +343,3 @@ def weights(root: Path) -> dict[str, str]:
         file.name: hash_file(file)
         for file in (root / newest.name).glob("section-*.safetensors")
     }
-
-
-# --- The job that nothing happens to ------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Undisturbed:
-    """What came of a job that nothing happened to."""
-
-    answer: Answer
-    processes_left: int
-    port_left: bool
-    checkpoints: Path
-
-    @property
-    def weights(self) -> dict[str, str]:
-        """What every other job with the same seed must end with."""
-        return weights(self.checkpoints)
-
-
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all test processes of this run share."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-def undisturbed(factory: pytest.TempPathFactory) -> Undisturbed:
-    """Return the undisturbed job, which runs once for all tests."""
-    folder = shared_folder(factory)
-    record = folder / "undisturbed.json"
-    with _lock(folder / "undisturbed.lock"):
-        if not record.exists():
-            record.write_text(json.dumps(_run_undisturbed(folder)))
-    data = json.loads(record.read_text())
-    return Undisturbed(
-        answer=Answer(**data["answer"]),
-        processes_left=data["processes_left"],
-        port_left=data["port_left"],
-        checkpoints=Path(data["checkpoints"]),
-    )
-
-
-def _run_undisturbed(folder: Path) -> dict[str, Any]:
-    with Job(folder, "undisturbed", resources={"max_vms": 2}) as job:
-        answer = job.launch("-o", "json")
-        port = (job.dir.path / "port").read_text()
-        return {
-            "answer": asdict(answer),
-            "processes_left": len(job.processes()),
-            "port_left": is_port_open(f"https://127.0.0.1:{port}"),
-            "checkpoints": str(job.checkpoint_root),
-        }
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -76,7 +76,7 @@ def train(
     ]
 
     def choose(machines: Sequence[str]) -> Plan:
-        while len(machines) < depth * width:
+        if len(machines) < depth * width:
             return make_plan(spec, 1, 1, machines, NUM_SECTIONS)
         return make_plan(spec, depth, width, machines, NUM_SECTIONS)
 
@@ -190,8 +190,19 @@ def test_a_second_death_within_the_recovery_costs_nothing(
     assert fleet.committed_twice() == []
 
 
-@pytest.mark.parametrize("hook", [Hook.FORWARD, Hook.REDUCED, Hook.GATHERED])
-def test_an_error_of_the_network_leaves_every_process_alive(
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook.FORWARD,
+        Hook.REDUCED,
+        Hook.GATHERED,
+        Hook.UNDO_SAVED,
+        Hook.UPDATED,
+        Hook.FLIPPED,
+        Hook.CHECKPOINT_WRITTEN,
+    ],
+)
+def test_an_error_leaves_every_process_alive_and_costs_nothing(
     zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, hook: Hook
 ) -> None:
     weights, fleet = train(zygote, tmp_path, 2, 2, [Blow(hook, 1, Action.RAISE, 3)])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.integration.jobs import Answer, Job
 
+pytestmark = pytest.mark.timeout(400)
+
 BAD_JOBS = """
 import dataclasses
 from tiny_job import job as tiny_job
 from torch import nn
-
-pytestmark = pytest.mark.timeout(400)
 
 class Flat(nn.Module):
     def __init__(self):
@@ -34,7 +34,6 @@ def raising_job():
 def wrong_job():
     return "a model"
 """
-
 
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"minbatch_size": 8}, 2, "minbatch_size: unknown key; did you mean minibatch"),

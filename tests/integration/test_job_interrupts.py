@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.jobs import (
-    STEPS,
-    Answer,
-    Job,
-    Undisturbed,
-    undisturbed,
-    until,
-    weights,
-)
+from tests.integration.jobs import STEPS, Answer, Job, until, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.manifest import CheckpointEntry
@@ -31,6 +24,7 @@ class Left:
     code: int
     screen: str
     processes: list[int]
+    checkpoints_before: list[CheckpointEntry]
     checkpoints: list[CheckpointEntry]
     step: int
 
@@ -62,7 +56,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.pace(0.02)
         after_hangup = hang_up(job)
         refused = [job.launch()]
-        stopped = left(job, job.run("stop", job.name))
+        before = job.checkpoints()
+        stopped = left(job, job.run("stop", job.name), before)
         refused.append(job.launch())
         interrupted = interrupt(job)
         interrupted_twice = interrupt(job, twice=True)
@@ -92,26 +87,32 @@ def hang_up(job: Job) -> int:
     return job.until_trains(step + 3).progress.step - step
 
 
-def left(job: Job, answer: Answer) -> Left:
+def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
     """Take stock after a command."""
-    step = job.state().progress.step
-    return Left(answer.code, answer.err, job.processes(), job.checkpoints(), step)
+    return Left(
+        answer.code,
+        answer.err,
+        job.processes(),
+        before,
+        job.checkpoints(),
+        job.state().progress.step,
+    )
 
 
 def interrupt(job: Job, *, twice: bool = False) -> Left:
     """Resume at a terminal and press Ctrl-C once the job trains."""
     step = job.state().progress.step
     terminal = job.at_terminal("resume", job.name)
-    step = job.until_trains(step + 3).progress.step
+    job.until_trains(step + 3)
     if twice:
-        job.pace(1.5)
-        job.until_trains(step + 2)  # no mini-batch will end for seconds
+        job.until_paced(1000.0)
+    before = job.checkpoints()
     terminal.press(CTRL_C)
     if twice:
         until("the first is heard", lambda: "stopping:" in terminal.read())
         terminal.press(CTRL_C)
     code = terminal.wait()
-    return left(job, Answer(code, "", terminal.read()))
+    return left(job, Answer(code, "", terminal.read()), before)
 
 
 def damage_newest(job: Job) -> str:
@@ -156,7 +157,7 @@ def test_ctrl_c_twice_returns_all_at_once(story: Story) -> None:
     assert left.code == 130, left.screen
     assert left.processes == []
     assert "returning all VMs at once" in left.screen
-    assert left.checkpoints[0].step < left.step
+    assert left.checkpoints == left.checkpoints_before
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(story: Story) -> None:

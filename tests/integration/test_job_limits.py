@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import Answer, Job, until
+from tests.integration.undisturbed import undisturbed
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -52,11 +53,14 @@ def test_a_used_up_budget_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None
         assert "budget of 18 USD used up" in report["reason"]
 
 
-def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
-    deadline = datetime.now(UTC) + timedelta(seconds=15)
+def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    usual_s = undisturbed(tmp_path_factory).answer.report["wall_s"]
+    deadline = datetime.now(UTC) + timedelta(seconds=5 + 1.5 * usual_s)
     settings = {"slo": {"deadline": deadline.isoformat()}, "resources": {"max_vms": 1}}
     with Job(tmp_path, "late", **settings) as job:
-        job.pace(0.1)
+        job.pace(0.2)
         answer = job.launch("-o", "json")
         assert answer.code == 4, answer.err
         assert answer.error == "error: the deadline passed"

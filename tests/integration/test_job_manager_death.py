@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.integration.jobs import (
-    STEPS,
-    Answer,
-    Job,
-    Undisturbed,
-    trains,
-    undisturbed,
-    until,
-    weights,
-)
+from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.varuna_manager.events import ManagerStarted

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.integration.jobs import (
-    STEPS,
-    Job,
-    Undisturbed,
-    trains,
-    undisturbed,
-    until,
-    weights,
-)
+from tests.integration.jobs import STEPS, Job, trains, until, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.cloud.provider import VmState

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.jobs import Job, Undisturbed, undisturbed, weights
+from tests.integration.jobs import Job, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import verify
 

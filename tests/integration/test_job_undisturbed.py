@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.jobs import STEPS, Undisturbed, undisturbed
+from tests.integration.jobs import STEPS
+from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints, verify
 

@@ -120,10 +120,7 @@ def test_killing_the_supervisor_ends_its_workers_and_stores(fleet: Fleet) -> Non
     os.close(worker)
 
 
-def run_supervisor(
-    spec: wire.JobSpec, folder: Path, commands: list[wire.Command]
-) -> list[wire.Report]:
-    """Start a real supervisor, send commands, close its stdin once they are done."""
+def greeting_of(spec: wire.JobSpec) -> str:
     greeting = {
         "spec": json.loads(wire.encode(spec)),
         "workdir": str(HERE),
@@ -131,7 +128,48 @@ def run_supervisor(
         "private_address": "127.0.0.1",
         "vm_id": "a",
     }
-    lines = [json.dumps(greeting), *map(wire.encode, commands)]
+    return json.dumps(greeting)
+
+
+SPEAKING_AND_DYING = """
+import json, os, select, signal, sys
+from spottrain import wire
+from spottrain.pipeline.supervisor import Greeting, Supervisor
+
+def worker(connection):
+    select.select([connection], [], [])  # a command that nobody will read
+    report = wire.Evaluated(generation=1, step=2, loss=3.0)
+    connection.sendall(json.dumps({"report": wire.encode(report)}).encode())
+    connection.sendall(json.dumps({"open": "control", "bytes": 8}).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+supervisor = Supervisor(Greeting.parse(sys.argv[1]), 1, None)
+child = supervisor._fork("worker of slot 0", worker, 0)
+child.connection.sendall(b"{}")
+select.select([child.pidfd], [], [])
+supervisor._hear(child, died=True)
+"""
+
+
+def test_a_dead_worker_is_heard_to_the_end_and_takes_nobody_with_it(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPEAKING_AND_DYING, greeting_of(job_spec(tmp_path))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+
+    reports = [wire.decode(wire.Report, line) for line in done.stdout.splitlines()]
+    assert [report.kind for report in reports] == ["evaluated", "worker_died"]
+
+
+def run_supervisor(
+    spec: wire.JobSpec, folder: Path, commands: list[wire.Command]
+) -> list[wire.Report]:
+    """Start a real supervisor, send commands, close its stdin once they are done."""
+    lines = [greeting_of(spec), *map(wire.encode, commands)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "spottrain.pipeline.supervisor"],

@@ -83,7 +83,10 @@ def paced_job() -> TrainingJob:
 
     def paced(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         result = loss(model, batch)
-        time.sleep(float(Path(os.environ["PACE_FILE"]).read_text()))
+        pace = Path(os.environ["PACE_FILE"])
+        pace_s = pace.read_text()
+        pace.with_suffix(".now").write_text(pace_s)
+        time.sleep(float(pace_s))
         return result
 
     return dataclasses.replace(job(), loss=paced)

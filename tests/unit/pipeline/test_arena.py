@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_new_section_is_unusable_and_unprepared(holder: LocalHolder) -> None:
     record = SectionArena(holder, 4, SPECS).record()
 
     assert (record.version, record.prepared_step) == (UNUSABLE, None)
+
+
+def test_memory_whose_first_worker_died_before_its_first_word_is_like_new(
+    holder: LocalHolder,
+) -> None:
+    for name in ("control", "section-4"):
+        os.close(holder.open(name, 1 << 16))
+
+    record, control = SectionArena(holder, 4, SPECS).record(), ControlBlock(holder)
+
+    assert (record.version, record.prepared_step) == (UNUSABLE, None)
+    assert (control.decision, control.undo_section) == (None, None)
 
 
 def test_a_successor_finds_all_that_was_written(holder: LocalHolder) -> None:

@@ -78,7 +78,7 @@ class Odd(torch.optim.SGD):
 def test_a_number_counts_as_a_float64_and_none_as_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    number = TensorSpec(shape=(), dtype=torch.float64)
+    number = TensorSpec(shape=(), dtype=torch.float64, is_number=True)
     assert spec_of(of(Odd))["bias"] == {"odd": number}
     monkeypatch.setattr(Odd, "value", None)
     assert spec_of(of(Odd))["bias"] == {}

@@ -9,6 +9,7 @@ import torch
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.agreement import Decision
 from spottrain.pipeline.arena import ParameterSpec, SectionArena
 from spottrain.pipeline.faults import (
@@ -47,17 +48,26 @@ OPTIMIZERS: dict[str, Callable[[NamedParameters], torch.optim.Optimizer]] = {
     "sgd": lambda named: torch.optim.SGD(named, lr=0.1, momentum=0.9),
     "adamw": lambda named: torch.optim.AdamW(named, lr=0.1),
     "adamax": lambda named: torch.optim.Adamax(named, lr=0.1),
+    "nadam": lambda named: torch.optim.NAdam(named, lr=0.1),
+    "adagrad": lambda named: torch.optim.Adagrad(
+        named, lr=0.1, initial_accumulator_value=0.5
+    ),
     "counting": Counting,
     "plain": lambda named: torch.optim.SGD(named, lr=1.0),
 }
 
 
-def make_job(optimizer: str = "adamw", **changes: Any) -> TrainingJob:
+def make_job(
+    optimizer: str | Callable[[NamedParameters], torch.optim.Optimizer] = "adamw",
+    **changes: Any,
+) -> TrainingJob:
     values: dict[str, Any] = {
         "model": lambda: nn.Linear(3, 4),
         "dataset": [0],
         "loss": lambda model, batch: (torch.zeros(()), 1.0),
-        "optimizer": OPTIMIZERS[optimizer],
+        "optimizer": OPTIMIZERS[optimizer]
+        if isinstance(optimizer, str)
+        else optimizer,
         "lr_schedule": lambda step: 1.0 / (step + 1),
     }
     return TrainingJob(**{**values, **changes})
@@ -132,6 +142,60 @@ def test_an_optimizer_taken_up_from_memory_goes_on_as_if_it_had_never_stopped(
     assert arena.version == 4
     for name, parameter in plain.items():
         assert torch.equal(arena.parameters[name], parameter.detach())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    job = make_job(optimizer, lr_schedule=None)
+    arena = open_memory(holder, job).arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.become(0, 1)
+    plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
+    plain_optimizer = job.optimizer(list(plain.items()))
+
+    open_memory(holder, job).apply(decision(0, weight=0.0), [0], FaultScript())
+    for step in (1, 2):
+        memory = open_memory(holder, job)
+        fill(memory.arenas[0], step, memory.arenas[0].gradients)
+        for name, parameter in plain.items():
+            parameter.grad = memory.arenas[0].gradients[name] / 4
+        plain_optimizer.step()
+        memory.apply(decision(step), [0], FaultScript())
+
+    assert arena.version == 3
+    for name, parameter in plain.items():
+        assert torch.equal(arena.parameters[name], parameter.detach())
+
+
+class Late(Counting):
+    """Keeps something more from its second step on."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for state in self.state.values():
+            state["late"] = None if state["count"] < 2 else 1.0
+
+
+def test_state_that_an_optimizer_makes_later_is_refused_not_lost(
+    holder: LocalHolder,
+) -> None:
+    job = make_job(optimizer=Late)
+    memory = open_memory(holder, job)
+    memory.arenas[0].become(0, 1)
+    memory.apply(decision(0), [0], FaultScript())
+
+    with pytest.raises(UserCodeError, match=r"weight .*\['count', 'late'\]"):
+        memory.apply(decision(1), [0], FaultScript())
+
+
+def test_a_gradient_too_large_to_square_overflows(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1,), torch.float64, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+    arena.gradients["weight"].fill_(1e200)
+
+    assert contribution(arena, [], (0, 0)).overflow
 
 
 def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:

@@ -1,0 +1,337 @@
+"""A trace played in virtual time under a rule: what gets trained, what is lost, and why.
+
+The machine room is the same for every rule. A mini-batch counts when it is done. One
+that loses a VM is lost, as the runtime drops it. Going over to another plan, planned or
+not, is a pause: groups form again and workers new to a stage fetch its state. While a
+stage has a replica nothing done is lost; otherwise training goes on from the newest
+checkpoint. A VM can be used from ``join_s`` after it came. It is the last to hear that it
+goes: ``notice_s`` before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from spottrain.morphing.policy import handover_at_s
+from spottrain.morphing.shapes import Shape, Shapes
+from spottrain.morphing.traces import Trace
+
+
+class Spent(StrEnum):
+    """What a second of the trace went into."""
+
+    TRAINING = "training"
+    """Mini-batches that count."""
+    DROPPED = "dropped"
+    """Mini-batches that were cut short by a loss."""
+    RECOMPUTED = "recomputed"
+    """Mini-batches that were done and then lost with the last copy of a stage, or to a
+    restart."""
+    PAUSED = "paused"
+    """Going over to another plan."""
+    WAITING = "waiting"
+    """No plan fits the VMs there are."""
+    UNFINISHED = "unfinished"
+    """The mini-batch that the end of the trace cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The constants of the machine room; all of them stated guesses, to be varied."""
+
+    morph_s: float = 30.0
+    """A pause in which no state moves. Parcae (NSDI 2024) measured 28 to 43 s for a
+    restart with the new group on 32 VMs of a V100."""
+    join_s: float = 60.0
+    """From a VM's coming until it can be used: agent, container, imports."""
+    restart_s: float = 300.0
+    """Restarting everything from a checkpoint. Oobleck's artifact (SOSP 2023) has 76 to
+    701 s for models of 0.3 to 6.7 billion parameters."""
+    checkpoint_s: float = 600.0
+    """Between checkpoints, which are written in the background."""
+    notice_s: float = 0.0
+    """Between the notice and the loss of a VM; 0: none is given."""
+    debounce_s: float = 30.0
+    """See ``policy.Outlook``."""
+
+    def pause_s(self, shape: Shape, bandwidth_bytes_per_s: float, moves: bool) -> float:
+        """Return the pause before ``shape``."""
+        fetch_s = shape.move_bytes / bandwidth_bytes_per_s
+        return self.morph_s + (fetch_s if moves else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a rule may know: the past, and the VMs that are there."""
+
+    now_s: float
+    usable: int
+    """VMs that a plan may use."""
+    shape: Shape | None
+    """What runs, or ran until it broke."""
+    changed_at_s: float
+    """When usable VMs last came or went."""
+    losses: int
+    """Moments so far at which VMs were lost."""
+    room: Room
+    sizes: tuple[int, ...] = ()
+
+
+class Rule(Protocol):
+    """Decides; see ``rules``."""
+
+    name: str
+    restarts: bool
+    """Whether every change throws everything back to the newest checkpoint."""
+
+    def mend(self, view: View) -> Shape | None:
+        """Return what to run when nothing does; ``None``: nothing fits."""
+        ...
+
+    def leave_for(self, view: View) -> Shape | None:
+        """Return what to go over to between two mini-batches; ``None``: go on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one rule."""
+
+    rule: str
+    examples: int
+    """Useful ones."""
+    seconds: dict[Spent, float]
+    """They add up to the trace's length."""
+    morphs: int
+    usd: float
+
+    @property
+    def examples_per_usd(self) -> float:
+        """Examples for a dollar; infinite if VMs cost nothing."""
+        return self.examples / self.usd if self.usd else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """VMs that come, are said to go, and go at one moment."""
+
+    at_s: float
+    comes: list[str] = field(default_factory=list)
+    leaves: list[str] = field(default_factory=list)
+    goes: list[str] = field(default_factory=list)
+
+
+def replay(trace: Trace, shapes: Shapes, rule: Rule, room: Room | None = None) -> Outcome:
+    """Play ``trace`` from its first to its last row under ``rule``.
+
+    The same arguments give the same outcome.
+    """
+    return _Replay(trace, shapes, rule, room or Room()).run()
+
+
+def _changes(trace: Trace, room: Room) -> Iterable[_Change]:
+    """Return the changes in order; VMs that go before they can be used never come."""
+    changes: dict[float, _Change] = {}
+
+    def at(at_s: float) -> _Change:
+        return changes.setdefault(at_s, _Change(at_s=at_s))
+
+    for vm in trace.lives:
+        come_s, go_s = vm.from_s + room.join_s, vm.until_s
+        notice_s = max(come_s, go_s - room.notice_s)
+        if not come_s < go_s:
+            continue
+        at(come_s).comes.append(vm.vm_id)
+        if notice_s < go_s < math.inf:
+            at(notice_s).leaves.append(vm.vm_id)
+        if go_s < math.inf:
+            at(go_s).goes.append(vm.vm_id)
+    return [changes[at_s] for at_s in sorted(changes) if at_s < trace.end_s]
+
+
+class _Replay:
+    """One trace under one rule."""
+
+    def __init__(self, trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> None:
+        self.trace, self.shapes, self.rule, self.room = trace, shapes, rule, room
+        self.seconds = Counter[Spent]()
+        self.now_s = self.since_s = 0.0
+        """``since_s``: when the wait, pause or mini-batch of now began."""
+        self.usable: dict[str, None] = {}
+        """VMs that a plan may use, in the order in which they came."""
+        self.leaving: dict[str, float] = {}
+        """VMs that were said to go, and when they do."""
+        self.shape: Shape | None = None
+        self.stages: list[list[str]] = []
+        """VMs of the plan that runs or is gone over to; empty if none is."""
+        self.holders: list[set[str]] = []
+        """VMs that hold the newest state of each stage of the plan that ran last; empty
+        if the newest state is the checkpoint."""
+        self.paused = False
+        self.until_s = math.inf
+        """When the pause or the mini-batch is over."""
+        self.handover_s = math.inf
+        """When to look whether a VM that leaves will stay for the mini-batch."""
+        self.steps_s: list[float] = []
+        """Times of the mini-batches since the newest checkpoint."""
+        self.saved = 0
+        self.saved_at_s = 0.0
+        self.losses = self.morphs = 0
+        self.sizes: list[int] = []
+        self.changed_at_s = 0.0
+
+    def run(self) -> Outcome:
+        """Play all of it."""
+        for change in _changes(self.trace, self.room):
+            self._play_until(change.at_s)
+            self._apply(change)
+        self._play_until(self.trace.end_s)
+        self.now_s = self.trace.end_s
+        self._spend(Spent.UNFINISHED)
+        workload = self.shapes.workload
+        return Outcome(
+            rule=self.rule.name,
+            examples=(self.saved + len(self.steps_s)) * workload.minibatch_size,
+            seconds={spent: self.seconds[spent] for spent in Spent},
+            morphs=self.morphs,
+            usd=self.trace.vm_s() / 3600 * workload.usd_per_hour,
+        )
+
+    def _play_until(self, end_s: float) -> None:
+        while (at_s := min(self.until_s, self.handover_s)) <= end_s:
+            self.now_s = at_s
+            if at_s < self.until_s:
+                self.handover_s = math.inf
+                if self.until_s > min(self._goes_s()):
+                    self._mend()
+            elif self.paused:
+                self._begin()
+            else:
+                self._finish()
+        self.now_s = end_s
+
+    def _goes_s(self) -> list[float]:
+        """Return when VMs of the plan go, as far as that was said."""
+        members = itertools.chain.from_iterable(self.stages)
+        return [self.leaving[vm] for vm in members if vm in self.leaving]
+
+    def _spend(self, running: Spent) -> None:
+        """Book the time since the last booking; ``running`` if a mini-batch ran."""
+        spent = Spent.PAUSED if self.paused else running
+        self.seconds[spent if self.stages else Spent.WAITING] += (
+            self.now_s - self.since_s
+        )
+        self.since_s = self.now_s
+
+    # --- What happens by itself -----------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The pause is over."""
+        self._spend(Spent.PAUSED)
+        self.paused = False
+        self.holders = [set(stage) for stage in self.stages]
+        self._step()
+
+    def _step(self) -> None:
+        assert self.shape is not None
+        self.until_s = self.now_s + self.shape.step_s
+
+    def _finish(self) -> None:
+        """A mini-batch is done."""
+        assert self.shape is not None
+        self._spend(Spent.TRAINING)
+        self.steps_s.append(self.shape.step_s)
+        if self.now_s - self.saved_at_s >= self.room.checkpoint_s:
+            self.saved += len(self.steps_s)
+            self.steps_s = []
+            self.saved_at_s = self.now_s
+        if self._goes_s():
+            self._mend()
+        elif (shape := self.rule.leave_for(self._view())) is not None:
+            self._open(shape)
+        else:
+            self._step()
+
+    # --- What is done to it ---------------------------------------------------------------
+
+    def _apply(self, change: _Change) -> None:
+        self.usable |= dict.fromkeys(change.comes)
+        self.leaving |= dict.fromkeys(change.leaves, self.now_s + self.room.notice_s)
+        for vm in (*change.leaves, *change.goes):
+            self.usable.pop(vm, None)
+        if change.goes:
+            self.losses += 1
+            self.sizes.append(len(change.goes))
+        self.changed_at_s = self.now_s
+        members = set(itertools.chain.from_iterable(self.stages))
+        broken = not members.isdisjoint(change.goes)
+        for vm in change.goes:
+            self.leaving.pop(vm, None)
+            for holders in self.holders:
+                holders.discard(vm)
+        restart = self.rule.restarts
+        if restart or not all(self.holders):
+            broken = True
+            self._roll_back()
+        if broken or not self.stages or (self.paused and self._goes_s()):
+            self._mend()
+        elif not members.isdisjoint(change.leaves):
+            goes_s = min(self._goes_s())
+            at_s = handover_at_s(self.now_s, goes_s, self.room.debounce_s)
+            self.handover_s = min(self.handover_s, at_s)
+
+    def _roll_back(self) -> None:
+        """Nobody holds the newest state: back to the checkpoint."""
+        lost_s = sum(self.steps_s)
+        self.seconds[Spent.TRAINING] -= lost_s
+        self.seconds[Spent.RECOMPUTED] += lost_s
+        self.steps_s = []
+        self.holders = []
+
+    def _mend(self) -> None:
+        """Begin anew, with what is there; a mini-batch that runs is dropped."""
+        shape = self.rule.mend(self._view())
+        if shape is not None:
+            self._open(shape)
+            return
+        self._spend(Spent.DROPPED)
+        self.stages = []
+        self.paused = False
+        self.until_s = self.handover_s = math.inf
+
+    def _open(self, shape: Shape) -> None:
+        """Go over to ``shape``; who holds a stage keeps it."""
+        self._spend(Spent.DROPPED)
+        free = dict(self.usable)
+        kept: list[list[str]] = [[] for _ in range(shape.depth)]
+        if len(self.holders) == shape.depth:
+            for stage, holders in zip(kept, self.holders, strict=True):
+                stage += [vm for vm in free if vm in holders][: shape.width]
+        for vm in itertools.chain.from_iterable(kept):
+            del free[vm]
+        rest = iter(free)
+        moves = any(len(stage) < shape.width for stage in kept)
+        for stage in kept:
+            stage += itertools.islice(rest, shape.width - len(stage))
+        self.shape, self.stages, self.paused = shape, kept, True
+        room, bandwidth = self.room, self.shapes.workload.profile
+        pause_s = room.restart_s if self.rule.restarts else room.pause_s(shape, bandwidth.link_bandwidth_bytes_per_s, moves)
+        self.until_s, self.handover_s = self.now_s + pause_s, math.inf
+        self.morphs += 1
+
+    def _view(self) -> View:
+        return View(
+            now_s=self.now_s,
+            usable=len(self.usable),
+            shape=self.shape,
+            changed_at_s=self.changed_at_s,
+            losses=self.losses,
+            room=self.room,
+            sizes=tuple(self.sizes),
+        )

@@ -1,0 +1,178 @@
+"""Availability traces: when which VMs of a spot group were there.
+
+Two formats are read, told apart by their rows, neither with a header:
+
+- ``milliseconds,add|remove,node``: one VM a row;
+- ``YYYY-mm-dd, HH:MM:SS, count``: how many VMs there are. Which of them go when the count
+  falls is not known, so a seed draws them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from spottrain.morphing.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmLife:
+    """One VM: here from ``from_s`` until ``until_s``."""
+
+    vm_id: str
+    from_s: float
+    until_s: float
+    """Infinite if it is still there when the trace ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A spot group; its first row is at 0 s, its last one at ``end_s``."""
+
+    lives: tuple[VmLife, ...]
+    """By ascending ``from_s``."""
+    end_s: float
+    notices: tuple[str, ...] = ()
+    """What was put right while reading, a line each."""
+
+    def vm_s(self) -> float:
+        """Return the seconds of all VMs together within the trace."""
+        return sum(min(vm.until_s, self.end_s) - vm.from_s for vm in self.lives)
+
+
+def parse_trace(text: str, *, seed: int = 0) -> Trace:
+    """Read a trace of either format.
+
+    Rows in disorder are sorted, rows that occur twice or change nothing are left out;
+    ``Trace.notices`` says how many.
+
+    Args:
+        text: The file.
+        seed: Draws which VMs go where only counts are known.
+
+    Raises:
+        PlanError: A row is of neither format or of another one than the first row, or
+            there is none.
+    """
+    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise PlanError("the trace is empty: give at least one row")
+    read: Callable[[str], _Row | None]
+    read = _event if _event(lines[0][1]) else _count
+    rows = []
+    for number, line in lines:
+        row = read(line)
+        if row is None:
+            raise PlanError(
+                f"row {number} of the trace does not fit: got {line.strip()!r}; "
+                "write 'milliseconds,add|remove,node' or "
+                "'YYYY-mm-dd, HH:MM:SS, count', all rows alike"
+            )
+        rows.append(row)
+    rows, notices = _put_in_order(rows)
+    if read is _count:
+        rows = list(_events_of_counts(rows, random.Random(seed)))
+    lives, idle = _lives(rows)
+    if idle:
+        notices += (f"{idle} rows changed nothing (a VM added twice or never there)",)
+    start_s, end_s = rows[0].at_s, rows[-1].at_s
+    if not end_s > start_s:
+        raise PlanError("the trace has no length: give rows of at least two moments")
+    return Trace(
+        lives=tuple(
+            VmLife(
+                vm_id=vm.vm_id, from_s=vm.from_s - start_s, until_s=vm.until_s - start_s
+            )
+            for vm in lives
+        ),
+        end_s=end_s - start_s,
+        notices=notices,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An event, or a count with neither VM nor direction."""
+
+    at_s: float
+    added: bool = True
+    vm_id: str = ""
+    count: int = 0
+
+
+def _event(line: str) -> _Row | None:
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 3 or parts[1] not in ("add", "remove") or not parts[2]:
+        return None
+    try:
+        at_s = float(parts[0]) / 1000
+    except ValueError:
+        return None
+    if not (math.isfinite(at_s) and at_s >= 0):
+        return None
+    return _Row(at_s=at_s, added=parts[1] == "add", vm_id=parts[2])
+
+
+def _count(line: str) -> _Row | None:
+    parts = [part.strip() for part in line.split(",")]
+    try:
+        day, clock, count = parts
+        at = datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S")
+        row = _Row(at_s=at.replace(tzinfo=UTC).timestamp(), count=int(count))
+    except ValueError:
+        return None
+    return row if row.count >= 0 else None
+
+
+def _put_in_order(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
+    notices: tuple[str, ...] = ()
+    ordered = sorted(rows, key=lambda row: row.at_s)  # stable: ties stay as written
+    if ordered != rows:
+        late = sum(b.at_s < a.at_s for a, b in zip(rows, rows[1:], strict=False))
+        notices += (f"rows were out of order in {late} places: sorted by time",)
+    kept = list(dict.fromkeys(ordered))
+    if len(kept) < len(ordered):
+        notices += (f"{len(ordered) - len(kept)} duplicate rows left out",)
+    return kept, notices
+
+
+def _events_of_counts(rows: Iterable[_Row], draw: random.Random) -> Iterator[_Row]:
+    """Name the VMs of a trace of counts; a row without change keeps its moment."""
+    here: list[str] = []
+    named = 0
+    for row in rows:
+        if row.count == len(here):
+            yield row
+        while len(here) < row.count:
+            here.append(f"vm{named}")
+            named += 1
+            yield _Row(at_s=row.at_s, added=True, vm_id=here[-1])
+        while len(here) > row.count:
+            gone = here.pop(draw.randrange(len(here)))
+            yield _Row(at_s=row.at_s, added=False, vm_id=gone)
+
+
+def _lives(rows: Iterable[_Row]) -> tuple[list[VmLife], int]:
+    """Return the VMs by ascending start, and how many rows changed nothing."""
+    since: dict[str, float] = {}
+    lives: list[VmLife] = []
+    idle = 0
+    for row in rows:
+        if not row.vm_id:
+            continue
+        if row.added == (row.vm_id in since):
+            idle += 1
+        elif row.added:
+            since[row.vm_id] = row.at_s
+        else:
+            from_s = since.pop(row.vm_id)
+            if row.at_s > from_s:
+                lives.append(VmLife(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s))
+    lives += [
+        VmLife(vm_id=vm_id, from_s=from_s, until_s=math.inf)
+        for vm_id, from_s in since.items()
+    ]
+    return sorted(lives, key=lambda vm: vm.from_s), idle

@@ -1,0 +1,82 @@
+"""The tiny job with what is uncommon but allowed, each where a stage could stumble."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from spottrain import TrainingJob
+
+tiny: Any = importlib.import_module("tiny_job")
+
+
+def _with_model(model: Callable[[], nn.Module]) -> TrainingJob:
+    return dataclasses.replace(tiny.job(), model=model)
+
+
+def frozen_job() -> TrainingJob:
+    """The embedding and the first two blocks are not trained."""
+
+    def model() -> nn.Module:
+        model: Any = tiny.Tiny()
+        for module in (model.embedding, *model.blocks[:2]):
+            module.requires_grad_(False)
+        return nn.Module.train(model)
+
+    return _with_model(model)
+
+
+def bfloat16_job() -> TrainingJob:
+    """Parameters and activations take two bytes."""
+    return _with_model(lambda: nn.Module.bfloat16(tiny.Tiny()))
+
+
+def float16_job() -> TrainingJob:
+    """Parameters and activations take two bytes."""
+    return _with_model(lambda: nn.Module.half(tiny.Tiny()))
+
+
+def shared_job() -> TrainingJob:
+    """All blocks share one weight, the last two another one."""
+
+    def model() -> nn.Module:
+        model: Any = tiny.Tiny()
+        for block in model.blocks[1:]:
+            block.up.weight = model.blocks[0].up.weight
+        model.blocks[3].down.weight = model.blocks[2].down.weight
+        return nn.Module.train(model)
+
+    return _with_model(model)
+
+
+def unused_job() -> TrainingJob:
+    """One parameter is used in no section."""
+
+    def model() -> nn.Module:
+        model: Any = tiny.Tiny()
+        model.spare = nn.Parameter(torch.ones(3))
+        return nn.Module.train(model)
+
+    return _with_model(model)
+
+
+def stateless_job() -> TrainingJob:
+    """The optimizer keeps no state."""
+    return dataclasses.replace(
+        tiny.job(), optimizer=lambda named: torch.optim.SGD(named, lr=0.1)
+    )
+
+
+def weightless_job() -> TrainingJob:
+    """Held-out examples weigh nothing."""
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total, weight = tiny.loss(model, batch)
+        return total, weight * model.training
+
+    return dataclasses.replace(tiny.job(), loss=loss)

@@ -1,0 +1,91 @@
+"""Models and optimizers that are uncommon but allowed, on every shape the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import Fleet, Zygote, make_plan
+from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+
+from spottrain import wire
+from spottrain.wire import Reduction
+
+
+def weights(
+    zygote: Zygote,
+    folder: Path,
+    job: str,
+    shape: tuple[int, int],
+    reduction: Reduction = "exact",
+    **changes: object,
+) -> dict[str, bytes]:
+    folder.mkdir()
+    spec = replace(job_spec(folder, reduction, steps=3), entrypoint=f"odd_jobs:{job}")
+    with Fleet(spec, "abcd"[: shape[0] * shape[1]], folder / "log", zygote) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, *shape, "abcd", NUM_SECTIONS, **changes)
+        return fleet.train(lambda _: plan, fleet.initialise())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "frozen_job",
+        "bfloat16_job",
+        "float16_job",
+        "shared_job",
+        "unused_job",
+        "stateless_job",
+    ],
+)
+def test_uncommon_models_train_to_the_same_bits_on_every_shape(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    reference = weights(zygote, tmp_path / "1x1", job, (1, 1))
+
+    assert weights(zygote, tmp_path / "2x2", job, (2, 2)) == reference
+    assert weights(zygote, tmp_path / "4x1", job, (4, 1)) == reference
+    # One micro-batch in one replica, three in the other: fewer than stages.
+    uneven = {"replica_bounds": (0, 1, 4)}
+    assert weights(zygote, tmp_path / "uneven", job, (2, 2), **uneven) == reference
+
+
+@pytest.mark.parametrize("job", ["frozen_job", "bfloat16_job", "float16_job"])
+def test_uncommon_models_train_in_fast_mode(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    assert weights(zygote, tmp_path / "2x2", job, (2, 2), "fast")
+
+
+def test_a_section_without_anything_to_train_is_calibrated(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:frozen_job")
+    with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        fleet.machines["a"].send(wire.Calibrate())
+        profile = fleet.wait_for(
+            "profile", lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None
+        )
+
+    backwards_s = [section.backward_s for section in profile.sections]
+    assert backwards_s[0] == 0.0
+    assert min(backwards_s[1:]) > 0
+
+
+def test_held_out_examples_without_weight_have_no_loss(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(
+        job_spec(tmp_path, steps=1), entrypoint="odd_jobs:weightless_job"
+    )
+    with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, 1, 1, "a", NUM_SECTIONS)
+        fleet.run(plan, fleet.initialise(), evaluate=True)
+
+        assert fleet.wait_for_end({"a"})
+
+    assert not [r for _, r in fleet.history if isinstance(r, wire.Evaluated)]

@@ -1,0 +1,71 @@
+"""The job that nothing happens to: what every other one must end like."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.jobs import Answer, Job, is_port_open, weights
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What came of a job that nothing happened to."""
+
+    answer: Answer
+    processes_left: int
+    port_left: bool
+    checkpoints: Path
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """What every other job with the same seed must end with."""
+        return weights(self.checkpoints)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all test processes of this run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def undisturbed(factory: pytest.TempPathFactory) -> Undisturbed:
+    """Return the undisturbed job, which runs once for all tests."""
+    folder = shared_folder(factory)
+    record = folder / "undisturbed.json"
+    with _lock(folder / "undisturbed.lock"):
+        if not record.exists():
+            record.write_text(json.dumps(_run_undisturbed(folder)))
+    data = json.loads(record.read_text())
+    return Undisturbed(
+        answer=Answer(**data["answer"]),
+        processes_left=data["processes_left"],
+        port_left=data["port_left"],
+        checkpoints=Path(data["checkpoints"]),
+    )
+
+
+def _run_undisturbed(folder: Path) -> dict[str, Any]:
+    with Job(folder, "undisturbed", resources={"max_vms": 2}) as job:
+        answer = job.launch("-o", "json")
+        port = (job.dir.path / "port").read_text()
+        return {
+            "answer": asdict(answer),
+            "processes_left": len(job.processes()),
+            "port_left": is_port_open(f"https://127.0.0.1:{port}"),
+            "checkpoints": str(job.checkpoint_root),
+        }
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

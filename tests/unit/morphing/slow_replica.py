@@ -1,0 +1,136 @@
+"""A replica's mini-batch, played plainly with ``Progress`` and ``next_task``.
+
+What the loops of ``morphing.loops`` are compared with: the same rules, written down again
+over the very objects that the executor keeps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain.morphing.replica import Link, PipelineRun, StageTimes
+from spottrain.morphing.schedule import (
+    Conduct,
+    Progress,
+    StageSchedule,
+    Task,
+    Work,
+    next_task,
+)
+
+NANOSECONDS = 10**9
+DONE, ACTIVATION, GRADIENT, SENT = range(4)
+
+
+def nanoseconds(time_s: float) -> int:
+    return round(time_s * NANOSECONDS)
+
+
+@dataclass
+class SlowReplica:
+    lists: Sequence[StageSchedule]
+    stages: Sequence[StageTimes]
+    links: Sequence[Link]
+    conduct: Conduct
+    bound: int | None = None
+
+    def __post_init__(self) -> None:
+        depth = len(self.lists)
+        self.progress = [
+            Progress(
+                tasks,
+                first=p == 0,
+                last=p == depth - 1,
+                bound=self.bound,
+                conduct=self.conduct,
+            )
+            for p, tasks in enumerate(self.lists)
+        ]
+        self.events: list[tuple[int, int, int]] = []
+        self.running: list[Task | None] = [None] * depth
+        self.busy = [0] * depth
+        self.finish = [0] * depth
+        self.free = [[0, 0] for _ in range(depth)]
+        self.waiting = [[0, 0] for _ in range(depth)]
+        self.sending = [0] * depth
+
+    def run(self) -> PipelineRun:
+        for p in range(len(self.lists)):
+            self.start(p, 0)
+        while self.events:
+            now = self.events[0][0]
+            touched = set()
+            while self.events and self.events[0][0] == now:
+                _, p, what = heapq.heappop(self.events)
+                touched.add(p)
+                self.happen(p, what, now)
+            for p in touched:
+                if self.running[p] is None:
+                    self.start(p, now)
+        return PipelineRun(
+            finish_s=tuple(at / NANOSECONDS for at in self.finish),
+            busy_s=tuple(time / NANOSECONDS for time in self.busy),
+            peak_in_flight=tuple(p.peak_in_flight for p in self.progress),
+        )
+
+    def happen(self, p: int, what: int, now: int) -> None:
+        if what == ACTIVATION:
+            self.progress[p].activation_arrived()
+        elif what == GRADIENT:
+            self.progress[p].gradient_arrived()
+        elif what == SENT:
+            self.sending[p] -= 1
+            self.send_some(p, now)
+        else:
+            self.end(p, now)
+
+    def start(self, p: int, now: int) -> None:
+        task = next_task(self.progress[p])
+        if task is None:
+            return
+        self.running[p] = task
+        times = self.stages[p]
+        duration = {
+            Work.FORWARD: nanoseconds(times.forward_s),
+            Work.RECOMPUTE: nanoseconds(times.recompute_s),
+            Work.BACKWARD: nanoseconds(times.backward_s),
+        }[task.work]
+        self.busy[p] += duration
+        heapq.heappush(self.events, (now + duration, p, DONE))
+
+    def end(self, p: int, now: int) -> None:
+        task = self.running[p]
+        assert task is not None
+        self.running[p] = None
+        self.finish[p] = now
+        self.progress[p].completed(task)
+        if task.work is Work.FORWARD and p < len(self.lists) - 1:
+            self.send(p, 0, now)
+        elif task.work is Work.BACKWARD and p > 0:
+            self.send(p, 1, now)
+
+    def send(self, p: int, way: int, now: int) -> None:
+        if self.conduct is Conduct.ORIGINAL:
+            self.waiting[p][way] += 1
+            self.send_some(p, now)
+            return
+        link = p - way
+        free = self.free[link]
+        free[way] = max(now, free[way]) + nanoseconds(self.links[link].transfer_s)
+        self.arrive(p, way, free[way] + nanoseconds(self.links[link].latency_s))
+
+    def send_some(self, p: int, now: int) -> None:
+        """Send as the original does: one of each way while under four are on the way."""
+        while self.sending[p] < 4 and any(self.waiting[p]):
+            for way in [way for way in (0, 1) if self.waiting[p][way]]:
+                self.waiting[p][way] -= 1
+                self.sending[p] += 1
+                at = now + nanoseconds(self.links[p - way].latency_s)
+                heapq.heappush(self.events, (at, p, SENT))
+                self.arrive(p, way, at)
+
+    def arrive(self, p: int, way: int, at: int) -> None:
+        to, what = (p - 1, GRADIENT) if way else (p + 1, ACTIVATION)
+        heapq.heappush(self.events, (at, to, what))

@@ -1,0 +1,448 @@
+"""One replica's mini-batch: against the executor's rule, the original and closed forms."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.morphing.slow_replica import SlowReplica
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.loops import compiled
+from spottrain.morphing.loops.play import play
+from spottrain.morphing.loops.rule import IN_ORDER
+from spottrain.morphing.replica import (
+    Conditions,
+    Jitter,
+    Link,
+    PipelineRun,
+    StageTimes,
+    simulate_pipeline,
+)
+from spottrain.morphing.schedule import Conduct, expand, make_schedule
+
+kinds: st.SearchStrategy[Kind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
+few = st.integers(1, 6).map(lambda n: n / 1000)
+"""Times that often coincide."""
+odd = st.integers(1, 999_983).map(lambda n: n / 1_000_000)
+"""Times that hardly ever do, in whole microseconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compile before the first test, so that none takes longer for it."""
+    stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+    schedule = compact_schedule("varuna", 2, 1000, recompute=True)
+    for conditions in Conditions:
+        simulate_pipeline(schedule, [stage] * 2, [Link()], conditions=conditions)
+
+
+def stage_times(times: st.SearchStrategy[float]) -> st.SearchStrategy[StageTimes]:
+    return st.builds(StageTimes, forward_s=times, recompute_s=times, backward_s=times)
+
+
+def links_of(times: st.SearchStrategy[float]) -> st.SearchStrategy[Link]:
+    zero_or = st.just(0.0) | times
+    return st.builds(Link, latency_s=zero_or, transfer_s=zero_or)
+
+
+@st.composite
+def pipelines(
+    draw: st.DrawFn, times: st.SearchStrategy[float] = few, longest: int = 20
+) -> tuple[Schedule, list[StageTimes], list[Link]]:
+    stages = draw(st.lists(stage_times(times), min_size=1, max_size=5))
+    depth = len(stages)
+    links = draw(st.lists(links_of(times), min_size=depth - 1, max_size=depth - 1))
+    count, recompute = draw(st.integers(1, longest)), draw(st.booleans())
+    return (
+        compact_schedule(draw(kinds), depth, count, recompute=recompute),
+        stages,
+        links,
+    )
+
+
+# --- The executor's rule ----------------------------------------------------------------
+
+
+@given(pipelines(), st.none() | st.integers(1, 4))
+def test_what_is_simulated_is_what_next_task_says(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
+) -> None:
+    schedule, stages, links = pipeline
+    slow = SlowReplica(expand(schedule), stages, links, Conduct.FREE, bound)
+    assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
+
+
+@given(pipelines())
+def test_in_order_too(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]],
+) -> None:
+    schedule, stages, links = pipeline
+    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.IN_ORDER)
+    assert got == SlowReplica(expand(schedule), stages, links, Conduct.IN_ORDER).run()
+
+
+@given(pipelines(odd))
+def test_in_the_originals_conditions_too_where_no_two_things_coincide(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]],
+) -> None:
+    schedule, stages, links = pipeline
+    # Powers apart from each other, so that sums do not coincide either.
+    stages = [
+        StageTimes(
+            forward_s=s.forward_s + (p + 1) * 1e-6 * 7919,
+            recompute_s=s.recompute_s + (p + 1) * 1e-6 * 104_729,
+            backward_s=s.backward_s + (p + 1) * 1e-6 * 1_299_709,
+        )
+        for p, s in enumerate(stages)
+    ]
+    sends = [
+        Link(latency_s=k.latency_s + k.transfer_s + (p + 1) * 1e-6 * 15_485_863)
+        for p, k in enumerate(links)
+    ]
+    got = simulate_pipeline(schedule, stages, sends, conditions=Conditions.ORIGINAL)
+    slow = SlowReplica(expand(schedule), stages, sends, Conduct.ORIGINAL).run()
+    assert got.finish_s == pytest.approx(slow.finish_s, abs=1e-9)
+    assert got.peak_in_flight == slow.peak_in_flight
+
+
+@given(pipelines(), st.sampled_from(Conditions))
+def test_lists_at_length_give_the_same_run(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    schedule, stages, links = pipeline
+    short = simulate_pipeline(schedule, stages, links, conditions=conditions)
+    at_length = expand(schedule)
+    assert simulate_pipeline(at_length, stages, links, conditions=conditions) == short
+
+
+# --- The original -----------------------------------------------------------------------
+
+
+def reference_rows(folder: Path) -> list[dict[str, str]]:
+    file = folder / "varuna-simulator.csv"
+    if not file.is_file():
+        pytest.skip(f"no figures of the original's simulator: {file}")
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
+def originals_inputs(row: dict[str, str]) -> tuple[list[StageTimes], list[Link]]:
+    """Its inputs: recompute takes a forward's time, the last stage differs, a message
+    within a VM takes less than one between VMs."""
+    depth, per_vm = int(row["P"]), int(row["gpus_per_vm"])
+    us = {key: int(row[key]) * 1e-6 for key in row if key.endswith("_us")}
+    stages = [
+        StageTimes(
+            forward_s=us[f"{which}fwd_us"],
+            recompute_s=us[f"{which}fwd_us"],
+            backward_s=us[f"{which}bwd_us"],
+        )
+        for which in [""] * (depth - 1) + ["last_"]
+    ]
+    links = [
+        Link(
+            latency_s=us[
+                "send_us" if p // per_vm == (p + 1) // per_vm else "long_send_us"
+            ]
+        )
+        for p in range(depth - 1)
+    ]
+    return stages, links
+
+
+def test_every_row_of_the_original_is_met(reference: Path) -> None:
+    rows = reference_rows(reference)
+    assert rows
+    for row in rows:
+        stages, links = originals_inputs(row)
+        schedule = compact_schedule(
+            "varuna", int(row["P"]), int(row["M"]), recompute=True
+        )
+        got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
+        batch_us = max(got.finish_s) * 1e6 + int(row["allreduce_us"])
+        # To the microsecond, coincidences and all; 0.1 % would do.
+        assert round(batch_us) == int(row["batch_us_nojitter"]), row
+
+
+def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> None:
+    count = 30_000  # it stops, silently, at 5,000
+    for depth in (1, 2, 4):
+        stages = [StageTimes(forward_s=0.001, recompute_s=0.001, backward_s=0.002)]
+        schedule = compact_schedule("1f1b", depth, count, recompute=False)
+        got = simulate_pipeline(
+            schedule,
+            stages * depth,
+            [Link()] * (depth - 1),
+            conditions=Conditions.ORIGINAL,
+        )
+        assert max(got.finish_s) == pytest.approx((count + depth - 1) * 0.003)
+
+
+# --- Leaps ------------------------------------------------------------------------------
+
+
+@given(
+    pipelines(longest=400), st.sampled_from([Conditions.RUNTIME, Conditions.IN_ORDER])
+)
+@settings(max_examples=200, deadline=None)
+def test_a_leap_ends_where_the_whole_way_ends(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    schedule, stages, links = pipeline
+    leapt = simulate_pipeline(schedule, stages, links, conditions=conditions)
+    whole = simulate_pipeline(
+        schedule, stages, links, conditions=conditions, to_the_end=True
+    )
+    assert leapt == whole
+
+
+@given(
+    st.integers(2, 4), st.integers(1, 3), st.integers(1, 120), st.booleans(), st.data()
+)
+def test_so_it_does_where_chunks_are_interleaved(
+    depth: int, chunks: int, groups: int, recompute: bool, data: st.DataObject
+) -> None:
+    stages = data.draw(st.lists(stage_times(few), min_size=depth, max_size=depth))
+    links = data.draw(st.lists(links_of(few), min_size=depth, max_size=depth))
+    links = links[: depth if chunks > 1 else depth - 1]
+    schedule = compact_schedule(
+        "interleaved", depth, depth * groups, recompute=recompute, chunks=chunks
+    )
+    leapt = simulate_pipeline(schedule, stages, links)
+    assert leapt == simulate_pipeline(schedule, stages, links, to_the_end=True)
+
+
+@pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe", "interleaved"])
+def test_ten_million_micro_batches_take_as_many_instants_as_a_few(kind: Kind) -> None:
+    depth, count = 4, 10_000_000
+    chunks = 2 if kind == "interleaved" else 1
+    schedule = compact_schedule(kind, depth, count, recompute=True, chunks=chunks)
+    stages = [StageTimes(forward_s=0.012, recompute_s=0.011, backward_s=0.024)] * 3
+    stages.append(StageTimes(forward_s=0.014, recompute_s=0.0, backward_s=0.026))
+    begin_s = time.process_time()
+    got = simulate_pipeline(schedule, stages, [Link(latency_s=0.001)] * 3)
+    assert time.process_time() - begin_s < 20  # compiling included; played: minutes
+    assert max(got.finish_s) >= count * 0.047
+    once_s, twice_s = (
+        max(
+            simulate_pipeline(
+                compact_schedule(kind, depth, some, recompute=True, chunks=chunks),
+                stages,
+                [Link(latency_s=0.001)] * 3,
+                to_the_end=True,
+            ).finish_s
+        )
+        for some in (6000, 12_000)
+    )
+    straight_s = twice_s + (count - 12_000) / 6000 * (twice_s - once_s)
+    assert max(got.finish_s) == pytest.approx(straight_s, rel=1e-6)
+
+
+# --- Closed forms and bounds ------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.sampled_from(Conditions),
+    st.integers(1, 6),
+    st.integers(1, 50),
+    few,
+    few,
+)
+def test_uniform_stages_take_micro_batches_plus_stages_less_one(
+    kind: Kind,
+    conditions: Conditions,
+    depth: int,
+    count: int,
+    forward_s: float,
+    backward_s: float,
+) -> None:
+    stage = StageTimes(forward_s=forward_s, recompute_s=0.0, backward_s=backward_s)
+    schedule = compact_schedule(kind, depth, count, recompute=False)
+    got = simulate_pipeline(
+        schedule, [stage] * depth, [Link()] * (depth - 1), conditions=conditions
+    )
+    whole_s = (count + depth - 1) * (forward_s + backward_s)
+    assert max(got.finish_s) == pytest.approx(whole_s)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 6), few, few)
+def test_interleaving_divides_the_bubble_by_the_chunks(
+    depth: int, chunks: int, groups: int, forward_s: float, backward_s: float
+) -> None:
+    count = depth * groups
+    whole = (
+        chunks
+        * StageTimes(
+            forward_s=forward_s, recompute_s=0.0, backward_s=backward_s
+        ).forward_s
+    )
+    stage = StageTimes(forward_s=whole, recompute_s=0.0, backward_s=chunks * backward_s)
+    schedule = compact_schedule(
+        "interleaved", depth, count, recompute=False, chunks=chunks
+    )
+    got = simulate_pipeline(schedule, [stage] * depth, [Link()] * (depth - 1))
+    expected = (count * chunks + depth - 1) * (forward_s + backward_s)
+    assert max(got.finish_s) == pytest.approx(expected)
+
+
+def critical_path_s(
+    schedule: Schedule, stages: list[StageTimes], links: list[Link]
+) -> float:
+    """A bound for any conduct: the way to a stage, its work, and the way back."""
+    bound = way = Fraction(0)
+    for p, times in enumerate(stages):
+        once = Fraction(times.forward_s) + Fraction(times.backward_s)
+        bound = max(bound, way + schedule.num_microbatches * once)
+        if p < len(links):
+            link = Fraction(links[p].latency_s) + Fraction(links[p].transfer_s)
+            way += once + 2 * link
+    return float(bound)
+
+
+@given(pipelines(), st.sampled_from(Conditions))
+def test_nothing_beats_the_critical_path(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    got = simulate_pipeline(*pipeline, conditions=conditions)
+    assert max(got.finish_s) >= critical_path_s(*pipeline) - 1e-9
+
+
+@given(pipelines(), st.data())
+def test_in_order_nothing_that_takes_longer_makes_the_end_come_sooner(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], data: st.DataObject
+) -> None:
+    schedule, stages, links = pipeline
+    more = st.just(0.0) | few
+    slower_links = [
+        Link(
+            latency_s=k.latency_s + data.draw(more),
+            transfer_s=k.transfer_s + data.draw(more),
+        )
+        for k in links
+    ]
+    slower_stages = [
+        StageTimes(
+            forward_s=s.forward_s + data.draw(more),
+            recompute_s=s.recompute_s + data.draw(more),
+            backward_s=s.backward_s + data.draw(more),
+        )
+        for s in stages
+    ]
+    order = Conditions.IN_ORDER
+    fast = simulate_pipeline(schedule, stages, links, conditions=order)
+    slow = simulate_pipeline(schedule, slower_stages, slower_links, conditions=order)
+    assert all(a <= b for a, b in zip(fast.finish_s, slow.finish_s, strict=True))
+
+
+# --- Jitter -----------------------------------------------------------------------------
+
+
+def jittered(seed: int, relative: float = 0.1) -> PipelineRun:
+    stage = StageTimes(forward_s=0.01, recompute_s=0.01, backward_s=0.02)
+    schedule = compact_schedule("varuna", 3, 30, recompute=True)
+    jitter = Jitter(relative=relative, seed=seed)
+    return simulate_pipeline(
+        schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2, jitter=jitter
+    )
+
+
+def test_a_seed_gives_the_same_run_again_and_another_seed_another() -> None:
+    assert jittered(1) == jittered(1)
+    assert jittered(1) != jittered(2)
+
+
+def test_no_relative_jitter_is_no_jitter() -> None:
+    stage = StageTimes(forward_s=0.01, recompute_s=0.01, backward_s=0.02)
+    schedule = compact_schedule("varuna", 3, 30, recompute=True)
+    plain = simulate_pipeline(schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2)
+    assert jittered(1, relative=0.0) == plain
+
+
+def test_jitter_leaves_the_mean_and_slows_the_whole() -> None:
+    runs = [jittered(seed) for seed in range(200)]
+    plain = jittered(0, relative=0.0)
+    busy = sum(run.busy_s[2] for run in runs) / len(runs)
+    assert busy == pytest.approx(plain.busy_s[2], rel=0.01)
+    mean_s = sum(max(run.finish_s) for run in runs) / len(runs)
+    assert mean_s > max(plain.finish_s)
+
+
+# --- Refusals and compiling -------------------------------------------------------------
+
+STAGE = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf, 1e12])
+def test_a_time_that_is_none_is_refused(wrong: float) -> None:
+    schedule = compact_schedule("1f1b", 2, 2, recompute=False)
+    for stages, link in (
+        ([STAGE, replace(STAGE, forward_s=wrong)], Link()),
+        ([STAGE, STAGE], Link(latency_s=wrong)),
+    ):
+        with pytest.raises(PlanError, match="times must be 0 or more"):
+            simulate_pipeline(schedule, stages, [link])
+
+
+def test_stages_and_links_must_fit_the_lists() -> None:
+    schedule = compact_schedule("1f1b", 2, 2, recompute=False)
+    with pytest.raises(PlanError, match="got 3 stages and 1 links"):
+        simulate_pipeline(schedule, [STAGE] * 3, [Link()])
+    with pytest.raises(PlanError, match="got 2 stages and 2 links"):
+        simulate_pipeline(schedule, [STAGE] * 2, [Link()] * 2)
+
+
+def test_the_original_knows_neither_jitter_nor_chunks() -> None:
+    jitter, original = Jitter(relative=0.1), Conditions.ORIGINAL
+    with pytest.raises(PlanError, match="neither jitter nor chunks"):
+        simulate_pipeline(
+            make_schedule("1f1b", 1, 1, recompute=False),
+            [STAGE],
+            [],
+            conditions=original,
+            jitter=jitter,
+        )
+
+
+def test_what_is_compiled_is_what_is_written() -> None:
+    schedule = compact_schedule("varuna", 3, 40, recompute=True)
+    times = np.array([[[3], [4], [7]]] * 3) * 1000
+    arguments = (
+        schedule.codes,
+        schedule.runs,
+        0,
+        times,
+        np.full((3, 2, 1), 500),
+        np.full(3, 100),
+        40,
+        IN_ORDER,
+        0,
+    )
+    rows, instants = compiled.fast(play, 10**9)(*arguments)
+    written, as_many = play(*arguments)
+    assert rows.tolist() == written.tolist()
+    assert instants == as_many
+
+
+def test_a_small_simulation_loads_no_compiler() -> None:
+    program = (
+        "import sys\n"
+        "from spottrain.morphing.lists import compact_schedule\n"
+        "from spottrain.morphing.replica import *\n"
+        "s = compact_schedule('varuna', 4, 8, recompute=True)\n"
+        "t = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=2.0)\n"
+        "simulate_pipeline(s, [t] * 4, [Link()] * 3)\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from spottrain import wire
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.entrypoint import user_code
+from spottrain.pipeline.generation import StopWish
+from spottrain.pipeline.worker import (
+    MAX_MESSAGE_BYTES,
+    SupervisorLink,
+    user_code_failed,
+)
+from spottrain.wire import Slot
+
+SLOT = Slot(vm_id="a", index=0)
+PLAN = wire.Plan(
+    pipeline_depth=1,
+    data_parallel_width=1,
+    microbatch_size=1,
+    minibatch_size=1,
+    schedule="varuna",
+    recompute=True,
+    stage_bounds=(0, 1),
+    replica_bounds=(0, 1),
+    slots=(SLOT,),
+    predicted_step_s=1.0,
+)
+
+
+def run(generation: int) -> wire.RunGeneration:
+    return wire.RunGeneration(
+        generation=generation,
+        plan=PLAN,
+        participants=(SLOT,),
+        store_host="127.0.0.1",
+        store_port=1,
+        checkpoint="",
+        evaluate_first=False,
+    )
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, SupervisorLink]]:
+    supervisor, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with supervisor, worker:
+        yield supervisor, SupervisorLink(worker, frozenset())
+
+
+def say(supervisor: socket.socket, command: wire.Command) -> None:
+    supervisor.sendall(wire.encode(command).encode())
+
+
+def test_a_wish_to_stop_that_comes_while_a_worker_starts_is_kept(
+    ends: tuple[socket.socket, SupervisorLink],
+) -> None:
+    supervisor, link = ends
+    say(supervisor, run(3))
+    say(supervisor, wire.StopGeneration(generation=3, checkpoint=True))
+    memory = os.memfd_create("control")
+    socket.send_fds(supervisor, [b"fd"], [memory])
+    os.close(memory)
+
+    os.close(link.open("control", 8))
+
+    assert link.next_command().generation == 3
+    assert link.stop_wish() == StopWish.STOP_AND_CHECKPOINT
+
+
+def test_the_strongest_wish_to_stop_the_generation_that_runs_counts(
+    ends: tuple[socket.socket, SupervisorLink],
+) -> None:
+    supervisor, link = ends
+    for generation in (1, 2):
+        say(supervisor, run(generation))
+    assert link.next_command().generation == 1
+    say(supervisor, wire.StopGeneration(generation=1, checkpoint=True))
+    say(supervisor, wire.StopGeneration(generation=1, checkpoint=False))
+    assert link.stop_wish() == StopWish.STOP_AND_CHECKPOINT
+
+    assert link.next_command().generation == 2
+    assert link.stop_wish() == StopWish.NONE
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{CJK UNIFIED IDEOGRAPH-6F22}", "\N{BUG}"])
+def test_an_error_of_the_user_however_long_fits_into_a_message(
+    ends: tuple[socket.socket, SupervisorLink], letter: str
+) -> None:
+    supervisor, link = ends
+    with pytest.raises(UserCodeError) as caught, user_code("loss"):
+        raise ValueError(letter * 10**6)
+
+    link.report(user_code_failed(caught.value))
+
+    data = supervisor.recv(MAX_MESSAGE_BYTES)
+    report = wire.decode(wire.Report, json.loads(data)["report"])
+    assert isinstance(report, wire.UserCodeFailed)
+    assert report.message.startswith("loss raised ValueError: " + letter)
+    assert letter in report.traceback
