@@ -81,6 +81,7 @@ class View:
     """Moments so far at which VMs were lost."""
     room: Room
     sizes: tuple[int, ...] = ()
+    lost: tuple[float, ...] = ()
 
 
 class Rule(Protocol):
@@ -184,6 +185,7 @@ class _Replay:
         self.saved_at_s = 0.0
         self.losses = self.morphs = 0
         self.sizes: list[int] = []
+        self.lost: list[float] = []
         self.changed_at_s = 0.0
 
     def run(self) -> Outcome:
@@ -268,6 +270,7 @@ class _Replay:
         if change.goes:
             self.losses += 1
             self.sizes.append(len(change.goes))
+            self.lost.append(self.now_s)
         self.changed_at_s = self.now_s
         members = set(itertools.chain.from_iterable(self.stages))
         broken = not members.isdisjoint(change.goes)
@@ -334,4 +337,5 @@ class _Replay:
             losses=self.losses,
             room=self.room,
             sizes=tuple(self.sizes),
+            lost=tuple(self.lost),
         )

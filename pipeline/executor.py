@@ -22,6 +22,9 @@ from spottrain.pipeline.links import Direction, PipelineLinks
 from spottrain.pipeline.stage import StageModel
 from spottrain.pipeline.tracking import TensorTracker
 
+_LEAD = 2
+"""Activations that may have arrived ahead of an evaluation."""
+
 
 class GradientSink(Protocol):
     """Takes the gradients of every virtual node as they are computed."""
@@ -87,7 +90,8 @@ class StageExecutor:
             Loss sum and weight of every micro-batch; empty but on the last stage.
         """
         links, place = self._links, self._place
-        links.expect(Direction.ACTIVATION, len(microbatches))
+        # Nobody waits for a backward here: arrivals must not pile up.
+        links.expect(Direction.ACTIVATION, min(_LEAD, len(microbatches)))
         losses = []
         self._stage.eval()
         try:
@@ -97,6 +101,8 @@ class StageExecutor:
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
                     activation = arrival.tensor
+                    if microbatch + _LEAD in microbatches:
+                        links.expect(Direction.ACTIVATION, 1)
                 with user_code("evaluation"), torch.no_grad():
                     batch = self._source.heldout(microbatch)
                     out = self._stage.forward(batch, activation, lambda section: 0)

@@ -56,12 +56,12 @@ class Connections:
         for fd, inode in ours:
             if _inode(fd) != inode:
                 continue
-            with socket.socket(fileno=os.dup(fd)) as connection:
-                try:
+            try:
+                with socket.socket(fileno=os.dup(fd)) as connection:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue  # a listener, or its peer was faster
+            except OSError:
+                continue  # a listener, or its peer or its owner was faster
 
 
 def _sockets() -> frozenset[tuple[int, str]]:

@@ -26,7 +26,7 @@ from spottrain.varuna_manager.jobs import JobDir
 from spottrain.wire import JobSpec
 
 DEPTH = 4
-STEPS, CHECKPOINT_EVERY = 12, 8
+STEPS, CHECKPOINT_EVERY = 30, 12
 FLOAT_BYTES = 4
 COPIES = 4
 """Parameters, gradients and AdamW's two moments."""
@@ -179,10 +179,11 @@ def report_workers(watch: Watch, steps: dict[int, float], saved: float) -> None:
         f"state of the model: {BLOCKS * section / MB:.0f} MB; forked baseline: "
         f"{max(watch.baselines.values()) / MB:.0f} MB"
     )
+    # Reports may be read late, so a step between spans belongs to neither.
     spans = {
-        "training": (0.0, steps[CHECKPOINT_EVERY - 1]),
+        "training": (0.0, steps[CHECKPOINT_EVERY - 2]),
         "saving": (steps[CHECKPOINT_EVERY - 1], saved),
-        "after": (max(saved, steps[CHECKPOINT_EVERY + 1]), steps[STEPS - 1]),
+        "after": (max(saved, steps[CHECKPOINT_EVERY + 2]), steps[STEPS - 2]),
     }
     print(f"{'stage':>5}{'share, MB':>12}", end="")
     print("".join(f"{name:>12}{'ratio':>8}" for name in spans))

@@ -89,3 +89,20 @@ def test_held_out_examples_without_weight_have_no_loss(
         assert fleet.wait_for_end({"a"})
 
     assert not [r for _, r in fleet.history if isinstance(r, wire.Evaluated)]
+
+
+def test_an_evaluation_does_not_pile_up_what_the_next_stage_cannot_take(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path, steps=0), entrypoint="odd_jobs:hurried_job")
+    notes = tmp_path / "notes"
+    notes.touch()
+    with Fleet(spec, "ab", tmp_path / "log", zygote, {"NOTES": str(notes)}) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+        fleet.run(plan, fleet.initialise())
+
+        assert fleet.wait_for_end({"a", "b"})
+
+    assert len(notes.read_text().splitlines()) == 2 * 50
+    assert not notes.with_suffix(".hurried").exists()

@@ -140,6 +140,24 @@ def test_undo_takes_back_what_was_not_flipped_and_nothing_else(
     assert found == ((5, 8, 3) if flipped else (1, 7, 2))
 
 
+def test_undo_of_the_first_update_leaves_alone_the_state_that_there_was_not(
+    holder: LocalHolder,
+) -> None:
+    arena = SectionArena(holder, 0, SPECS)
+    arena.contents.fill_(1)
+    arena.become(0, 1)
+    undo = UndoSlot(holder, arena.contents.numel())
+    undo.save(arena)
+    arena.contents.fill_(5)
+
+    undo.restore(arena)
+
+    parameters, state = arena.movable
+    assert (parameters == 1).all()
+    assert all((run.view(torch.uint8) == 1).all() for run in arena.gradient_runs)
+    assert (state == 5).all()
+
+
 def test_decisions_and_the_undo_mark_survive(holder: LocalHolder) -> None:
     decision = Decision(3, 9, 1.5, 2.5, 3.5, False, True)
     control = ControlBlock(holder)

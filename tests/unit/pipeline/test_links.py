@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import socket
+
+import pytest
 
 from spottrain.pipeline.links import Connections
 
@@ -52,6 +55,28 @@ def test_listeners_go_on_listening() -> None:
 
     again = socket.create_connection(listener.getsockname())
     close(listener, *pair, again)
+
+
+def test_a_connection_that_its_owner_closes_meanwhile_does_not_save_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = Connections()
+    pairs = [connect() for _ in range(2)]
+    duplicate = os.dup
+
+    def close_first(fd: int) -> int:
+        monkeypatch.undo()
+        next(one for pair in pairs for one in pair if one.fileno() == fd).close()
+        return duplicate(fd)
+
+    monkeypatch.setattr(os, "dup", close_first)
+
+    connections.cut()
+
+    for _, ours, theirs in pairs:
+        for one in (ours, theirs):
+            assert one.fileno() < 0 or one.recv(1) == b""
+    close(*(one for pair in pairs for one in pair))
 
 
 def test_a_descriptor_that_was_used_again_is_not_cut() -> None:

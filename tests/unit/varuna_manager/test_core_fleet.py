@@ -263,6 +263,15 @@ def test_growth_that_pays_leads_to_a_planned_morph() -> None:
     assert story.generation.plan.data_parallel_width == 2
 
 
+def test_growth_that_does_not_pay_yet_may_pay_later() -> None:
+    story = Story(debounce_s=2.0)
+    story.training("a", "b", steps=30)
+    _grow(story, to=FOUR, step_s=1.8)
+    assert story.sent(wire.StopGeneration) == {}
+    story.wait(60.0)
+    assert set(story.sent(wire.StopGeneration)) == {"a", "b"}
+
+
 def test_growth_that_does_not_pay_is_declined() -> None:
     story = Story(debounce_s=2.0)
     story.training("a", "b", steps=30)
