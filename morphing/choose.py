@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from spottrain.morphing.memory import (
 )
 from spottrain.morphing.partition import Fits, partition, spread
 from spottrain.morphing.placement import Device, place, take
+from spottrain.morphing.policy import break_even_s, slowdown
 from spottrain.morphing.simulator import least_step_s, simulate_step
 from spottrain.wire import (
     SCHEMA_VERSION,
@@ -51,6 +51,9 @@ class PlanInputs:
     """The plan that runs now: of equal placements the one nearest to it is taken."""
     schedule: ScheduleKind = "varuna"
     recompute: bool = True
+    lag_share: float = 0.0
+    """What losses put at stake, see ``policy.lag_share``: of plans nearly as fast the one
+    that survives them is taken."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -101,14 +104,14 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     best: Plan | None = None
     for plan in sorted(
         (layout.plan for layout in layouts if layout.plan is not None),
-        key=lambda plan: (plan.predicted_step_s, plan.pipeline_depth),
+        key=lambda plan: (_cost_s(inputs, plan), plan.pipeline_depth),
     ):
-        if best is not None and plan.predicted_step_s > best.predicted_step_s:
+        if best is not None and _cost_s(inputs, plan) > _cost_s(inputs, best):
             break
         depth = plan.pipeline_depth
         simulated[depth] = _simulate(inputs, plan)
         best = min(
-            simulated.values(), key=lambda p: (p.predicted_step_s, p.pipeline_depth)
+            simulated.values(), key=lambda p: (_cost_s(inputs, p), p.pipeline_depth)
         )
     return Choice(
         plan=best,
@@ -117,22 +120,6 @@ def choose_plan(inputs: PlanInputs) -> Choice:
             for layout in layouts
         ),
     )
-
-
-def break_even_s(
-    current_examples_per_s: float, new_examples_per_s: float, morph_cost_s: float
-) -> float:
-    """Return for how long a new plan must last to do more examples than the present one.
-
-    Training stands still for ``morph_cost_s``. Infinite if the new plan is no faster; a
-    generation that does not train (0 examples/s) is always left.
-    """
-    if new_examples_per_s <= current_examples_per_s:
-        return math.inf
-    if current_examples_per_s == 0:
-        return 0.0
-    gain = new_examples_per_s - current_examples_per_s
-    return morph_cost_s * new_examples_per_s / gain
 
 
 def _check(inputs: PlanInputs) -> None:
@@ -320,7 +307,7 @@ def _candidate(
     plan = simulated or layout.plan
     why_not = layout.why_not
     if plan is not None and best is not None and plan is not best:
-        more = plan.predicted_step_s / best.predicted_step_s - 1
+        more = _cost_s(inputs, plan) / _cost_s(inputs, best) - 1
         bound = "" if simulated else "at least "
         why_not = f"{bound}{more:.1%} slower than {best.shape}"
     step_s = None if plan is None else plan.predicted_step_s
@@ -333,6 +320,12 @@ def _candidate(
         examples_per_s=None if step_s is None else inputs.minibatch_size / step_s,
         why_not=why_not,
     )
+
+
+def _cost_s(inputs: PlanInputs, plan: Plan) -> float:
+    """Return the time of a mini-batch, what losses put at stake counted."""
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    return plan.predicted_step_s * slowdown(depth, width, inputs.lag_share)
 
 
 def _virtual_nodes(inputs: PlanInputs) -> int:

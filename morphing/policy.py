@@ -1,51 +1,30 @@
-"""When to morph: the one rule that the manager and replays of traces follow.
+"""When to morph: the one rule that the manager and the replays of traces follow.
 
-A morph pays if the new plan does more until the next change than the present one, the
-time it costs counted (design: Planning). How long that is nobody knows; what was seen of
-the fleet so far is the best guess. A generation that is broken is mended at once: by a
-warm spare in the place of what was lost, or else by the plan that does the most.
+A morph pays if the new plan does more until the next loss than the present one, what
+going over to it costs counted (design: Planning). How long that will be is guessed from
+the losses so far. A generation that is broken is mended at once; who survives keeps its
+place and a warm spare takes the lost one's (``placement.place``).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from spottrain.morphing.choose import break_even_s
-from spottrain.morphing.placement import Device
-from spottrain.wire import Plan
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 NOTICE_SHARE = 0.25
 """The part of a notice's lead time that may pass waiting for further notices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What was seen of the fleet's changes."""
-
-    since_s: float
-    """When watching began."""
-    losses: int
-    """Moments since then at which GPUs were lost."""
-    changed_at_s: float
-    """When usable GPUs last came or went."""
-    debounce_s: float
-    """So long the fleet must have been quiet before a plan is left that still runs."""
-
-    def quiet_s(self, now_s: float) -> float:
-        """Return the time to expect until the next loss.
-
-        The mean so far, the loss that is to come counted as if it came now: a fleet
-        that has been quiet for long is trusted for as long.
-        """
-        return (now_s - self.since_s) / (self.losses + 1)
+TRUST = 5.0
+"""A fleet that nothing is known of is taken to have been watched for so many morphs'
+time."""
+CAUTION = 0.1
+"""The most speed that is given up for a plan that survives losses better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way to go on: a plan, and the training time that going over to it costs."""
+    """A way to go on: a plan, and the training time that going over to it costs."""
 
     examples_per_s: float
     """0 for a generation that is broken."""
@@ -53,13 +32,45 @@ class Way:
     """0 for the plan that runs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What was seen of the fleet, on one clock."""
+
+    since_s: float
+    """When watching began."""
+    losses_at_s: Sequence[float]
+    """When GPUs were lost, ascending."""
+    changed_at_s: float
+    """When usable GPUs last came or went."""
+    debounce_s: float
+    """Losses no further apart are one; and so long the fleet must have been quiet before
+    a plan is left that still runs."""
+
+    @property
+    def losses(self) -> int:
+        """Moments at which GPUs were lost: a burst is one."""
+        gaps = (b - a for a, b in itertools.pairwise(self.losses_at_s))
+        return bool(self.losses_at_s) + sum(gap > self.debounce_s for gap in gaps)
+
+    def quiet_s(self, now_s: float) -> float:
+        """Return the time to expect until the next loss.
+
+        The mean so far, the next loss counted as if it came now; or, if longer, half the
+        time since the last one: after a rough hour a calm fleet is trusted again.
+        """
+        last_s = self.losses_at_s[-1] if self.losses_at_s else self.since_s
+        return max((now_s - self.since_s) / (self.losses + 1), (now_s - last_s) / 2)
+
+
 def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float:
     """Return from when on it is right to leave ``present`` for ``new``.
 
-    What does not pay yet may pay later, the longer it stays quiet.
+    It pays once the time to expect until the next loss (``Outlook.quiet_s``) exceeds the
+    time that ``new`` needs to make up for its cost. The longer nothing is lost, the more
+    pays.
 
     Args:
-        present: The plan that runs; if it is broken, it is left at once.
+        present: The plan that runs; one that does nothing is left at once.
         new: The plan to go over to.
         outlook: What the time until the next loss is guessed from.
         left_s: Training time that the job still needs under ``present``.
@@ -67,24 +78,31 @@ def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float
     Returns:
         A time on the clock of ``outlook``; infinite if never.
     """
-    rate = new.examples_per_s
-    quiet_s = break_even_s(present.examples_per_s, rate, new.cost_s)
-    if quiet_s == 0:
+    if present.examples_per_s == 0:
         return outlook.since_s
-    if quiet_s >= left_s:
+    needed_s = break_even_s(present.examples_per_s, new.examples_per_s, new.cost_s)
+    if needed_s >= left_s:
         return math.inf
-    pays_at_s = outlook.since_s + quiet_s * (outlook.losses + 1)
+    watched_s = needed_s * (outlook.losses + 1) - TRUST * new.cost_s
+    last_s = outlook.losses_at_s[-1] if outlook.losses_at_s else outlook.since_s
+    pays_at_s = min(outlook.since_s + watched_s, last_s + 2 * needed_s)
     return max(pays_at_s, outlook.changed_at_s + outlook.debounce_s)
 
 
-def mend_with(ways: Sequence[Way], quiet_s: float) -> int:
-    """Return the number of the way to mend a broken generation.
+def break_even_s(
+    current_examples_per_s: float, new_examples_per_s: float, morph_cost_s: float
+) -> float:
+    """Return for how long a new plan must last to do more examples than the present one.
 
-    The one that does the most examples in ``quiet_s``; of those that cost all of it, the
-    cheapest. Of equals the first.
+    Training stands still for ``morph_cost_s``. Infinite if the new plan is no faster; a
+    generation that does not train (0 examples/s) is always left.
     """
-    values = [way.examples_per_s * max(0.0, quiet_s - way.cost_s) for way in ways]
-    return max(range(len(ways)), key=lambda i: (values[i], -ways[i].cost_s, -i))
+    if new_examples_per_s <= current_examples_per_s:
+        return math.inf
+    if current_examples_per_s == 0:
+        return 0.0
+    gain = new_examples_per_s - current_examples_per_s
+    return morph_cost_s * new_examples_per_s / gain
 
 
 def handover_at_s(noticed_at_s: float, leaves_at_s: float, debounce_s: float) -> float:
@@ -96,19 +114,32 @@ def handover_at_s(noticed_at_s: float, leaves_at_s: float, debounce_s: float) ->
     return noticed_at_s + min(debounce_s, NOTICE_SHARE * lead_s)
 
 
-def with_spares(plan: Plan, devices: Iterable[Device], lost: Sequence[Device]) -> Plan | None:
-    """Return ``plan`` with warm spares in the places of what was lost.
-
-    Every survivor keeps its place, so that nothing but the lost stages' state moves.
+def lag_share(outlook: Outlook, lag_s: float, now_s: float) -> float:
+    """Return the training time at stake with a loss, as a share of that between losses.
 
     Args:
-        plan: The plan that broke.
-        devices: All that are usable now.
-        lost: Those of the plan's devices that are not.
+        outlook: Nothing is at stake before the first loss.
+        lag_s: Training since the newest checkpoint, on average.
+        now_s: On the clock of ``outlook``.
+    """
+    quiet_s = outlook.quiet_s(now_s)
+    return lag_s / quiet_s if outlook.losses_at_s and quiet_s > 0 else 0.0
+
+
+def slowdown(depth: int, width: int, share: float) -> float:
+    """Return by what factor falling back to checkpoints slows a plan down.
+
+    A stage is gone when all its replicas are: with one replica at any loss, with two if
+    of two losses the second hits the partner of the first (before its state has been
+    copied again), with more hardly ever.
+
+    Args:
+        depth: Pipeline depth.
+        width: Replicas.
+        share: See ``lag_share``.
 
     Returns:
-        ``None`` if spares are too few, too small or too slow for their places, or if a
-        VM would hold all replicas of a stage.
+        From 1 up to 1 + ``CAUTION``.
     """
-    del plan, devices, lost
-    return None
+    chance = {1: 1.0, 2: 1 / (2 * depth - 1)}.get(width, 0.0)
+    return 1 + min(CAUTION, chance * share)

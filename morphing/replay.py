@@ -1,11 +1,11 @@
 """A trace played in virtual time under a rule: what gets trained, what is lost, and why.
 
-The machine room is the same for every rule. A mini-batch counts when it is done. One
-that loses a VM is lost, as the runtime drops it. Going over to another plan, planned or
-not, is a pause: groups form again and workers new to a stage fetch its state. While a
-stage has a replica nothing done is lost; otherwise training goes on from the newest
-checkpoint. A VM can be used from ``join_s`` after it came. It is the last to hear that it
-goes: ``notice_s`` before.
+The machine room is the same for every rule, and is what the runtime does. A mini-batch
+counts when it is done; one that loses a VM is dropped. Going over to another plan, planned
+or not, is a pause: groups form again, and workers new to a stage fetch its state. Planned
+morphs come between mini-batches; so does leaving a VM that was said to go, if it stays
+that long. While a stage has a holder nothing done is lost; otherwise training goes on
+from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Protocol
 
-from spottrain.morphing.policy import handover_at_s
+from spottrain.morphing.errors import PlanError
 from spottrain.morphing.shapes import Shape, Shapes
 from spottrain.morphing.traces import Trace
+from spottrain.wire import Profile
 
 
 class Spent(StrEnum):
@@ -43,26 +44,35 @@ class Spent(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The constants of the machine room; all of them stated guesses, to be varied."""
+    """The constants of the machine room: stated guesses, to be varied."""
 
     morph_s: float = 30.0
-    """A pause in which no state moves. Parcae (NSDI 2024) measured 28 to 43 s for a
-    restart with the new group on 32 VMs of a V100."""
+    """A pause in which no state moves. Parcae (NSDI 2024) measured 28 to 43 s for taking
+    VMs in, of 32 with a V100 each."""
     join_s: float = 60.0
-    """From a VM's coming until it can be used: agent, container, imports."""
+    """From a VM's coming until it can be used: boot, agent, imports."""
     restart_s: float = 300.0
-    """Restarting everything from a checkpoint. Oobleck's artifact (SOSP 2023) has 76 to
-    701 s for models of 0.3 to 6.7 billion parameters."""
-    checkpoint_s: float = 600.0
-    """Between checkpoints, which are written in the background."""
+    """Restarting everything from a checkpoint. The artifact of Oobleck (SOSP 2023) has 76
+    to 701 s for models of 0.3 to 6.7 billion parameters."""
+    checkpoint_every_s: float = 600.0
+    """Checkpoints are written in the background, after a mini-batch."""
     notice_s: float = 0.0
-    """Between the notice and the loss of a VM; 0: none is given."""
-    debounce_s: float = 30.0
+    """How long before its loss a VM is said to go; 0: never."""
+    debounce_s: float = 2.0
     """See ``policy.Outlook``."""
 
-    def pause_s(self, shape: Shape, bandwidth_bytes_per_s: float, moves: bool) -> float:
-        """Return the pause before ``shape``."""
-        fetch_s = shape.move_bytes / bandwidth_bytes_per_s
+    def __post_init__(self) -> None:
+        for constant in fields(self):
+            value = getattr(self, constant.name)
+            least = 1 if constant.name == "checkpoint_every_s" else 0
+            if not (math.isfinite(value) and value >= least):
+                raise PlanError(
+                    f"{constant.name} must be {least} or more seconds: got {value}"
+                )
+
+    def pause_s(self, shape: Shape, profile: Profile, *, moves: bool) -> float:
+        """Return the pause before ``shape``; ``moves`` if a worker fetches its state."""
+        fetch_s = shape.move_bytes / profile.link_bandwidth_bytes_per_s
         return self.morph_s + (fetch_s if moves else 0.0)
 
 
@@ -77,11 +87,9 @@ class View:
     """What runs, or ran until it broke."""
     changed_at_s: float
     """When usable VMs last came or went."""
-    losses: int
-    """Moments so far at which VMs were lost."""
+    losses_at_s: Sequence[float]
+    """When VMs were lost."""
     room: Room
-    sizes: tuple[int, ...] = ()
-    lost: tuple[float, ...] = ()
 
 
 class Rule(Protocol):
@@ -128,31 +136,30 @@ class _Change:
     goes: list[str] = field(default_factory=list)
 
 
-def replay(trace: Trace, shapes: Shapes, rule: Rule, room: Room | None = None) -> Outcome:
+def replay(trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> Outcome:
     """Play ``trace`` from its first to its last row under ``rule``.
 
     The same arguments give the same outcome.
     """
-    return _Replay(trace, shapes, rule, room or Room()).run()
+    return _Replay(trace, shapes, rule, room).run()
 
 
-def _changes(trace: Trace, room: Room) -> Iterable[_Change]:
+def _changes(trace: Trace, room: Room) -> list[_Change]:
     """Return the changes in order; VMs that go before they can be used never come."""
     changes: dict[float, _Change] = {}
 
     def at(at_s: float) -> _Change:
         return changes.setdefault(at_s, _Change(at_s=at_s))
 
-    for vm in trace.lives:
+    for number, vm in enumerate(trace.lives):
+        name = f"{vm.vm_id}#{number}"  # a name may come back after it went
         come_s, go_s = vm.from_s + room.join_s, vm.until_s
-        notice_s = max(come_s, go_s - room.notice_s)
         if not come_s < go_s:
             continue
-        at(come_s).comes.append(vm.vm_id)
-        if notice_s < go_s < math.inf:
-            at(notice_s).leaves.append(vm.vm_id)
+        at(come_s).comes.append(name)
         if go_s < math.inf:
-            at(go_s).goes.append(vm.vm_id)
+            at(max(come_s, go_s - room.notice_s)).leaves.append(name)
+            at(go_s).goes.append(name)
     return [changes[at_s] for at_s in sorted(changes) if at_s < trace.end_s]
 
 
@@ -166,8 +173,8 @@ class _Replay:
         """``since_s``: when the wait, pause or mini-batch of now began."""
         self.usable: dict[str, None] = {}
         """VMs that a plan may use, in the order in which they came."""
-        self.leaving: dict[str, float] = {}
-        """VMs that were said to go, and when they do."""
+        self.leaving: set[str] = set()
+        """VMs that were said to go and are still there."""
         self.shape: Shape | None = None
         self.stages: list[list[str]] = []
         """VMs of the plan that runs or is gone over to; empty if none is."""
@@ -177,15 +184,14 @@ class _Replay:
         self.paused = False
         self.until_s = math.inf
         """When the pause or the mini-batch is over."""
-        self.handover_s = math.inf
-        """When to look whether a VM that leaves will stay for the mini-batch."""
         self.steps_s: list[float] = []
         """Times of the mini-batches since the newest checkpoint."""
         self.saved = 0
-        self.saved_at_s = 0.0
-        self.losses = self.morphs = 0
-        self.sizes: list[int] = []
-        self.lost: list[float] = []
+        self.save_s = self.room.checkpoint_every_s
+        """When the next checkpoint is due: by the clock, so that rules differ by their
+        merit and not by when theirs happened to be."""
+        self.losses_at_s: list[float] = []
+        self.morphs = 0
         self.changed_at_s = 0.0
 
     def run(self) -> Outcome:
@@ -206,22 +212,17 @@ class _Replay:
         )
 
     def _play_until(self, end_s: float) -> None:
-        while (at_s := min(self.until_s, self.handover_s)) <= end_s:
-            self.now_s = at_s
-            if at_s < self.until_s:
-                self.handover_s = math.inf
-                if self.until_s > min(self._goes_s()):
-                    self._mend()
-            elif self.paused:
+        while self.until_s <= end_s:
+            self.now_s = self.until_s
+            if self.paused:
                 self._begin()
             else:
                 self._finish()
         self.now_s = end_s
 
-    def _goes_s(self) -> list[float]:
-        """Return when VMs of the plan go, as far as that was said."""
-        members = itertools.chain.from_iterable(self.stages)
-        return [self.leaving[vm] for vm in members if vm in self.leaving]
+    def _members(self) -> Iterator[str]:
+        """Return the VMs of the plan."""
+        return itertools.chain.from_iterable(self.stages)
 
     def _spend(self, running: Spent) -> None:
         """Book the time since the last booking; ``running`` if a mini-batch ran."""
@@ -249,11 +250,12 @@ class _Replay:
         assert self.shape is not None
         self._spend(Spent.TRAINING)
         self.steps_s.append(self.shape.step_s)
-        if self.now_s - self.saved_at_s >= self.room.checkpoint_s:
+        if self.now_s >= self.save_s:
             self.saved += len(self.steps_s)
             self.steps_s = []
-            self.saved_at_s = self.now_s
-        if self._goes_s():
+            every_s = self.room.checkpoint_every_s
+            self.save_s = (1 + self.now_s // every_s) * every_s
+        if not self.leaving.isdisjoint(self._members()):
             self._mend()
         elif (shape := self.rule.leave_for(self._view())) is not None:
             self._open(shape)
@@ -264,30 +266,26 @@ class _Replay:
 
     def _apply(self, change: _Change) -> None:
         self.usable |= dict.fromkeys(change.comes)
-        self.leaving |= dict.fromkeys(change.leaves, self.now_s + self.room.notice_s)
-        for vm in (*change.leaves, *change.goes):
-            self.usable.pop(vm, None)
+        for vm in change.leaves:
+            del self.usable[vm]
+        self.leaving |= set(change.leaves)
+        self.leaving -= set(change.goes)
+        for holders in self.holders:
+            holders -= set(change.goes)
         if change.goes:
-            self.losses += 1
-            self.sizes.append(len(change.goes))
-            self.lost.append(self.now_s)
-        self.changed_at_s = self.now_s
-        members = set(itertools.chain.from_iterable(self.stages))
-        broken = not members.isdisjoint(change.goes)
-        for vm in change.goes:
-            self.leaving.pop(vm, None)
-            for holders in self.holders:
-                holders.discard(vm)
-        restart = self.rule.restarts
+            self.losses_at_s.append(self.now_s)
+        if change.comes or change.leaves:
+            self.changed_at_s = self.now_s
+        gone = change.goes
+        if self.paused:  # a plan that forms now forms without those that leave
+            gone = [*change.goes, *change.leaves]
+        broken = not set(gone).isdisjoint(self._members())
+        restart = self.rule.restarts and self.changed_at_s == self.now_s
         if restart or not all(self.holders):
-            broken = True
             self._roll_back()
-        if broken or not self.stages or (self.paused and self._goes_s()):
+            broken = True
+        if broken or not self.stages:
             self._mend()
-        elif not members.isdisjoint(change.leaves):
-            goes_s = min(self._goes_s())
-            at_s = handover_at_s(self.now_s, goes_s, self.room.debounce_s)
-            self.handover_s = min(self.handover_s, at_s)
 
     def _roll_back(self) -> None:
         """Nobody holds the newest state: back to the checkpoint."""
@@ -306,26 +304,28 @@ class _Replay:
         self._spend(Spent.DROPPED)
         self.stages = []
         self.paused = False
-        self.until_s = self.handover_s = math.inf
+        self.until_s = math.inf
 
     def _open(self, shape: Shape) -> None:
-        """Go over to ``shape``; who holds a stage keeps it."""
+        """Go over to ``shape``: who holds a stage keeps it, others fill the gaps."""
         self._spend(Spent.DROPPED)
         free = dict(self.usable)
-        kept: list[list[str]] = [[] for _ in range(shape.depth)]
+        stages: list[list[str]] = [[] for _ in range(shape.depth)]
         if len(self.holders) == shape.depth:
-            for stage, holders in zip(kept, self.holders, strict=True):
+            for stage, holders in zip(stages, self.holders, strict=True):
                 stage += [vm for vm in free if vm in holders][: shape.width]
-        for vm in itertools.chain.from_iterable(kept):
+        for vm in itertools.chain.from_iterable(stages):
             del free[vm]
         rest = iter(free)
-        moves = any(len(stage) < shape.width for stage in kept)
-        for stage in kept:
+        moves = any(len(stage) < shape.width for stage in stages)
+        for stage in stages:
             stage += itertools.islice(rest, shape.width - len(stage))
-        self.shape, self.stages, self.paused = shape, kept, True
-        room, bandwidth = self.room, self.shapes.workload.profile
-        pause_s = room.restart_s if self.rule.restarts else room.pause_s(shape, bandwidth.link_bandwidth_bytes_per_s, moves)
-        self.until_s, self.handover_s = self.now_s + pause_s, math.inf
+        pause_s = self.room.restart_s
+        if not self.rule.restarts:
+            profile = self.shapes.workload.profile
+            pause_s = self.room.pause_s(shape, profile, moves=moves)
+        self.shape, self.stages, self.paused = shape, stages, True
+        self.until_s = self.now_s + pause_s
         self.morphs += 1
 
     def _view(self) -> View:
@@ -334,8 +334,6 @@ class _Replay:
             usable=len(self.usable),
             shape=self.shape,
             changed_at_s=self.changed_at_s,
-            losses=self.losses,
+            losses_at_s=self.losses_at_s,
             room=self.room,
-            sizes=tuple(self.sizes),
-            lost=tuple(self.lost),
         )

@@ -1,105 +1,152 @@
-"""The rule of ``policy`` and those that it is measured against."""
+"""The rule of ``policy`` on a trace, and what it is measured against."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from spottrain.morphing import policy
-from spottrain.morphing.replay import View
+from spottrain.morphing.clairvoyant import most_minibatches
+from spottrain.morphing.replay import Outcome, Room, Rule, View, replay
 from spottrain.morphing.shapes import Shape, Shapes
+from spottrain.morphing.traces import Trace
 
 
-class WhenItPays:
+class AtEveryChange:
+    """Varuna's rule as published: always the best plan for the VMs that are there.
+
+    It is as quick as the machine room here; the published program sleeps for 60 to 120 s
+    and then restarts everything.
+    """
+
+    name: ClassVar[str] = "at every change"
+    restarts: ClassVar[bool] = False
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+
+    def mend(self, view: View) -> Shape | None:
+        """Return the best plan."""
+        return self.shapes.best(view.usable)
+
+    def leave_for(self, view: View) -> Shape | None:
+        """Return the best plan if it is another one."""
+        best = self.shapes.best(view.usable)
+        return None if best == view.shape else best
+
+
+class WhenItPays(AtEveryChange):
     """What spottrain does: ``policy``."""
 
     name = "when it pays"
-    restarts = False
-
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        self._bandwidth = shapes.workload.profile.link_bandwidth_bytes_per_s
 
     def mend(self, view: View) -> Shape | None:
-        return self._shapes.best(view.usable)
+        """Return the best plan, what losses put at stake counted."""
+        return self.shapes.best(view.usable, _lag_share(view))
 
     def leave_for(self, view: View) -> Shape | None:
-        best = self._shapes.best(view.usable)
-        assert view.shape is not None
-        if best is None:
+        """Return the best plan once it pays."""
+        best, present = self.mend(view), view.shape
+        if best is None or present is None:
             return None
-        examples = self._shapes.workload.minibatch_size
+        profile = self.shapes.workload.profile
         at_s = policy.morph_at_s(
-            policy.Way(examples_per_s=examples / view.shape.step_s),
+            policy.Way(examples_per_s=self._examples_per_s(present, view)),
             policy.Way(
-                examples_per_s=examples / best.step_s,
-                cost_s=view.room.pause_s(best, self._bandwidth, True),
+                examples_per_s=self._examples_per_s(best, view),
+                cost_s=view.room.pause_s(best, profile, moves=True),
             ),
-            policy.Outlook(
-                since_s=0.0,
-                losses=view.losses,
-                changed_at_s=view.changed_at_s,
-                debounce_s=view.room.debounce_s,
-            ),
+            _outlook(view),
             left_s=math.inf,
         )
         return best if at_s <= view.now_s else None
 
-
-class AtEveryChange:
-    """Varuna as published: always the best plan for the VMs that are there.
-
-    It leaves a plan whenever another number of VMs can be used.
-    """
-
-    name = "at every change"
-    restarts = False
-
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-
-    def mend(self, view: View) -> Shape | None:
-        return self._shapes.best(view.usable)
-
-    def leave_for(self, view: View) -> Shape | None:
-        best = self._shapes.best(view.usable)
-        return best if best != view.shape else None
+    def _examples_per_s(self, shape: Shape, view: View) -> float:
+        slower = policy.slowdown(shape.depth, shape.width, _lag_share(view))
+        return self.shapes.workload.minibatch_size / shape.step_s / slower
 
 
-class FixedDepth:
-    """Changes the number of replicas only; the depth is that of the first plan."""
+def _outlook(view: View) -> policy.Outlook:
+    return policy.Outlook(
+        since_s=0.0,
+        losses_at_s=view.losses_at_s,
+        changed_at_s=view.changed_at_s,
+        debounce_s=view.room.debounce_s,
+    )
+
+
+def _lag_share(view: View) -> float:
+    lag_s = view.room.checkpoint_every_s / 2
+    return policy.lag_share(_outlook(view), lag_s, view.now_s)
+
+
+class WidthOnly(AtEveryChange):
+    """Changes the number of replicas only, at every change; the first plan sets the depth."""
 
     name = "width only"
-    restarts = False
 
     def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        self._depth: int | None = None
+        super().__init__(shapes)
+        self.depth: int | None = None
 
     def mend(self, view: View) -> Shape | None:
-        if self._depth is None:
-            first = self._shapes.best(view.usable)
-            self._depth = None if first is None else first.depth
+        """Return the widest plan."""
+        if self.depth is None:
+            first = self.shapes.best(view.usable)
+            self.depth = None if first is None else first.depth
             return first
-        return self._shapes.at_depth(self._depth, view.usable)
+        return self.shapes.at_depth(self.depth, view.usable)
 
     def leave_for(self, view: View) -> Shape | None:
-        assert self._depth is not None
-        widest = self._shapes.at_depth(self._depth, view.usable)
-        return widest if widest != view.shape else None
+        """Return the widest plan if it is another one."""
+        widest = self.mend(view)
+        return None if widest == view.shape else widest
 
 
-class Restart:
-    """Managed-job tools: everything again from the newest checkpoint."""
+class RestartAll(AtEveryChange):
+    """Managed-job tools: at every change all starts again from the newest checkpoint."""
 
-    name = "restart"
+    name = "restart all"
     restarts = True
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-
-    def mend(self, view: View) -> Shape | None:
-        return self._shapes.best(view.usable)
-
     def leave_for(self, view: View) -> Shape | None:
+        """Return nothing: every change has restarted it already."""
         return None
+
+
+RULES: tuple[Callable[[Shapes], Rule], ...] = (
+    WhenItPays,
+    AtEveryChange,
+    WidthOnly,
+    RestartAll,
+)
+"""Ours first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What came of every rule, and what could have come of the trace."""
+
+    outcomes: tuple[Outcome, ...]
+    """In the order of ``RULES``."""
+    most_examples: int
+    """What one who knew all of the trace could have trained at most."""
+
+
+def compare(trace: Trace, shapes: Shapes, room: Room) -> Comparison:
+    """Play ``trace`` under every rule, and with all knowledge."""
+    outcomes = tuple(replay(trace, shapes, rule(shapes), room) for rule in RULES)
+    usable = [(vm.from_s + room.join_s, vm.until_s) for vm in trace.lives]
+    best = {n: shapes.best(n) for n in range(1, trace.most_vms() + 1)}
+    minibatches = most_minibatches(
+        usable,
+        {n: shape.step_s for n, shape in best.items() if shape is not None},
+        min(room.morph_s, room.restart_s),
+        trace.end_s,
+    )
+    return Comparison(
+        outcomes=outcomes,
+        most_examples=minibatches * shapes.workload.minibatch_size,
+    )

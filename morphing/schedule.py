@@ -91,6 +91,22 @@ def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
     )
 
 
+def format_schedule(schedule: Schedule) -> list[str]:
+    """Return every stage's list as text, as ``format_stage`` does."""
+    names = [
+        (work.value, f".{chunk}" if chunk else "")
+        for chunk in range(schedule.chunks)
+        for work in WORKS
+    ]
+    return [
+        " ".join(
+            f"{names[3 * chunk + work][0]}{microbatch}{names[3 * chunk + work][1]}"
+            for work, chunk, microbatch in schedule.tasks_of(p)
+        )
+        for p in range(schedule.pipeline_depth)
+    ]
+
+
 def format_stage(tasks: Iterable[Task]) -> str:
     """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``.
 

@@ -11,6 +11,7 @@ from functools import partial
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory import StageLoad, stage_bytes, stage_loads
 from spottrain.morphing.partition import partition, spread
+from spottrain.morphing.policy import CAUTION, slowdown
 from spottrain.morphing.simulator import least_step_s, simulate_step
 from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, Slot
 
@@ -51,6 +52,11 @@ class Shape:
         return self.depth * self.width
 
 
+def _cost(share: float, shape: Shape) -> tuple[float, int]:
+    """Return what a shape is judged by, least first: as in ``choose``."""
+    return shape.step_s * slowdown(shape.depth, shape.width, share), shape.depth
+
+
 class Shapes:
     """The shapes that a workload can take, simulated when first asked for."""
 
@@ -60,7 +66,7 @@ class Shapes:
         self._facts = workload.facts
         self._plans: dict[tuple[int, int], Plan | None] = {}
         self._shapes: dict[tuple[int, int], Shape | None] = {}
-        self._best: dict[int, Shape | None] = {}
+        self._best: dict[int, list[Shape]] = {}
         self._short: dict[
             tuple[int, int], tuple[tuple[StageLoad, ...], tuple[int, ...] | None]
         ] = {}
@@ -82,27 +88,36 @@ class Shapes:
         """Return the widest shape of ``depth`` on ``slots`` GPUs."""
         return self.at(depth, min(slots // depth, self.virtual_nodes))
 
-    def best(self, slots: int) -> Shape | None:
-        """Return the fastest shape on up to ``slots`` GPUs, the shallowest of equals.
+    def best(self, slots: int, lag_share: float = 0.0) -> Shape | None:
+        """Return the best shape on up to ``slots`` GPUs, the shallowest of equals.
 
-        A depth is simulated only if its lower bound beats the best so far.
+        Args:
+            slots: GPUs.
+            lag_share: What losses put at stake, see ``policy.lag_share``; if nothing, the
+                best is the fastest.
+        """
+        key = partial(_cost, lag_share)
+        return min(self._near(slots), key=key, default=None)
+
+    def _near(self, slots: int) -> list[Shape]:
+        """Return the fastest shape, and all that could be better if losses count.
+
+        A depth is simulated only if its lower bound is not too slow already.
         """
         if slots not in self._best:
             depths = range(1, min(len(self.workload.facts.sections), slots) + 1)
             widths = ((p, min(slots // p, self.virtual_nodes)) for p in depths)
             plans = [plan for p, d in widths if (plan := self._plan(p, d)) is not None]
-            best: Shape | None = None
+            shapes: list[Shape] = []
+            limit_s = math.inf
             for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
-                if best is not None and plan.predicted_step_s > best.step_s:
+                if plan.predicted_step_s > limit_s:
                     break
                 shape = self.at(plan.pipeline_depth, plan.data_parallel_width)
                 assert shape is not None
-                if best is None or (shape.step_s, shape.depth) < (
-                    best.step_s,
-                    best.depth,
-                ):
-                    best = shape
-            self._best[slots] = best
+                shapes.append(shape)
+                limit_s = min(limit_s, shape.step_s * (1 + CAUTION))
+            self._best[slots] = shapes
         return self._best[slots]
 
     def _plan(self, depth: int, width: int) -> Plan | None:

@@ -9,6 +9,7 @@ Two formats are read, told apart by their rows, neither with a header:
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,13 @@ class Trace:
     def vm_s(self) -> float:
         """Return the seconds of all VMs together within the trace."""
         return sum(min(vm.until_s, self.end_s) - vm.from_s for vm in self.lives)
+
+    def most_vms(self) -> int:
+        """Return how many VMs there are at most."""
+        moments = [(vm.from_s, 1) for vm in self.lives]
+        moments += [(vm.until_s, -1) for vm in self.lives]
+        counts = itertools.accumulate(change for _, change in sorted(moments))
+        return max(counts, default=0)
 
 
 def parse_trace(text: str, *, seed: int = 0) -> Trace:

@@ -18,8 +18,8 @@ checkpoint. So a committed mini-batch is lost only when it cannot be reached any
 
 What the runtime owes to this rule:
 
-1. The decision of an agreement is stored by every participant, donors too, before any
-   of them applies or moves a section.
+1. Every participant, donors too, stores the decision of an agreement before it applies,
+   sends or receives a section.
 2. A mark is taken back before the gradients under it change, and before a copy or a
    checkpoint is written over the section (version -1 while that lasts).
 3. Origin and version change together: the undo slot saves both, the version is last.

@@ -52,7 +52,7 @@ def calibrate(
     """
     model = materialise(job, seed=0)
     values = {
-        name: getattr(*slots[0]).detach().clone()
+        name: getattr(*slots[0]).detach()
         for name, slots in parameter_slots(model).items()
     }
     source = MicrobatchSource(job, 0, microbatch_size, microbatch_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,6 +120,17 @@ class StageExecutor:
         return lambda section: random_seed(self._seed, step, virtual_node, section)
 
 
+def _saving_nothing() -> AbstractContextManager[None]:
+    """Let autograd save no tensors: what is computed inside cannot go backward.
+
+    Without gradients some operations, such as an LSTM, would take another kernel and
+    round differently than in the recompute, hence differently for every schedule.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: None, lambda nothing: nothing
+    )
+
+
 class _Minibatch:
     """One mini-batch in the air: what has arrived, what is kept for the backward."""
 
@@ -203,12 +215,12 @@ class _Minibatch:
 
     def _compute(self, j: int, keep: bool) -> torch.Tensor | tuple[torch.Tensor, float]:
         activation = self._stash.get(j)
-        if activation is not None and keep:
+        if activation is not None:
             activation.requires_grad_()
         seeds = self._owner.seeds(self._step, self._place.virtual_nodes[j])
         with (
             user_code(f"model in mini-batch {self._step}"),
-            torch.set_grad_enabled(keep),
+            nullcontext() if keep else _saving_nothing(),
             self._owner._tracker.graph(j, activation, keep),
         ):
             return self._owner._stage.forward(self._batches[j], activation, seeds)

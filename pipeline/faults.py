@@ -49,6 +49,8 @@ class Hook(StrEnum):
     """A checkpoint is due, nothing has been copied."""
     CHECKPOINT_WRITTEN = "checkpoint_written"
     """This rank's share of a checkpoint is on disk, its manifest is not."""
+    EVALUATED = "evaluated"
+    """This rank's share of an evaluation is computed, the loss has not been summed."""
     JOINED = "joined"
     """The hand-over group of a generation is formed."""
     AGREED = "agreed"

@@ -18,7 +18,7 @@ from spottrain.pipeline.data import MicrobatchSource
 from spottrain.pipeline.executor import StageExecutor, StagePlace
 from spottrain.pipeline.faults import FaultScript, Hook
 from spottrain.pipeline.handover import HandoverResult, hand_over
-from spottrain.pipeline.heap import give_back
+from spottrain.pipeline.heap import suit_activations
 from spottrain.pipeline.job import TrainingJob
 from spottrain.pipeline.links import (
     PipelineLinks,
@@ -242,6 +242,7 @@ class _Training:
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.spec
+        suit_activations(0)  # until the first mini-batch has shown how large they are
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()
         wish = StopWish.NONE
@@ -283,7 +284,7 @@ class _Training:
         self._reduction.begin()
         losses = self._executor.train(step, self._reduction)
         if self._tracker.settle():
-            give_back()  # before the optimizer makes its state
+            suit_activations(self._tracker.largest_saved_bytes)
         decision, wish = self._commit(step, losses)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
@@ -343,6 +344,7 @@ class _Training:
         ]
         mine = range(share[self._replica], share[self._replica + 1])
         losses = self._executor.evaluate(mine)
+        self._context.faults.at(Hook.EVALUATED)
         table = torch.zeros(count, 2, dtype=torch.float64)
         if losses:
             table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)

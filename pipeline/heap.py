@@ -1,9 +1,12 @@
 """Keeps the C library's heap near to what is in use.
 
 Freed tensors of some megabytes leave holes between small things that live on. Later
-tensors do not always fit into the same hole, so that a worker would slowly touch all of
-them: a second model's worth of memory after its parameters were let go. Hence blocks of
-a model under construction lie apart, and what is free goes back where much was freed.
+tensors do not always fit into the same hole, so that a worker would slowly touch more
+and more memory (glibc keeps blocks up to 32 MB on its heap once it has seen such ones
+freed). Hence large blocks lie apart, where they vanish as soon as they are freed: all
+those of a model under construction; in training those that are larger than activations,
+such as gradients of weights, temporaries of optimizers and copies for checkpoints.
+Activations come and go all the time, and stay where no page fault is paid for them.
 On C libraries without these calls nothing happens.
 """
 
@@ -15,22 +18,30 @@ from contextlib import contextmanager
 
 _LIBRARY = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_PAGES_BYTES = 128 * 1024
-_COMPUTING_MMAP_BYTES, _COMPUTING_TRIM_BYTES = 32 * 1024**2, 64 * 1024**2
-"""What glibc arrives at by itself when large blocks come and go: no page faults."""
+_LEAST_APART_BYTES, _MOST_APART_BYTES = 1024**2, 32 * 1024**2
+_BUILDING_BYTES = 128 * 1024
+_FREE_AT_THE_TOP_BYTES = 64 * 1024**2
 
 
 @contextmanager
 def blocks_apart() -> Iterator[None]:
-    """Let every block of 128 KiB and more vanish as soon as it is freed.
-
-    That costs page faults, so afterwards the heap is set for computing.
-    """
-    _set_thresholds(_PAGES_BYTES, _PAGES_BYTES)
+    """Keep every block of 128 KiB and more off the heap inside, 32 MiB afterwards."""
+    _set_thresholds(_BUILDING_BYTES, _BUILDING_BYTES)
     try:
         yield
     finally:
-        _set_thresholds(_COMPUTING_MMAP_BYTES, _COMPUTING_TRIM_BYTES)
+        _set_thresholds(_MOST_APART_BYTES, _FREE_AT_THE_TOP_BYTES)
+
+
+def suit_activations(largest_bytes: int) -> None:
+    """Keep off the heap what is far larger than activations, from now on.
+
+    Args:
+        largest_bytes: Size of the largest activation.
+    """
+    apart_bytes = min(max(2 * largest_bytes, _LEAST_APART_BYTES), _MOST_APART_BYTES)
+    _set_thresholds(apart_bytes, _FREE_AT_THE_TOP_BYTES)
+    give_back()
 
 
 def give_back() -> None:

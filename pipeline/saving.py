@@ -160,23 +160,26 @@ class CheckpointRound:
         if not errors:
             self._saved = step
         if dist.get_rank() == 0:
-            self._context.supervisor.report(self._put_manifest(step, files, errors))
+            self._put_manifest(step, files, errors)
 
     def _put_manifest(
         self, step: int, files: list[FileRecord], errors: list[str]
-    ) -> wire.CheckpointSaved | wire.CheckpointFailed:
+    ) -> None:
+        report = self._context.supervisor.report
         if errors:
-            return wire.CheckpointFailed(step=step, reason=errors[0])
+            report(wire.CheckpointFailed(step=step, reason=errors[0]))
+            return
         spec = self._context.spec
         root, name = Path(spec.checkpoint_path), self._name(step)
         try:
             write_manifest(
                 root, make_manifest(spec, self._context.fingerprint, name, step, files)
             )
+            # First of all: it is there, also when an old one cannot be deleted.
+            report(wire.CheckpointSaved(name=name, step=step))
             retain(root, spec.checkpoint_keep, protect={name})
         except CheckpointError as error:
-            return wire.CheckpointFailed(step=step, reason=str(error))
-        return wire.CheckpointSaved(name=name, step=step)
+            report(wire.CheckpointFailed(step=step, reason=str(error)))
 
 
 def make_manifest(

@@ -29,6 +29,8 @@ class TensorTracker:
         self._graphs: dict[int, int] = {}
         self._counts = True
         self._typical = 0
+        self.largest_saved_bytes = 0
+        """Of the largest single tensor that was saved."""
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is kept."""
@@ -69,6 +71,7 @@ class TensorTracker:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
         self._typical = max(self._typical, sum(seen.values()))
+        self.largest_saved_bytes = max(self.largest_saved_bytes, *seen.values(), 0)
         self._set_graph(microbatch, sum(seen.values()))
 
     def release_graph(self, microbatch: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``spottrain``. Commands that change something; see cli_read.py too.
+"""The command line: ``spottrain``. Commands that change something; see cli_read.py, cli_plan.py.
 
 Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 """
@@ -14,7 +14,14 @@ import typer
 
 import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.varuna_manager import cli_read, control, launch, planning, tools
+from spottrain.varuna_manager import (
+    cli_plan,
+    cli_read,
+    control,
+    launch,
+    planning,
+    tools,
+)
 from spottrain.varuna_manager.config import JobConfig, load_config
 from spottrain.varuna_manager.console import (
     NameArgument,
@@ -175,6 +182,7 @@ def _drive(
 
 
 cli_read.register(app)
+cli_plan.register(app)
 
 
 def _tell_how_to_go_on(job: JobDir) -> None:

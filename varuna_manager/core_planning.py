@@ -12,12 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.morphing.choose import Candidate, Device, PlanInputs, break_even_s
+from spottrain.morphing import policy
+from spottrain.morphing.choose import Candidate, Device, PlanInputs
 from spottrain.varuna_manager import core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.launching import room
 from spottrain.varuna_manager.records import (
+    KEPT,
     Generation,
     GenerationPhase,
     PlanAnswer,
@@ -32,8 +34,6 @@ MORPH_COST_S = 5.0
 PREPARE_BOUND_S = 300.0
 """Bound on writing the first weights, and on measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
-NOTICE_SHARE = 0.25
-"""The part of a notice's lead time that may pass waiting for further notices."""
 
 
 def wants_training(state: State) -> bool:
@@ -170,10 +170,10 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
         return
     plan = answer.plan
-    pays_at_s = math.inf if plan is None else _pays_at_s(state, generation, plan)
-    if plan is None or pays_at_s == math.inf:
+    morph_at_s = math.inf if plan is None else _morph_at_s(state, generation, plan)
+    if plan is None or morph_at_s == math.inf:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
-    elif turn.due(pays_at_s):
+    elif turn.due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
         _leave(turn, f"growth: {grown:+d} slots", checkpoint=False)
 
@@ -188,29 +188,57 @@ def _handover_at_s(state: State, vm: VmRecord) -> float:
     """When to leave a generation because ``vm`` goes away."""
     assert vm.noticed_at_s is not None
     assert vm.leaves_at_s is not None
-    lead_s = vm.leaves_at_s - vm.noticed_at_s
-    return vm.noticed_at_s + min(state.job.debounce_s, NOTICE_SHARE * lead_s)
+    return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
 
 
-def _pays_at_s(state: State, generation: Generation, plan: Plan) -> float:
-    """Return from when on ``plan`` does more until the next change than it costs.
+def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
+    """Return from when on ``plan`` is worth a morph. Infinite: never.
 
-    As long as it was quiet, so long it will be; so what does not pay yet may pay later.
-    The new plan is predicted as far off as the present one was. Infinite: never.
+    The new plan is predicted as far off as the present one was.
     """
-    predicted_s = generation.plan.predicted_step_s
-    step_s = generation.measured_step_s or predicted_s
-    new_step_s = plan.predicted_step_s * step_s / predicted_s
-    quiet_s = break_even_s(
-        plan.minibatch_size / step_s,
-        plan.minibatch_size / new_step_s,
-        state.progress.morph_cost_s or MORPH_COST_S,
+    step_s = _step_s(generation)
+    new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
+    share = _lag_share(state)
+    return policy.morph_at_s(
+        policy.Way(examples_per_s=_examples_per_s(generation.plan, step_s, share)),
+        policy.Way(
+            examples_per_s=_examples_per_s(plan, new_step_s, share),
+            cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+        ),
+        _outlook(state),
+        left_s=(state.job.spec.steps - state.progress.step) * step_s,
     )
-    left_s = (state.job.spec.steps - state.progress.step) * step_s
-    if quiet_s >= left_s:
-        return math.inf
-    changes = len(state.interruptions) + 1
-    return state.submitted_at_s + quiet_s * changes
+
+
+def _step_s(generation: Generation) -> float:
+    return generation.measured_step_s or generation.plan.predicted_step_s
+
+
+def _examples_per_s(plan: Plan, step_s: float, share: float) -> float:
+    """Return what ``plan`` does, falling back to checkpoints counted."""
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    return plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
+
+
+def _lag_share(state: State) -> float:
+    """Return what losses put at stake."""
+    generation, previous = state.generation, state.previous_plan
+    step_s = previous.predicted_step_s if previous else 0.0
+    if generation is not None:
+        step_s = _step_s(generation)
+    lag_s = state.job.spec.checkpoint_every_steps * step_s / 2
+    return policy.lag_share(_outlook(state), lag_s, state.now_s)
+
+
+def _outlook(state: State) -> policy.Outlook:
+    losses_at_s = tuple(loss.at_s for loss in state.interruptions)
+    forgotten = len(losses_at_s) == KEPT
+    return policy.Outlook(
+        since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
+        losses_at_s=losses_at_s,
+        changed_at_s=state.fleet_changed_at_s,
+        debounce_s=state.job.debounce_s,
+    )
 
 
 # --- The planner ------------------------------------------------------------------------------
@@ -256,6 +284,7 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
         previous=generation.plan if generation else state.previous_plan,
         schedule=job.schedule,
         recompute=job.recompute,
+        lag_share=_lag_share(state),
     )
 
 

@@ -124,16 +124,18 @@ def play(
     counts = make_counts(depth, chunks, num_microbatches)
     free = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
-    touched = np.ones(depth, np.bool_)
+    # Stages to which something happened at this instant, and how many.
+    touched, at_once = np.arange(depth), depth
     now = instants = seen = 0
     save_at, then_at = FIRST_LOOK, -1
     then, then_counts, then_free, then_pending = stages, counts, free, heap[0]
     while True:
-        for p in range(depth):
-            idle = touched[p] and stages[p, RUNNING] == NOTHING
-            if idle and start(conduct, stages[p], counts[p], durations[p], now):
+        for p in touched[:at_once]:
+            if stages[p, RUNNING] == NOTHING and start(
+                conduct, stages[p], counts[p], durations[p], now
+            ):
                 heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
-            touched[p] = False
+        at_once = 0
         if heap[0, 0] == 0:
             return stages, instants
         now = heap[1, TIME]
@@ -143,7 +145,10 @@ def play(
             what = pop(heap)
             to = what // KINDS
             p = to % depth
-            touched[p] = True
+            if at_once == len(touched):
+                touched = np.append(touched, touched)
+            touched[at_once] = p
+            at_once += 1
             if what % KINDS != DONE:
                 counts[p, to // depth, what % KINDS] += 1
                 continue

@@ -26,7 +26,7 @@ from spottrain.varuna_manager.jobs import JobDir
 from spottrain.wire import JobSpec
 
 DEPTH = 4
-STEPS, CHECKPOINT_EVERY = 30, 12
+STEPS, CHECKPOINT_EVERY = 22, 12
 FLOAT_BYTES = 4
 COPIES = 4
 """Parameters, gradients and AdamW's two moments."""
@@ -157,7 +157,7 @@ def follow(fleet: Fleet, watch: Watch) -> tuple[dict[int, float], float]:
     committed: dict[int, float] = {}
     saved: list[float] = []
 
-    def take(name: str, report: Heard) -> bool | None:
+    def take(name: str, report: Heard) -> bool:
         now = time.monotonic()
         if isinstance(report, wire.GenerationStarted):
             watch.pids[name] = report.pid
@@ -165,9 +165,10 @@ def follow(fleet: Fleet, watch: Watch) -> tuple[dict[int, float], float]:
             committed[report.step] = now
         elif isinstance(report, wire.CheckpointSaved):
             saved.append(now)
-        return True if len(saved) == 2 else None
+        return True  # a report at a time has its own deadline
 
-    fleet.wait_for("two checkpoints", take)
+    while len(saved) < 2:
+        fleet.wait_for("a report", take)
     watch.stop()
     sampling.join()
     return committed, saved[0]

@@ -8,14 +8,18 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from spottrain import TrainingJob
 
-tiny: Any = importlib.import_module("tiny_job")
+if TYPE_CHECKING:
+    from tests.integration import tiny_job as tiny
+else:
+    tiny = importlib.import_module("tiny_job")
+
 HURRY = 20
 
 
@@ -27,33 +31,53 @@ def frozen_job() -> TrainingJob:
     """The embedding and the first two blocks are not trained."""
 
     def model() -> nn.Module:
-        model: Any = tiny.Tiny()
+        model = tiny.Tiny()
         for module in (model.embedding, *model.blocks[:2]):
             module.requires_grad_(False)
-        return nn.Module.train(model)
+        return model
 
     return _with_model(model)
 
 
 def bfloat16_job() -> TrainingJob:
     """Parameters and activations take two bytes."""
-    return _with_model(lambda: nn.Module.bfloat16(tiny.Tiny()))
+    return _with_model(lambda: tiny.Tiny().bfloat16())
 
 
 def float16_job() -> TrainingJob:
     """Parameters and activations take two bytes."""
-    return _with_model(lambda: nn.Module.half(tiny.Tiny()))
+    return _with_model(lambda: tiny.Tiny().half())
 
 
 def shared_job() -> TrainingJob:
     """All blocks share one weight, the last two another one."""
 
     def model() -> nn.Module:
-        model: Any = tiny.Tiny()
-        for block in model.blocks[1:]:
-            block.up.weight = model.blocks[0].up.weight
-        model.blocks[3].down.weight = model.blocks[2].down.weight
-        return nn.Module.train(model)
+        model = tiny.Tiny()
+        blocks = [block for block in model.blocks if isinstance(block, tiny.Block)]
+        for block in blocks[1:]:
+            block.up.weight = blocks[0].up.weight
+        blocks[3].down.weight = blocks[2].down.weight
+        return model
+
+    return _with_model(model)
+
+
+def detached_job() -> TrainingJob:
+    """No gradient reaches what comes before the third block."""
+
+    class Detaching(tiny.Block):
+        detaches = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.detach() if self.detaches else x)
+
+    def model() -> nn.Module:
+        model = tiny.Tiny()
+        blocks = [Detaching() for _ in range(tiny.BLOCKS)]
+        blocks[2].detaches = True
+        model.blocks = nn.ModuleList(blocks)
+        return model
 
     return _with_model(model)
 
@@ -62,9 +86,9 @@ def unused_job() -> TrainingJob:
     """One parameter is used in no section."""
 
     def model() -> nn.Module:
-        model: Any = tiny.Tiny()
+        model = tiny.Tiny()
         model.spare = nn.Parameter(torch.ones(3))
-        return nn.Module.train(model)
+        return model
 
     return _with_model(model)
 
@@ -97,7 +121,7 @@ def hurried_job() -> TrainingJob:
     def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         nonlocal dawdled
         if model.training:
-            return tiny.loss(model, batch)  # type: ignore[no-any-return]
+            return tiny.loss(model, batch)
         notes = Path(os.environ["NOTES"])
         with notes.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
@@ -108,6 +132,26 @@ def hurried_job() -> TrainingJob:
                 notes.with_suffix(".hurried").touch()
                 break
         dawdled = True
-        return result  # type: ignore[no-any-return]
+        return result
 
     return dataclasses.replace(tiny.job(), loss=loss, heldout=tiny.Tokens(400))
+
+
+def recurrent_job() -> TrainingJob:
+    """Blocks whose kernels round differently when no graph is built."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(16, 16, batch_first=True)
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.as_tensor(self.dropout(self.lstm(x)[0]))
+
+    def model() -> nn.Module:
+        model = tiny.Tiny()
+        model.blocks = nn.ModuleList(Block() for _ in range(4))
+        return model
+
+    return _with_model(model)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Zygote, make_plan
+from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 
+from spottrain import wire
 from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import JobSpec, Plan, Reduction
 
@@ -188,6 +189,35 @@ def test_a_second_death_within_the_recovery_costs_nothing(
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []
+
+
+def test_a_death_in_the_first_evaluation_changes_neither_its_loss_nor_the_weights(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    spec = job_spec(tmp_path)
+    mark = str(tmp_path / "mark")
+    blow = {"hook": "evaluated", "rank": 1, "step": 0, "action": "kill_worker"}
+    script = json.dumps([{**blow, "mark": mark}])
+    environment = {ENVIRONMENT_VARIABLE: script}
+    with Fleet(spec, "ab", tmp_path / "log", zygote, environment) as fleet:
+        fleet.ready()
+        checkpoint = fleet.initialise()
+        plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+        fleet.run(plan, checkpoint, evaluate=True)
+        assert not fleet.wait_for_end({"a", "b"})
+        assert not [r for _, r in fleet.history if isinstance(r, wire.Evaluated)]
+        fleet.run(make_plan(spec, 1, 2, "ba", NUM_SECTIONS), checkpoint, evaluate=True)
+        assert fleet.wait_for_end({"a", "b"})
+        # All steps are done: nothing is trained, but measured.
+        fleet.run(plan, checkpoint, evaluate=True)
+        assert fleet.wait_for_end({"a", "b"})
+
+    losses = [
+        (r.step, r.loss) for _, r in fleet.history if isinstance(r, wire.Evaluated)
+    ]
+    assert [step for step, _ in losses] == [0, STEPS, STEPS]
+    assert losses[0][1] > losses[1][1] == losses[2][1]
+    assert read_weights(Path(spec.checkpoint_path)) == undisturbed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain import wire
-from spottrain.wire import Slot
+from spottrain.wire import Reduction, Slot
 
 STEPS = 16
 SLOWLY = {"TINY_SLEEP_S": "0.03"}
@@ -85,20 +85,20 @@ def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) 
 
 
 def test_fast_and_exact_differ_by_rounding_only(zygote: Zygote, tmp_path: Path) -> None:
-    spec = job_spec(tmp_path, "fast")
-    losses: dict[int, list[float]] = {}
-    for width in (1, 2):
-        (folder := tmp_path / str(width)).mkdir()
-        spec = job_spec(folder, "fast")
+    losses: dict[Reduction, list[float]] = {}
+    reductions: tuple[Reduction, ...] = ("fast", "exact")
+    for reduction in reductions:
+        (folder := tmp_path / reduction).mkdir()
+        spec = job_spec(folder, reduction)
         with Fleet(spec, "ab", folder / "log", zygote) as fleet:
             fleet.ready()
-            plan = make_plan(spec, 1, width, "ab", NUM_SECTIONS)
+            plan = make_plan(spec, 1, 2, "ab", NUM_SECTIONS)
             fleet.train(lambda _, plan=plan: plan, fleet.initialise())  # type: ignore[misc]
-            losses[width] = [
+            losses[reduction] = [
                 r.loss
                 for name, r in fleet.history
                 if isinstance(r, wire.MinibatchCommitted) and name == "a"
             ]
 
-    assert losses[1] == pytest.approx(losses[2], rel=1e-4)
-    assert losses[1][-1] < losses[1][0]
+    assert losses["fast"] == pytest.approx(losses["exact"], rel=1e-4)
+    assert losses["fast"][-1] < losses["fast"][0]

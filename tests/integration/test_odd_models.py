@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan
@@ -19,7 +20,7 @@ def weights(
     job: str,
     shape: tuple[int, int],
     reduction: Reduction = "exact",
-    **changes: object,
+    **changes: Any,
 ) -> dict[str, bytes]:
     folder.mkdir()
     spec = replace(job_spec(folder, reduction, steps=3), entrypoint=f"odd_jobs:{job}")
@@ -37,7 +38,9 @@ def weights(
         "float16_job",
         "shared_job",
         "unused_job",
+        "detached_job",
         "stateless_job",
+        "recurrent_job",
     ],
 )
 def test_uncommon_models_train_to_the_same_bits_on_every_shape(
@@ -48,7 +51,7 @@ def test_uncommon_models_train_to_the_same_bits_on_every_shape(
     assert weights(zygote, tmp_path / "2x2", job, (2, 2)) == reference
     assert weights(zygote, tmp_path / "4x1", job, (4, 1)) == reference
     # One micro-batch in one replica, three in the other: fewer than stages.
-    uneven = {"replica_bounds": (0, 1, 4)}
+    uneven: dict[str, Any] = {"replica_bounds": (0, 1, 4)}
     assert weights(zygote, tmp_path / "uneven", job, (2, 2), **uneven) == reference
 
 
@@ -67,7 +70,8 @@ def test_a_section_without_anything_to_train_is_calibrated(
         fleet.ready()
         fleet.machines["a"].send(wire.Calibrate())
         profile = fleet.wait_for(
-            "profile", lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None
+            "profile",
+            lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
         )
 
     backwards_s = [section.backward_s for section in profile.sections]
@@ -78,9 +82,7 @@ def test_a_section_without_anything_to_train_is_calibrated(
 def test_held_out_examples_without_weight_have_no_loss(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    spec = replace(
-        job_spec(tmp_path, steps=1), entrypoint="odd_jobs:weightless_job"
-    )
+    spec = replace(job_spec(tmp_path, steps=1), entrypoint="odd_jobs:weightless_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()
         plan = make_plan(spec, 1, 1, "a", NUM_SECTIONS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spottrain.pipeline.heap import blocks_apart, give_back
+from spottrain.pipeline.heap import blocks_apart, give_back, suit_activations
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -45,6 +45,13 @@ def leave_small_things_behind(
 def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
     with growth_below(2 * BLOCK_BYTES):
         small = leave_small_things_behind(blocks_apart)
+    assert len(small) == BLOCKS
+
+
+def test_in_training_what_is_larger_than_activations_leaves_no_holes() -> None:
+    suit_activations(BLOCK_BYTES // 4)
+    with growth_below(2 * BLOCK_BYTES):
+        small = leave_small_things_behind(nullcontext)
     assert len(small) == BLOCKS
 
 

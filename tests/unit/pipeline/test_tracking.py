@@ -28,6 +28,7 @@ def test_saved_tensors_count_but_neither_parameters_nor_the_input() -> None:
         torch.tanh(linear(activation))
 
     assert tracker.peak_bytes == 4 * 8 * 4
+    assert tracker.largest_saved_bytes == 4 * 8 * 4
 
 
 def test_once_settled_a_graph_counts_as_the_largest_did() -> None:

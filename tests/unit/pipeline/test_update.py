@@ -65,9 +65,7 @@ def make_job(
         "model": lambda: nn.Linear(3, 4),
         "dataset": [0],
         "loss": lambda model, batch: (torch.zeros(()), 1.0),
-        "optimizer": OPTIMIZERS[optimizer]
-        if isinstance(optimizer, str)
-        else optimizer,
+        "optimizer": OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer,
         "lr_schedule": lambda step: 1.0 / (step + 1),
     }
     return TrainingJob(**{**values, **changes})
