@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -168,7 +167,7 @@ class _Replay:
 
     def __init__(self, trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> None:
         self.trace, self.shapes, self.rule, self.room = trace, shapes, rule, room
-        self.seconds = Counter[Spent]()
+        self.seconds = dict.fromkeys(Spent, 0.0)
         self.now_s = self.since_s = 0.0
         """``since_s``: when the wait, pause or mini-batch of now began."""
         self.usable: dict[str, None] = {}
@@ -206,7 +205,7 @@ class _Replay:
         return Outcome(
             rule=self.rule.name,
             examples=(self.saved + len(self.steps_s)) * workload.minibatch_size,
-            seconds={spent: self.seconds[spent] for spent in Spent},
+            seconds=self.seconds,
             morphs=self.morphs,
             usd=self.trace.vm_s() / 3600 * workload.usd_per_hour,
         )

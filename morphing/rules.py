@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from spottrain.morphing import policy
 from spottrain.morphing.clairvoyant import most_minibatches
-from spottrain.morphing.replay import Outcome, Room, Rule, View, replay
+from spottrain.morphing.replay import Outcome, Room, View, replay
 from spottrain.morphing.shapes import Shape, Shapes
 from spottrain.morphing.traces import Trace
 
@@ -21,8 +19,8 @@ class AtEveryChange:
     and then restarts everything.
     """
 
-    name: ClassVar[str] = "at every change"
-    restarts: ClassVar[bool] = False
+    name = "at every change"
+    restarts = False
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
@@ -116,7 +114,7 @@ class RestartAll(AtEveryChange):
         return None
 
 
-RULES: tuple[Callable[[Shapes], Rule], ...] = (
+RULES: tuple[type[AtEveryChange], ...] = (
     WhenItPays,
     AtEveryChange,
     WidthOnly,

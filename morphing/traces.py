@@ -139,7 +139,7 @@ def _put_in_order(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
     notices: tuple[str, ...] = ()
     ordered = sorted(rows, key=lambda row: row.at_s)  # stable: ties stay as written
     if ordered != rows:
-        late = sum(b.at_s < a.at_s for a, b in zip(rows, rows[1:], strict=False))
+        late = sum(b.at_s < a.at_s for a, b in itertools.pairwise(rows))
         notices += (f"rows were out of order in {late} places: sorted by time",)
     kept = list(dict.fromkeys(ordered))
     if len(kept) < len(ordered):
