@@ -15,9 +15,6 @@ from dataclasses import dataclass
 
 NOTICE_SHARE = 0.25
 """The part of a notice's lead time that may pass waiting for further notices."""
-TRUST = 5.0
-"""A fleet that nothing is known of is taken to have been watched for so many morphs'
-time."""
 CAUTION = 0.1
 """The most speed that is given up for a plan that survives losses better."""
 
@@ -58,8 +55,17 @@ class Outlook:
         The mean so far, the next loss counted as if it came now; or, if longer, half the
         time since the last one: after a rough hour a calm fleet is trusted again.
         """
-        last_s = self.losses_at_s[-1] if self.losses_at_s else self.since_s
-        return max((now_s - self.since_s) / (self.losses + 1), (now_s - last_s) / 2)
+        mean_s = (now_s - self.since_s) / (self.losses + 1)
+        return max(mean_s, (now_s - self._last_s) / 2)
+
+    def quiet_at_s(self, quiet_s: float) -> float:
+        """Return from when on ``quiet_s`` can be expected, if nothing is lost till then."""
+        mean_at_s = self.since_s + quiet_s * (self.losses + 1)
+        return min(mean_at_s, self._last_s + 2 * quiet_s)
+
+    @property
+    def _last_s(self) -> float:
+        return self.losses_at_s[-1] if self.losses_at_s else self.since_s
 
 
 def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float:
@@ -83,10 +89,8 @@ def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float
     needed_s = break_even_s(present.examples_per_s, new.examples_per_s, new.cost_s)
     if needed_s >= left_s:
         return math.inf
-    watched_s = needed_s * (outlook.losses + 1) - TRUST * new.cost_s
-    last_s = outlook.losses_at_s[-1] if outlook.losses_at_s else outlook.since_s
-    pays_at_s = min(outlook.since_s + watched_s, last_s + 2 * needed_s)
-    return max(pays_at_s, outlook.changed_at_s + outlook.debounce_s)
+    quiet_at_s = outlook.quiet_at_s(needed_s)
+    return max(quiet_at_s, outlook.changed_at_s + outlook.debounce_s)
 
 
 def break_even_s(

@@ -342,8 +342,17 @@ def close(turn: Turn, ended_by: str) -> None:
     )
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
-        steps = state.job.spec.steps
-        turn.end(Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done"))
+        turn.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
         turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+
+
+def _outcome_of_done(state: State) -> Outcome:
+    """All steps are done: a success only if the final weights are in the store."""
+    steps, newest = state.job.spec.steps, state.newest_checkpoint
+    if newest is not None and newest.step >= steps:
+        return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")
+    trouble = state.checkpoint_error or "the last checkpoint was not written"
+    reason = f"{steps} steps done, but {trouble}; make room, then resume the job"
+    return Outcome(kind="failed", exit_code=1, reason=reason)

@@ -155,7 +155,10 @@ def stage(**changes: Any) -> dict[str, Any]:
         (without("num_microbatches"), "num_microbatches: is missing"),
         (without("stages"), "stages: is missing"),
         (spec(stages=[{"forward_s": 1.0}] * 4), "stages[0].backward_s: is missing"),
-        (stage(forward_s=-1.0), "stages[0].forward_s: must be greater than 0: got -1.0"),
+        (
+            stage(forward_s=-1.0),
+            "stages[0].forward_s: must be greater than 0: got -1.0",
+        ),
         (stage(forward_s=0), "stages[0].forward_s: must be greater than 0: got 0"),
         (stage(backward_s=math.nan), "stages[0].backward_s: must be"),
         (stage(backward_s=math.inf), "stages[0].backward_s: must be a finite"),

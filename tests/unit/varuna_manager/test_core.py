@@ -159,6 +159,7 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
     story.report("a", wire.Evaluated(generation=1, step=100, loss=2.5))
+    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
     story.stopped(100, done=True)
     assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.wished(c.Finish) == []

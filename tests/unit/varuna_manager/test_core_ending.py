@@ -130,9 +130,21 @@ def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
     assert story.intend().intent == "intent-1"
 
 
+def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
+    story = Story().training(*FOUR)
+    story.commit(100)
+    story.report("a", wire.CheckpointFailed(step=100, reason="no space left"))
+    story.stopped(100, done=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("failed", 1)
+    assert "no space left" in finish.outcome.reason
+
+
 def test_a_job_that_has_succeeded_stays_so() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
+    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
