@@ -2,6 +2,11 @@
 
 Shares no code with the rule that decides (``policy``) nor with the replay: it is the
 yardstick for both.
+
+A run is any number of mini-batches, one after the other, on VMs that are all there from a
+pause before its first until the end of its last. Between two runs is a pause. No policy
+can do more, as long as each of its pauses is as long and a mini-batch that loses a VM is
+lost.
 """
 
 from __future__ import annotations
@@ -12,8 +17,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-MOST_UNITS = 8000
-"""Mini-batches told apart; more are counted in groups, which raises the bound a little."""
+MOST_COUNTED = 20_000
+"""Mini-batches that are counted one by one; of more also parts count, which raises the
+bound by less than one a run."""
 
 Times = npt.NDArray[np.float64]
 
@@ -26,14 +32,6 @@ def most_minibatches(
 ) -> int:
     """Return the most mini-batches that can be trained, knowing everything.
 
-    A run is any number of whole mini-batches, one after the other, on VMs that are all
-    there from a pause before its first until the end of its last. Between two runs is a
-    pause. No policy can do more, as long as each of its pauses takes ``pause_s`` or more
-    and a mini-batch that loses a VM is lost.
-
-    Dynamic programming over the number of mini-batches done: for each the earliest moment
-    at which the next run may begin. Runs begin then, or when a VM has come.
-
     Args:
         lives: From when until when each VM is there; each has one GPU.
         step_s: Time of a mini-batch by the number of GPUs that it takes.
@@ -44,8 +42,10 @@ def most_minibatches(
     sizes = _useful(step_s)
     if not sizes:
         return 0
-    group = 1 + int(end_s / sizes[-1][1] / MOST_UNITS)
-    return group * _Search(lives, sizes, pause_s, end_s, group).most()
+    search = _Search(lives, sizes, pause_s, end_s)
+    if end_s / sizes[-1][1] > MOST_COUNTED:
+        return int(search.most_in_parts() + 1e-9)
+    return search.most()
 
 
 def _useful(step_s: Mapping[int, float]) -> list[tuple[int, float]]:
@@ -58,7 +58,7 @@ def _useful(step_s: Mapping[int, float]) -> list[tuple[int, float]]:
 
 
 class _Search:
-    """One search; counts in units of ``group`` mini-batches."""
+    """One search."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class _Search:
         sizes: Sequence[tuple[int, float]],
         pause_s: float,
         end_s: float,
-        group: int,
     ) -> None:
         # A VM takes part only after the pause in which it joins.
         self.lives = [(a + pause_s, b) for a, b in lives if a + pause_s < b]
@@ -74,51 +73,64 @@ class _Search:
         self.moments = sorted({t for life in self.lives for t in life})
         self.stays: dict[int, list[float]] = {}
         self.sizes, self.pause_s, self.end_s = sizes, pause_s, end_s
-        self.group = group
-        most = int(end_s / sizes[-1][1] / group) + 2
-        # A run of j whole groups may have almost one more: it is given that one.
-        self.gift = int(group > 1)
-        self.ready: Times = np.full(most * (1 + self.gift) + 2, np.inf)
-        self.ready[0] = 0.0
 
     def most(self) -> int:
-        """Return the most units."""
-        best = 0
-        for done, begin_s in enumerate(self.ready):
-            if begin_s >= self.end_s:
-                continue
-            best = done
-            start_s = float(begin_s)
+        """Return the most whole mini-batches.
+
+        Dynamic programming over how many are done: for each the earliest moment at which
+        the next run may begin. Runs begin then, or when a VM has come and nobody could
+        have done one more by then.
+        """
+        self.ready: Times = np.full(int(self.end_s / self.sizes[-1][1]) + 3, np.inf)
+        self.ready[0] = 0.0
+        for done in range(len(self.ready) - 1):
+            start_s = float(self.ready[done])
             while start_s < min(self.end_s, self.ready[done + 1]):
                 self._run_from(done, start_s)
                 later = bisect.bisect_right(self.comes, start_s)
                 if later == len(self.comes):
                     break
                 start_s = self.comes[later]
-        reached = np.flatnonzero(np.isfinite(self.ready))
-        return max(best, int(reached[-1]))
+        return int(np.flatnonzero(np.isfinite(self.ready))[-1])
 
     def _run_from(self, done: int, start_s: float) -> None:
-        stays = self._stays(start_s)
-        for slots, step_s in self.sizes:
-            if slots > len(stays):
-                break
-            left_s = min(stays[slots - 1], self.end_s) - start_s
-            unit_s = step_s * self.group
-            count = int(left_s / unit_s + 1e-9)
-            if count < 1 - self.gift:
-                continue
-            units = np.arange(1 - self.gift, count + 1)
-            ends = start_s + unit_s * units + self.pause_s
-            first = done + 1
-            known = self.ready[first : first + len(units)]
+        for step_s, until_s in self._runs(start_s):
+            count = int((until_s - start_s) / step_s + 1e-9)
+            ends = start_s + step_s * np.arange(1, count + 1) + self.pause_s
+            known = self.ready[done + 1 : done + 1 + count]
             np.minimum(known, ends, out=known)
 
-    def _stays(self, at_s: float) -> list[float]:
-        """Return until when the VMs that are there at ``at_s`` stay, longest first."""
-        moment = bisect.bisect_right(self.moments, at_s)
+    def most_in_parts(self) -> float:
+        """Return the most mini-batches if parts of them count.
+
+        What a run does is then linear in when it ends. So each run ends when a VM goes,
+        or so that the next one begins when a VM has come: those beginnings are all.
+        """
+        ends = {min(b, self.end_s) for _, b in self.lives}
+        starts = np.array(sorted({*self.comes, *(b + self.pause_s for b in ends)}))
+        most = np.zeros(len(starts))
+        best = 0.0
+        for i, start_s in enumerate(starts):
+            most[i] = most[: i + 1].max()  # by waiting
+            if start_s >= self.end_s:
+                break
+            for step_s, until_s in self._runs(float(start_s)):
+                best = max(best, most[i] + (until_s - start_s) / step_s)
+                j = np.searchsorted(starts, until_s + self.pause_s, side="right")
+                done = (starts[i + 1 : j] - self.pause_s - start_s) / step_s
+                later = most[i + 1 : j]
+                np.maximum(later, most[i] + done, out=later)
+        return best
+
+    def _runs(self, start_s: float) -> list[tuple[float, float]]:
+        """Return the step time of each size that is there, and until when it stays."""
+        moment = bisect.bisect_right(self.moments, start_s)
         if moment not in self.stays:
-            self.stays[moment] = sorted(
-                (b for a, b in self.lives if a <= at_s < b), reverse=True
-            )
-        return self.stays[moment]
+            here = (b for a, b in self.lives if a <= start_s < b)
+            self.stays[moment] = sorted(here, reverse=True)
+        stays = self.stays[moment]
+        return [
+            (step_s, min(stays[slots - 1], self.end_s))
+            for slots, step_s in self.sizes
+            if slots <= len(stays)
+        ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spottrain.morphing import policy
 from spottrain.morphing.clairvoyant import most_minibatches
+from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay import Outcome, Room, View, replay
 from spottrain.morphing.shapes import Shape, Shapes
 from spottrain.morphing.traces import Trace
@@ -134,10 +135,22 @@ class Comparison:
 
 
 def compare(trace: Trace, shapes: Shapes, room: Room) -> Comparison:
-    """Play ``trace`` under every rule, and with all knowledge."""
+    """Play ``trace`` under every rule, and with all knowledge.
+
+    Raises:
+        PlanError: There are never enough VMs for the model.
+    """
+    most_vms = trace.most_vms()
+    if shapes.best(most_vms) is None:
+        memory_bytes, fewest = shapes.workload.gpu_memory_bytes, shapes.fewest()
+        needs = "more memory for a single section" if fewest is None else f"{fewest}"
+        raise PlanError(
+            f"the model does not fit: got at most {most_vms} GPUs of {memory_bytes} "
+            f"bytes, it needs {needs}; take larger or more GPUs"
+        )
     outcomes = tuple(replay(trace, shapes, rule(shapes), room) for rule in RULES)
     usable = [(vm.from_s + room.join_s, vm.until_s) for vm in trace.lives]
-    best = {n: shapes.best(n) for n in range(1, trace.most_vms() + 1)}
+    best = {n: shapes.best(n) for n in range(1, most_vms + 1)}
     minibatches = most_minibatches(
         usable,
         {n: shape.step_s for n, shape in best.items() if shape is not None},

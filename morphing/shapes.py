@@ -99,6 +99,11 @@ class Shapes:
         key = partial(_cost, lag_share)
         return min(self._near(slots), key=key, default=None)
 
+    def fewest(self) -> int | None:
+        """Return how many GPUs the model needs at least; ``None``: no number is enough."""
+        depths = range(1, len(self.workload.facts.sections) + 1)
+        return next((p for p in depths if self._plan(p, 1) is not None), None)
+
     def _near(self, slots: int) -> list[Shape]:
         """Return the fastest shape, and all that could be better if losses count.
 

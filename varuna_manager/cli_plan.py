@@ -12,6 +12,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.lists import Kind, Schedule, compact_schedule
 from spottrain.morphing.schedule import format_schedule
+from spottrain.varuna_manager import cli_replay
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.step_spec import StepSpec, read_step_spec, simulate_spec
 from spottrain.varuna_manager.words import number
@@ -22,8 +23,13 @@ KINDS: tuple[Kind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(schedule)
-    simulate = typer.Typer(help="Play in virtual time.", no_args_is_help=True)
+    simulate = typer.Typer(
+        help="Play in virtual time.",
+        no_args_is_help=True,
+        cls=cli_replay.SimulateGroup,
+    )
     simulate.command()(step)
+    cli_replay.register(simulate)
     app.add_typer(simulate, name="simulate")
 
 

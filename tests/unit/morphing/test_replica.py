@@ -110,9 +110,7 @@ def test_lists_at_length_give_the_same_run(
     st.integers(1, 6),
     st.integers(1, 50),
     few,
-    kinds,
     few,
-    kinds,
 )
 def test_uniform_stages_take_micro_batches_plus_stages_less_one(
     kind: Kind,
