@@ -205,7 +205,7 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
         [link.link() for link in spec.links],
         bound=spec.bound,
         conditions=conditions,
-        jitter=spec.jitter and Jitter(**spec.jitter.model_dump()),
+        jitter=None if spec.jitter is None else Jitter(**spec.jitter.model_dump()),
     )
     return _document(spec, conditions, run)
 

@@ -30,7 +30,7 @@ def by_trying_everything(
         here = [b for a, b in lives if a + pause_s <= free_s < b]
         for slots, step in step_s.items():
             for chosen in itertools.combinations(here, slots):
-                until_s = min(*chosen, end_s, end_s)
+                until_s = min(*chosen, end_s)
                 for count in range(1, (until_s - free_s) // step + 1):
                     rest = after(free_s + count * step + pause_s)
                     best = max(best, count + rest)

@@ -1,0 +1,118 @@
+"""Shapes of fleets: the planner's own choice, and what no plan can be made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.morphing.spot import GIB, workload
+from tests.unit.morphing.test_choose import MIB
+
+from spottrain.morphing.choose import Device, PlanInputs, choose_plan
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.shapes import Shapes, Workload
+from spottrain.wire import Slot
+
+
+def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
+    slots = [Slot(vm_id=f"vm{i:03}", index=0) for i in range(vms)]
+    memory_bytes = load.gpu_memory_bytes
+    return PlanInputs(
+        facts=load.facts,
+        profile=load.profile,
+        slots=tuple(
+            Device(slot=slot, memory_bytes=memory_bytes, speed=1.0) for slot in slots
+        ),
+        minibatch_size=load.minibatch_size,
+        microbatch_size=load.profile.microbatch_size,
+        reduction="fast",
+        lag_share=share,
+    )
+
+
+@pytest.mark.parametrize("memory_bytes", [GIB, 110 * MIB])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_best_shape_is_what_the_planner_chooses(
+    memory_bytes: int, share: float
+) -> None:
+    load = replace(workload(minibatch_size=240), gpu_memory_bytes=memory_bytes)
+    known = Shapes(load)
+    for vms in range(1, 17):
+        plan = choose_plan(planned(load, vms, share)).plan
+        shape = known.best(vms, share)
+        if plan is None:
+            assert shape is None
+            continue
+        assert shape is not None
+        assert (shape.depth, shape.width) == (
+            plan.pipeline_depth,
+            plan.data_parallel_width,
+        )
+        assert shape.step_s == pytest.approx(plan.predicted_step_s)
+
+
+def test_more_vms_are_never_slower() -> None:
+    known = Shapes(workload())
+    steps = [shape.step_s for n in range(1, 25) if (shape := known.best(n)) is not None]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_a_fixed_depth_takes_as_many_replicas_as_there_are_vms_for() -> None:
+    known = Shapes(workload())
+    shape = known.at_depth(3, 11)
+    assert shape is not None
+    assert (shape.depth, shape.width, shape.slots) == (3, 3, 9)
+    assert known.at_depth(3, 2) is None
+    assert known.at_depth(7, 20) is None, "there are six sections"
+
+
+def test_a_worker_new_to_a_stage_fetches_its_state() -> None:
+    shape = Shapes(workload()).at(3, 1)
+    assert shape is not None
+    assert shape.move_bytes == 2 * 12 * MIB, "two sections, parameters and optimizer"
+
+
+def test_what_does_not_fit_one_gpu_takes_several() -> None:
+    assert Shapes(workload()).fewest() == 1
+    small = Shapes(replace(workload(), gpu_memory_bytes=110 * MIB))
+    fewest = small.fewest()
+    assert fewest is not None
+    assert fewest > 1
+    assert small.best(fewest - 1) is None
+    assert small.best(fewest) is not None
+    assert Shapes(replace(workload(), gpu_memory_bytes=MIB)).fewest() is None
+
+
+def profile_of(**changes: Any) -> Workload:
+    return replace(workload(), profile=replace(workload().profile, **changes))
+
+
+def section_of(**changes: Any) -> Workload:
+    sections = workload().profile.sections
+    return profile_of(sections=(replace(sections[0], **changes), *sections[1:]))
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        (
+            section_of(forward_s=math.nan),
+            r"sections\[0\].forward_s .* above 0: got nan",
+        ),
+        (section_of(backward_s=-1.0), r"sections\[0\].backward_s"),
+        (section_of(recompute_s=0.0), r"sections\[0\].recompute_s"),
+        (profile_of(link_bandwidth_bytes_per_s=0.0), "link_bandwidth_bytes_per_s"),
+        (profile_of(link_latency_s=math.inf), "link_latency_s"),
+        (profile_of(fingerprint="other"), "of another model"),
+        (profile_of(sections=workload().profile.sections[1:]), "5 sections for model"),
+        (replace(workload(), minibatch_size=66), "multiple"),
+        (replace(workload(), minibatch_size=0), "multiple"),
+        (replace(workload(), gpu_memory_bytes=0), "gpu_memory_bytes"),
+        (replace(workload(), usd_per_hour=math.nan), "usd_per_hour"),
+    ],
+)
+def test_a_workload_without_sense_is_refused(load: Workload, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Shapes(load)
