@@ -89,7 +89,9 @@ class Shapes:
         return self.at(depth, min(slots // depth, self.virtual_nodes))
 
     def best(self, slots: int, lag_share: float = 0.0) -> Shape | None:
-        """Return the best shape on up to ``slots`` GPUs, the shallowest of equals.
+        """Return the best shape on ``slots`` GPUs, the shallowest of equals.
+
+        Each depth has as many replicas as there are GPUs for, as in ``choose_plan``.
 
         Args:
             slots: GPUs.
