@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import select
 import socket
 import sys
@@ -25,6 +26,8 @@ from spottrain.pipeline.sections import Layout
 from spottrain.pipeline.slot import SlotMemory
 from spottrain.wire import JobSpec
 
+_GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
+"""In brackets is the place in gloo's source."""
 MAX_MESSAGE_BYTES = 1 << 17
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
@@ -154,8 +157,17 @@ def _run_one(
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return _reason(error)
     return ""
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, in one line and without gloo's place and advice."""
+    line = (str(error).splitlines() or [""])[0].partition(" This is typically")[0]
+    found = _GLOO_MESSAGE.search(line)
+    if found is not None:
+        return found[1]
+    return f"{type(error).__name__}: {line}"
 
 
 def user_code_failed(error: UserCodeError) -> wire.UserCodeFailed:

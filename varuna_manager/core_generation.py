@@ -219,8 +219,18 @@ def leave(turn: Turn, slot: Slot, rank: RankPhase, reason: str) -> None:
     if before is RankPhase.GONE or (rank is RankPhase.OUT and before in _FINISHED):
         return
     turn.put_generation(replace(generation, ranks={**generation.ranks, slot: rank}))
-    if before in (RankPhase.INVITED, RankPhase.STARTED):
+    if generation.phase is GenerationPhase.BREAKING and rank is RankPhase.GONE:
+        _blame(turn, reason)
+    elif before in (RankPhase.INVITED, RankPhase.STARTED):
         break_generation(turn, reason)
+
+
+def _blame(turn: Turn, reason: str) -> None:
+    """Name a lost VM as the cause of a break that its peers were faster to report."""
+    generation = turn.state.generation
+    assert generation is not None
+    turn.put_generation(replace(generation, break_reason=reason))
+    turn.state = replace(turn.state, plan_reason=reason)
 
 
 def lose_vm(turn: Turn, vm_id: str, reason: str) -> None:

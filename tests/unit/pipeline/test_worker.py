@@ -14,6 +14,7 @@ from spottrain.pipeline.generation import StopWish
 from spottrain.pipeline.worker import (
     MAX_MESSAGE_BYTES,
     SupervisorLink,
+    _reason,
     user_code_failed,
 )
 from spottrain.wire import Slot
@@ -102,3 +103,23 @@ def test_an_error_of_the_user_however_long_fits_into_a_message(
     assert isinstance(report, wire.UserCodeFailed)
     assert report.message.startswith("loss raised ValueError: " + letter)
     assert letter in report.traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError(
+                "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+                "[127.0.0.1]:4. This is typically caused by a remote worker crashing."
+            ),
+            "Connection closed by peer [127.0.0.1]:4.",
+        ),
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (RuntimeError(), "RuntimeError: "),
+    ],
+)
+def test_the_reason_of_a_break_is_one_line_without_advice(
+    error: Exception, reason: str
+) -> None:
+    assert _reason(error) == reason
