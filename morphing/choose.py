@@ -16,7 +16,7 @@ from spottrain.morphing.memory import (
 )
 from spottrain.morphing.partition import Fits, partition, spread
 from spottrain.morphing.placement import Device, place, take
-from spottrain.morphing.policy import break_even_s, slowdown
+from spottrain.morphing.policy import break_even_s, handicap
 from spottrain.morphing.simulator import least_step_s, simulate_step
 from spottrain.wire import (
     SCHEMA_VERSION,
@@ -325,7 +325,7 @@ def _candidate(
 def _cost_s(inputs: PlanInputs, plan: Plan) -> float:
     """Return the time of a mini-batch, what losses put at stake counted."""
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    return plan.predicted_step_s * slowdown(depth, width, inputs.lag_share)
+    return plan.predicted_step_s * handicap(depth, width, inputs.lag_share)
 
 
 def _virtual_nodes(inputs: PlanInputs) -> int:

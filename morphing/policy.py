@@ -43,37 +43,49 @@ class Outlook:
     """Losses no further apart are one; and so long the fleet must have been quiet before
     a plan is left that still runs."""
 
-    @property
-    def losses(self) -> int:
-        """Moments at which GPUs were lost: a burst is one."""
-        gaps = (b - a for a, b in itertools.pairwise(self.losses_at_s))
-        return bool(self.losses_at_s) + sum(gap > self.debounce_s for gap in gaps)
-
     def quiet_s(self, now_s: float) -> float:
         """Return the time to expect until the next loss.
 
-        The mean so far, the next loss counted as if it came now; or, if longer, half the
-        time since the last one: after a rough hour a calm fleet is trusted again.
+        Of the quiet times so far that were longer than the present one, what was left of
+        them by then, on the mean; as one more, the present one will last as long again.
+        So a fleet with long quiet times is trusted after a while, and one that was never
+        quiet for longer as long as it has been.
         """
-        mean_s = (now_s - self.since_s) / (self.losses + 1)
-        return max(mean_s, (now_s - self._last_s) / 2)
+        gaps, last_s = self._gaps()
+        quiet_s = now_s - last_s
+        left = [gap - quiet_s for gap in gaps if gap > quiet_s]
+        return (sum(left) + quiet_s) / (len(left) + 1)
 
-    def quiet_at_s(self, quiet_s: float) -> float:
-        """Return from when on ``quiet_s`` can be expected, if nothing is lost till then."""
-        mean_at_s = self.since_s + quiet_s * (self.losses + 1)
-        return min(mean_at_s, self._last_s + 2 * quiet_s)
+    def quiet_at_s(self, quiet_s: float, from_s: float) -> float:
+        """Return from when on ``quiet_s`` can be expected if nothing is lost till then.
 
-    @property
-    def _last_s(self) -> float:
-        return self.losses_at_s[-1] if self.losses_at_s else self.since_s
+        Nothing before ``from_s`` counts. What is expected falls while time passes, rises
+        where a quiet time so far is outlasted, and only rises once all are.
+        """
+        gaps, last_s = self._gaps()
+        been_s = max(0.0, from_s - last_s)
+        longer = sorted(gap for gap in gaps if gap > been_s)
+        total_s = sum(longer)
+        for number, gap in enumerate(longer):
+            count = len(longer) - number
+            if total_s - (count - 1) * been_s >= quiet_s * (count + 1):
+                return last_s + been_s
+            been_s = gap
+            total_s -= gap
+        return last_s + max(been_s, quiet_s)
+
+    def _gaps(self) -> tuple[list[float], float]:
+        """Return the quiet times between bursts of losses, and when the last loss was."""
+        moments = (self.since_s, *self.losses_at_s)
+        gaps = (after - before for before, after in itertools.pairwise(moments))
+        return [gap for gap in gaps if gap > self.debounce_s], moments[-1]
 
 
 def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float:
     """Return from when on it is right to leave ``present`` for ``new``.
 
-    It pays once the time to expect until the next loss (``Outlook.quiet_s``) exceeds the
-    time that ``new`` needs to make up for its cost. The longer nothing is lost, the more
-    pays.
+    It pays once the time to expect until the next loss (``Outlook.quiet_s``) is as long
+    as ``new`` needs to make up for its cost.
 
     Args:
         present: The plan that runs; one that does nothing is left at once.
@@ -89,8 +101,7 @@ def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float
     needed_s = break_even_s(present.examples_per_s, new.examples_per_s, new.cost_s)
     if needed_s >= left_s:
         return math.inf
-    quiet_at_s = outlook.quiet_at_s(needed_s)
-    return max(quiet_at_s, outlook.changed_at_s + outlook.debounce_s)
+    return outlook.quiet_at_s(needed_s, outlook.changed_at_s + outlook.debounce_s)
 
 
 def break_even_s(
@@ -131,7 +142,7 @@ def lag_share(outlook: Outlook, lag_s: float, now_s: float) -> float:
 
 
 def slowdown(depth: int, width: int, share: float) -> float:
-    """Return by what factor falling back to checkpoints slows a plan down.
+    """Return by what factor falling back to checkpoints slows a plan down, at least 1.
 
     A stage is gone when all its replicas are: with one replica at any loss, with two if
     of two losses the second hits the partner of the first (before its state has been
@@ -141,9 +152,14 @@ def slowdown(depth: int, width: int, share: float) -> float:
         depth: Pipeline depth.
         width: Replicas.
         share: See ``lag_share``.
-
-    Returns:
-        From 1 up to 1 + ``CAUTION``.
     """
     chance = {1: 1.0, 2: 1 / (2 * depth - 1)}.get(width, 0.0)
-    return 1 + min(CAUTION, chance * share)
+    return 1 + chance * share
+
+
+def handicap(depth: int, width: int, share: float) -> float:
+    """Return ``slowdown`` as far as it counts where plans are chosen.
+
+    How rough the next hour will be is a guess, how fast a plan is much less so.
+    """
+    return min(1 + CAUTION, slowdown(depth, width, share))

@@ -11,7 +11,7 @@ from functools import partial
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory import StageLoad, stage_bytes, stage_loads
 from spottrain.morphing.partition import partition, spread
-from spottrain.morphing.policy import CAUTION, slowdown
+from spottrain.morphing.policy import CAUTION, handicap
 from spottrain.morphing.simulator import least_step_s, simulate_step
 from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, Slot
 
@@ -54,7 +54,7 @@ class Shape:
 
 def _cost(share: float, shape: Shape) -> tuple[float, int]:
     """Return what a shape is judged by, least first: as in ``choose``."""
-    return shape.step_s * slowdown(shape.depth, shape.width, share), shape.depth
+    return shape.step_s * handicap(shape.depth, shape.width, share), shape.depth
 
 
 class Shapes:

@@ -24,6 +24,37 @@ ROOM = Room()
 CURRENCY = 1_000_000
 """Examples that a price is told for."""
 
+TraceArgument = Annotated[
+    Path,
+    typer.Argument(help="Rows 'milliseconds,add|remove,node' or 'date, time, count'."),
+]
+ProfileOption = Annotated[
+    Path, typer.Option(help="Model, profile and machines (see examples/profiles).")
+]
+FactsOption = Annotated[
+    Path | None,
+    typer.Option(help="'spottrain inspect -o json', for a profile without them."),
+]
+MinibatchOption = Annotated[
+    int | None, typer.Option(help="Examples; that of --profile if not given.")
+]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="Of each VM's GPU; that of --profile.")
+]
+PriceOption = Annotated[float | None, typer.Option(help="Of a VM; that of --profile.")]
+NoticeOption = Annotated[float, typer.Option(help="Notice before a VM goes; 0: none.")]
+MorphOption = Annotated[float, typer.Option(help="A morph, moving state apart.")]
+JoinOption = Annotated[
+    float, typer.Option(help="From a VM's coming to its being ready.")
+]
+RestartOption = Annotated[
+    float, typer.Option(help="Restarting everything from a checkpoint.")
+]
+CheckpointOption = Annotated[float, typer.Option(help="Between two checkpoints.")]
+SeedOption = Annotated[
+    int, typer.Option(help="Which VMs go, where a trace only counts them.")
+]
+
 
 class SimulateGroup(typer.core.TyperGroup):
     """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
@@ -41,47 +72,18 @@ def register(simulate: typer.Typer) -> None:
 
 
 def trace(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Rows 'milliseconds,add|remove,node' or 'date, time, count'."
-        ),
-    ],
-    profile: Annotated[
-        Path,
-        typer.Option(help="Model, profile and machines (see examples/profiles)."),
-    ],
-    facts: Annotated[
-        Path | None,
-        typer.Option(help="'spottrain inspect -o json', for a profile without them."),
-    ] = None,
-    minibatch_size: Annotated[
-        int | None, typer.Option(help="Examples; that of --profile if not given.")
-    ] = None,
-    gpu_memory_gib: Annotated[
-        float | None, typer.Option(help="Of each VM's GPU; that of --profile.")
-    ] = None,
-    usd_per_hour: Annotated[
-        float | None, typer.Option(help="Of a VM; that of --profile.")
-    ] = None,
-    notice_s: Annotated[
-        float, typer.Option(help="Notice before a VM goes; 0: none.")
-    ] = ROOM.notice_s,
-    morph_s: Annotated[
-        float, typer.Option(help="A morph, moving state apart.")
-    ] = ROOM.morph_s,
-    join_s: Annotated[
-        float, typer.Option(help="From a VM's coming to its being ready.")
-    ] = ROOM.join_s,
-    restart_s: Annotated[
-        float, typer.Option(help="Restarting everything from a checkpoint.")
-    ] = ROOM.restart_s,
-    checkpoint_every_s: Annotated[
-        float, typer.Option(help="Between two checkpoints.")
-    ] = ROOM.checkpoint_every_s,
-    seed: Annotated[
-        int, typer.Option(help="Which VMs go, where a trace only counts them.")
-    ] = 0,
+    file: TraceArgument,
+    profile: ProfileOption,
+    facts: FactsOption = None,
+    minibatch_size: MinibatchOption = None,
+    gpu_memory_gib: MemoryOption = None,
+    usd_per_hour: PriceOption = None,
+    notice_s: NoticeOption = ROOM.notice_s,
+    morph_s: MorphOption = ROOM.morph_s,
+    join_s: JoinOption = ROOM.join_s,
+    restart_s: RestartOption = ROOM.restart_s,
+    checkpoint_every_s: CheckpointOption = ROOM.checkpoint_every_s,
+    seed: SeedOption = 0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Play a trace of VMs that come and go, in virtual time, under several rules.

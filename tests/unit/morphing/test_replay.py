@@ -148,12 +148,8 @@ def test_width_only_keeps_the_first_depth() -> None:
             assert shape is None or shape.depth == 6
             return shape
 
-    known = shapes(6)
-    trace = lives((0, FOREVER), *[(i, FOREVER) for i in range(1, 14)], end_s=100)
-    calm = lives(*[(0, FOREVER)] * 6, *[(30, FOREVER)] * 8, end_s=100)
-    assert play(trace, known, Seen).examples > 0
-    outcome = play(calm, known, Seen)
-    assert outcome.morphs == 2
+    trace = lives(*[(0, FOREVER)] * 6, *[(30, FOREVER)] * 8, end_s=100)
+    assert play(trace, shapes(6), Seen).morphs == 2
 
 
 def test_restarts_throw_back_to_the_checkpoint_at_every_change() -> None:
@@ -169,7 +165,7 @@ def test_restarts_throw_back_to_the_checkpoint_at_every_change() -> None:
 
 def test_a_trace_with_too_few_vms_says_how_many_are_needed() -> None:
     trace = lives((0, FOREVER), (0, FOREVER), end_s=10)
-    with pytest.raises(PlanError, match=r"got at most 2 GPUs of .* needs [3-6]; take"):
+    with pytest.raises(PlanError, match=r"got at most 2 GPUs of .* needs 6; take"):
         compare(trace, shapes(6), QUICK)
 
 
@@ -203,19 +199,18 @@ def test_books_add_up_and_no_rule_beats_the_bound(
     assert comparison == compare(trace, known, room)
 
 
-def test_over_many_groups_ours_is_the_best_rule() -> None:
-    shares: dict[str, list[float]] = {rule.name: [] for rule in RULES}
+@pytest.mark.parametrize(("fewest", "at_least"), [(1, 1.0), (3, 0.98)])
+def test_over_many_groups_ours_is_the_best_rule(fewest: int, at_least: float) -> None:
+    """Where the model barely fits, a second replica is worth what nobody can foresee."""
+    totals = [0.0] * len(RULES)
+    known, room = shapes(fewest), replace(QUICK, join_s=3.0)
     for seed in range(60):
-        trace, known = spot_group(seed), shapes(3)
-        if known.best(trace.most_vms()) is not None:
-            room = replace(QUICK, join_s=3.0)
-            comparison = compare(trace, known, room)
-            for outcome in comparison.outcomes:
-                share = outcome.examples / max(1, comparison.most_examples)
-                shares[outcome.rule].append(share)
-    mean = {rule: sum(all_) / len(all_) for rule, all_ in shares.items()}
-    assert max(mean, key=lambda rule: mean[rule]) == WhenItPays.name
-    assert list(mean.values()) == sorted(mean.values(), reverse=True)
+        trace = spot_group(seed)
+        comparison = compare(trace, known, room)
+        for i, outcome in enumerate(comparison.outcomes):
+            totals[i] += outcome.examples / max(1, comparison.most_examples)
+    ours, *others = totals
+    assert ours >= at_least * max(others)
 
 
 # --- The real traces ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from spottrain.varuna_manager.cli import main
 from spottrain.wire import encode
 
 Run = Callable[..., tuple[int, str, str]]
-ROWS = ["0,add,a", "0,add,b", "60000,add,c", "300000,remove,a", "600000,add,d"]
+ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert "multiple" in told(trace, "--profile", profile, "--minibatch-size", "7")
     assert "notice_s" in told(trace, "--profile", profile, "--notice-s", "nan")
     tiny = tmp_path / "tiny.json"
-    tiny.write_text(encode(replace(workload(), gpu_memory_bytes=90 << 20)))
+    tiny.write_text(encode(replace(workload(), gpu_memory_bytes=76 << 20)))
     assert "take larger or more GPUs" in told(trace, "--profile", tiny)
     profile.write_text("{")
     assert "JSON" in told(trace, "--profile", profile)
