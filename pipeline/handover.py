@@ -126,14 +126,14 @@ class _Handover:
         )
         self._faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
-        todo = moves(
+        moving = moves(
             self._num_sections, records, agreement, owners_of(self._command.plan)
         )
         self._memory.hold(self._mine)
-        self._move([move for move in todo if move.source is not None], agreement)
+        self._move([move for move in moving if move.source is not None], agreement)
         loads = [
             move.section
-            for move in todo
+            for move in moving
             if move.source is None and move.target == self._rank
         ]
         self._load(loads, agreement)
@@ -142,7 +142,7 @@ class _Handover:
         # From here on every section is where it belongs: other copies may go.
         self._memory.keep_only(self._mine)
         moved = sum(
-            move.target == self._rank for move in todo if move.source is not None
+            move.target == self._rank for move in moving if move.source is not None
         )
         return HandoverResult(agreement, moved, len(loads))
 
@@ -161,14 +161,14 @@ class _Handover:
         self._memory.control.decision = agreement.decision
         self._memory.apply(agreement.decision, applies(mine, agreement), self._faults)
 
-    def _move(self, todo: Sequence[Move], agreement: Agreement) -> None:
+    def _move(self, moving: Sequence[Move], agreement: Agreement) -> None:
         sends = []
-        for move in todo:
+        for move in moving:
             if move.source == self._rank:
                 for span in self._memory.arenas[move.section].movable:
                     if span.numel():
                         sends.append(dist.isend(span, move.target))
-        for move in todo:
+        for move in moving:
             if move.target == self._rank:
                 assert move.source is not None
                 arena = self._memory.arenas[move.section]
