@@ -112,7 +112,10 @@ def stage_bytes(
     measured = profile.sections[sections.start : sections.stop]
     parameters = sum(section.param_bytes for section in own)
     optimizer = sum(section.optimizer_bytes for section in own)
-    saved = sum(section.saved_bytes for section in measured)
+    # What a section hands on within the stage is saved by the next one, whose profile
+    # leaves its input out.
+    handed_on = sum(section.output_bytes for section in measured[:-1])
+    saved = handed_on + sum(section.saved_bytes for section in measured)
     # The first section reads examples, the last one sends nothing.
     start, end = sections.start, sections.stop
     input_bytes = profile.sections[start - 1].output_bytes if start > 0 else 0
