@@ -96,7 +96,7 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
     assert memory.activations_bytes == 1001 + 1002 + 10
     assert memory.virtual_node_gradients_bytes == 2 * 500
     assert memory.buffers_bytes == 2 * (10 + 10)
-    assert memory.total_bytes == 500 + 500 + 1000 + 1200 + 40 + 2003 + 1000 + 40
+    assert memory.total_bytes == 500 + 500 + 1000 + 1200 + 40 + 2013 + 1000 + 40
 
 
 def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
