@@ -130,25 +130,25 @@ def _check(inputs: PlanInputs) -> None:
             "minibatch_size must be a multiple of microbatch_size: got "
             f"{sizes[0]} and {sizes[1]}; change one of them"
         )
-    if profile.microbatch_size != inputs.microbatch_size:
+    if inputs.microbatch_size not in profile.microbatch_sizes:
         raise PlanError(
-            f"the profile is of micro-batches of {profile.microbatch_size}: got "
+            f"the profile knows micro-batches of {profile.microbatch_sizes}: got "
             f"microbatch_size {inputs.microbatch_size}; calibrate again"
         )
-    if profile.fingerprint != facts.fingerprint or len(profile.sections) != len(
-        facts.sections
-    ):
+    measured = profile.sections_at(inputs.microbatch_size)
+    if profile.fingerprint != facts.fingerprint or len(measured) != len(facts.sections):
         raise PlanError(
             f"the profile is of another model: got {profile.fingerprint} with "
-            f"{len(profile.sections)} sections for {facts.fingerprint} with "
+            f"{len(measured)} sections for {facts.fingerprint} with "
             f"{len(facts.sections)}; calibrate again"
         )
-    if not profile.link_bandwidth_bytes_per_s > 0 <= profile.link_latency_s:
-        raise PlanError(
-            "a link needs a bandwidth above 0 and a latency of 0 or more: got "
-            f"{profile.link_bandwidth_bytes_per_s} bytes/s and "
-            f"{profile.link_latency_s} s; calibrate again"
-        )
+    for link in (profile.within_vm, profile.between_vms):
+        if not link.bandwidth_bytes_per_s > 0 <= link.latency_s:
+            raise PlanError(
+                "a link needs a bandwidth above 0 and a latency of 0 or more: got "
+                f"{link.bandwidth_bytes_per_s} bytes/s and {link.latency_s} s; "
+                "calibrate again"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +220,7 @@ class _StageBytes:
     def __init__(self, inputs: PlanInputs, depth: int, width: int) -> None:
         replica_bounds = spread(_virtual_nodes(inputs), width)
         self._inputs = inputs
+        self._measured = inputs.profile.sections_at(inputs.microbatch_size)
         self._apart = virtual_nodes_apart(replica_bounds, inputs.reduction)
         self.loads = stage_loads(
             inputs.schedule, depth, replica_bounds[1], inputs.recompute
@@ -229,7 +230,7 @@ class _StageBytes:
         """Return the bytes of ``stage`` if it has the sections [start, end)."""
         return stage_bytes(
             self._inputs.facts,
-            self._inputs.profile,
+            self._measured,
             range(start, end),
             self.loads[stage],
             virtual_nodes_apart=self._apart,
@@ -248,7 +249,7 @@ def _cut(
     inputs: PlanInputs, depth: int, fits: Fits | None = None
 ) -> tuple[int, ...] | None:
     """Cut the sections into stages that ``fits``, as evenly as that permits."""
-    sections = inputs.profile.sections
+    sections = inputs.profile.sections_at(inputs.microbatch_size)
     last_costs_s = [s.forward_s + s.backward_s for s in sections]
     costs_s = last_costs_s
     if inputs.recompute:

@@ -13,7 +13,14 @@ from spottrain.morphing.schedule import (
     make_schedule,
     max_in_flight,
 )
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, ScheduleKind
+from spottrain.wire import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    ScheduleKind,
+    SectionProfile,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,7 @@ def _recomputes(tasks: StageSchedule) -> int:
 
 def stage_bytes(
     facts: ModelFacts,
-    profile: Profile,
+    measured: Sequence[SectionProfile],
     sections: range,
     load: StageLoad,
     *,
@@ -103,24 +110,24 @@ def stage_bytes(
 
     Args:
         facts: Bytes of parameters (gradients have as many) and optimizer state.
-        profile: Bytes of activations for one micro-batch.
+        measured: Bytes of activations of all sections for one micro-batch.
         sections: The stage's sections, in order.
         load: Micro-batches at once.
         virtual_nodes_apart: Virtual nodes whose gradients are kept apart.
     """
     own = facts.sections[sections.start : sections.stop]
-    measured = profile.sections[sections.start : sections.stop]
+    mine = measured[sections.start : sections.stop]
     parameters = sum(section.param_bytes for section in own)
     optimizer = sum(section.optimizer_bytes for section in own)
     # What a section hands on within the stage is saved by the next one, whose profile
     # leaves its input out.
-    handed_on = sum(section.output_bytes for section in measured[:-1])
-    saved = handed_on + sum(section.saved_bytes for section in measured)
+    handed_on = sum(section.output_bytes for section in mine[:-1])
+    saved = handed_on + sum(section.saved_bytes for section in mine)
     # The first section reads examples, the last one sends nothing.
     start, end = sections.start, sections.stop
-    input_bytes = profile.sections[start - 1].output_bytes if start > 0 else 0
+    input_bytes = measured[start - 1].output_bytes if start > 0 else 0
     is_last = end == len(facts.sections)
-    output_bytes = 0 if is_last else measured[-1].output_bytes
+    output_bytes = 0 if is_last else mine[-1].output_bytes
     return StageMemory(
         parameters_bytes=parameters,
         gradients_bytes=parameters,
@@ -153,9 +160,10 @@ def plan_bytes(
     most = max(len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width))
     loads = stage_loads(plan.schedule, plan.pipeline_depth, most, plan.recompute)
     apart = virtual_nodes_apart(plan.replica_bounds, reduction)
+    measured = profile.sections_at(plan.microbatch_size)
     return tuple(
         stage_bytes(
-            facts, profile, plan.sections_of(p), load, virtual_nodes_apart=apart
+            facts, measured, plan.runs_of(p)[0], load, virtual_nodes_apart=apart
         )
         for p, load in enumerate(loads)
     )

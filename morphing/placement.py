@@ -68,10 +68,7 @@ def place(
     depth = len(stage_bounds) - 1
     owned = _owned_sections(previous)
     kept_bytes = [
-        [
-            _kept_bytes(facts, owned.get(d.slot, range(0)), stage_bounds, p)
-            for d in devices
-        ]
+        [_kept_bytes(facts, owned.get(d.slot, ()), stage_bounds, p) for d in devices]
         for p in range(depth)
     ]
     stages = _assign(devices, kept_bytes, width)
@@ -84,7 +81,7 @@ def place(
     return tuple(columns[p][d] for d in range(width) for p in range(depth))
 
 
-def _owned_sections(previous: Plan | None) -> dict[Slot, range]:
+def _owned_sections(previous: Plan | None) -> dict[Slot, tuple[int, ...]]:
     if previous is None:
         return {}
     return {
@@ -94,12 +91,12 @@ def _owned_sections(previous: Plan | None) -> dict[Slot, range]:
 
 
 def _kept_bytes(
-    facts: ModelFacts, owned: range, stage_bounds: Sequence[int], stage: int
+    facts: ModelFacts, owned: Sequence[int], stage_bounds: Sequence[int], stage: int
 ) -> int:
     """Return the bytes that need not move if who has ``owned`` gets ``stage``."""
-    start = max(owned.start, stage_bounds[stage])
-    end = min(owned.stop, stage_bounds[stage + 1])
-    return sum(s.param_bytes + s.optimizer_bytes for s in facts.sections[start:end])
+    wanted = range(stage_bounds[stage], stage_bounds[stage + 1])
+    kept = [facts.sections[k] for k in owned if k in wanted]
+    return sum(s.param_bytes + s.optimizer_bytes for s in kept)
 
 
 def _assign(

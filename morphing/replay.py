@@ -71,7 +71,7 @@ class Room:
 
     def pause_s(self, shape: Shape, profile: Profile, *, moves: bool) -> float:
         """Return the pause before ``shape``; ``moves`` if a worker fetches its state."""
-        fetch_s = shape.move_bytes / profile.link_bandwidth_bytes_per_s
+        fetch_s = shape.move_bytes / profile.between_vms.bandwidth_bytes_per_s
         return self.morph_s + (fetch_s if moves else 0.0)
 
 

@@ -13,7 +13,14 @@ from spottrain.morphing.memory import StageLoad, stage_bytes, stage_loads
 from spottrain.morphing.partition import partition, spread
 from spottrain.morphing.policy import CAUTION, handicap
 from spottrain.morphing.simulator import least_step_s, simulate_step
-from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, Slot
+from spottrain.wire import (
+    SCHEMA_VERSION,
+    ModelFacts,
+    Plan,
+    Profile,
+    SectionProfile,
+    Slot,
+)
 
 SHORT = 8
 """Micro-batches a stage of a schedule long enough to tell what its stages hold."""
@@ -75,7 +82,16 @@ class Shapes:
     def virtual_nodes(self) -> int:
         """Micro-batches of a mini-batch."""
         workload = self.workload
-        return workload.minibatch_size // workload.profile.microbatch_size
+        return workload.minibatch_size // self.microbatch_size
+
+    @property
+    def microbatch_size(self) -> int:
+        """The only one that the profile knows."""
+        return self.workload.profile.microbatch_sizes[0]
+
+    @property
+    def _measured(self) -> tuple[SectionProfile, ...]:
+        return self.workload.profile.sections_at(self.microbatch_size)
 
     def at(self, depth: int, width: int) -> Shape | None:
         """Return the shape ``depth`` x ``width``, or ``None`` if it cannot run."""
@@ -142,7 +158,7 @@ class Shapes:
         plan = Plan(
             pipeline_depth=depth,
             data_parallel_width=width,
-            microbatch_size=self.workload.profile.microbatch_size,
+            microbatch_size=self.microbatch_size,
             minibatch_size=self.workload.minibatch_size,
             schedule="varuna",
             recompute=True,
@@ -181,7 +197,7 @@ class Shapes:
         ), bounds
 
     def _bounds(self, loads: Sequence[StageLoad]) -> tuple[int, ...] | None:
-        sections = self.workload.profile.sections
+        sections = self._measured
         costs_s = [s.forward_s + s.recompute_s + s.backward_s for s in sections]
         last_s = [s.forward_s + s.backward_s for s in sections]
         cut = partial(partition, costs_s, len(loads), last_costs_s=last_s)
@@ -198,8 +214,7 @@ class Shapes:
 
     def _fits(self, loads: Sequence[StageLoad], stage: int, a: int, b: int) -> bool:
         """Return whether ``stage`` can hold the sections [a, b)."""
-        facts, profile = self.workload.facts, self.workload.profile
-        memory = stage_bytes(facts, profile, range(a, b), loads[stage])
+        memory = stage_bytes(self._facts, self._measured, range(a, b), loads[stage])
         return memory.total_bytes <= self.workload.gpu_memory_bytes
 
     def _simulate(self, plan: Plan) -> Shape:
@@ -224,23 +239,31 @@ def check_workload(workload: Workload) -> None:
             not be, or not finite; or facts, profile and mini-batch do not go together.
     """
     facts, profile = workload.facts, workload.profile
-    if profile.fingerprint != facts.fingerprint or len(profile.sections) != len(
-        facts.sections
-    ):
+    if len(profile.microbatches) != 1:
+        raise PlanError(
+            "a workload's profile must be of one micro-batch size: got "
+            f"{profile.microbatch_sizes}; leave the others out"
+        )
+    measured = profile.microbatches[0]
+    sections = measured.sections
+    if profile.fingerprint != facts.fingerprint or len(sections) != len(facts.sections):
         raise PlanError(
             f"the profile is of another model: got {profile.fingerprint} with "
-            f"{len(profile.sections)} sections for {facts.fingerprint} with "
+            f"{len(sections)} sections for {facts.fingerprint} with "
             f"{len(facts.sections)}; take facts and profile of one model"
         )
-    for section in profile.sections:
+    for section in sections:
         for name in ("forward_s", "backward_s", "recompute_s"):
             _positive(f"sections[{section.index}].{name}", getattr(section, name))
-    _positive("link_bandwidth_bytes_per_s", profile.link_bandwidth_bytes_per_s)
+    for link in ("within_vm", "between_vms"):
+        numbers = getattr(profile, link)
+        bandwidth = numbers.bandwidth_bytes_per_s
+        _positive(f"{link}.bandwidth_bytes_per_s", bandwidth)
+        _positive(f"{link}.latency_s", numbers.latency_s, or_zero=True)
     _positive("gpu_memory_bytes", workload.gpu_memory_bytes)
-    for name in ("link_latency_s", "optimizer_s_per_byte"):
-        _positive(name, getattr(profile, name), or_zero=True)
+    _positive("optimizer_s_per_byte", profile.optimizer_s_per_byte, or_zero=True)
     _positive("usd_per_hour", workload.usd_per_hour, or_zero=True)
-    sizes = workload.minibatch_size, profile.microbatch_size
+    sizes = workload.minibatch_size, measured.microbatch_size
     if min(sizes) < 1 or sizes[0] % sizes[1]:
         raise PlanError(
             "minibatch_size must be a multiple of the profile's microbatch_size: got "

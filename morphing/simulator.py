@@ -7,7 +7,7 @@ reductions, the gather of the commit, the optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
@@ -20,7 +20,7 @@ from spottrain.morphing.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction
+from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
 
 __all__ = [
     "Conditions",
@@ -91,7 +91,7 @@ def simulate_step(
         for p in range(depth)
     ]
     prepared_s = _tied_s(plan, facts, profile, reduced)
-    gather_s = (depth * width - 1) * profile.link_latency_s
+    gather_s = (depth * width - 1) * profile.between_vms.latency_s
     apply_s = profile.optimizer_s_per_byte * max(
         stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
     )
@@ -105,9 +105,11 @@ def simulate_step(
     )
 
 
-def stage_times(profile: Profile, sections: range, speed: float) -> StageTimes:
+def stage_times(
+    measured: Sequence[SectionProfile], sections: Iterable[int], speed: float
+) -> StageTimes:
     """Return what a micro-batch takes on a stage of ``sections`` at ``speed``."""
-    own = profile.sections[sections.start : sections.stop]
+    own = [measured[k] for k in sections]
     return StageTimes(
         forward_s=sum(s.forward_s for s in own) / speed,
         recompute_s=sum(s.recompute_s for s in own) / speed,
@@ -130,9 +132,10 @@ def least_step_s(
         speeds: As for ``simulate_step``.
     """
     count = len(plan.virtual_nodes_of(0))
+    measured = profile.sections_at(plan.microbatch_size)
     least_s = way_s = 0.0
     for p, link in enumerate([*_links(plan, profile), None]):
-        times = stage_times(profile, plan.sections_of(p), speeds[p])
+        times = stage_times(measured, plan.sections_of(p), speeds[p])
         once_s = times.forward_s + times.backward_s
         busy_s = count * once_s + recomputes[p] * times.recompute_s
         least_s = max(least_s, way_s + busy_s)
@@ -143,11 +146,11 @@ def least_step_s(
 
 def _links(plan: Plan, profile: Profile) -> list[Link]:
     """Return the links between neighbouring stages."""
+    link, measured = profile.between_vms, profile.sections_at(plan.microbatch_size)
     return [
         Link(
-            latency_s=profile.link_latency_s,
-            transfer_s=profile.sections[bound - 1].output_bytes
-            / profile.link_bandwidth_bytes_per_s,
+            latency_s=link.latency_s,
+            transfer_s=measured[bound - 1].output_bytes / link.bandwidth_bytes_per_s,
         )
         for bound in plan.stage_bounds[1:-1]
     ]
@@ -159,6 +162,7 @@ def _run_replicas(
     """Simulate every replica, those that are alike once."""
     depth = plan.pipeline_depth
     links = _links(plan, profile)
+    measured = profile.sections_at(plan.microbatch_size)
     lists: dict[int, Schedule] = {}
     known: dict[tuple[int, tuple[float, ...]], PipelineRun] = {}
     runs = []
@@ -171,7 +175,7 @@ def _run_replicas(
                     plan.schedule, depth, count, recompute=plan.recompute
                 )
             stages = [
-                stage_times(profile, plan.sections_of(p), own[p]) for p in range(depth)
+                stage_times(measured, plan.sections_of(p), own[p]) for p in range(depth)
             ]
             known[count, own] = simulate_pipeline(lists[count], stages, links)
         runs.append(known[count, own])
@@ -180,8 +184,9 @@ def _run_replicas(
 
 def _ring_s(ranks: int, num_bytes: float, profile: Profile) -> float:
     """Return the time of a ring all-reduce (2 (n - 1) messages of 1/n of the bytes)."""
-    message_s = num_bytes / ranks / profile.link_bandwidth_bytes_per_s
-    return 2 * (ranks - 1) * (profile.link_latency_s + message_s)
+    link = profile.between_vms
+    message_s = num_bytes / ranks / link.bandwidth_bytes_per_s
+    return 2 * (ranks - 1) * (link.latency_s + message_s)
 
 
 def _reduced_s(
@@ -191,7 +196,8 @@ def _reduced_s(
     width = len(drained_s)
     if reduction == "fast":
         return max(drained_s) + _ring_s(width, num_bytes, profile)
-    send_s = profile.link_latency_s + num_bytes / profile.link_bandwidth_bytes_per_s
+    link = profile.between_vms
+    send_s = link.latency_s + num_bytes / link.bandwidth_bytes_per_s
     summed_s = drained_s[0]
     for own_s in drained_s[1:]:
         summed_s = max(own_s, summed_s + send_s)

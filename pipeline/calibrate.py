@@ -32,14 +32,13 @@ from spottrain.pipeline.stage import StageModel
 from spottrain.pipeline.tool import answer
 from spottrain.pipeline.tracer import trace
 from spottrain.pipeline.tracking import TensorTracker
-from spottrain.wire import Profile, SectionProfile
+from spottrain.wire import LinkProfile, MicrobatchProfile, Profile, SectionProfile
 
 T = TypeVar("T")
 
 REPETITIONS = 5
-LOOPBACK_LATENCY_S = 3e-4
-"""Of one message between processes of one machine, over gloo."""
-LOOPBACK_BANDWIDTH_BYTES_PER_S = 1e9
+LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
+"""Between processes of one machine, over gloo."""
 
 
 def calibrate(
@@ -71,12 +70,15 @@ def calibrate(
     return Profile(
         fingerprint=fingerprint,
         device="cpu",
-        microbatch_size=microbatch_size,
-        sections=tuple(sections),
+        software=f"torch {torch.__version__}",
+        microbatches=(
+            MicrobatchProfile(
+                microbatch_size=microbatch_size, sections=tuple(sections)
+            ),
+        ),
         optimizer_s_per_byte=sum(optimizer_times) / total_bytes,
-        link_latency_s=LOOPBACK_LATENCY_S,
-        link_bandwidth_bytes_per_s=LOOPBACK_BANDWIDTH_BYTES_PER_S,
-        measured=True,
+        within_vm=LOOPBACK,
+        between_vms=LOOPBACK,
     )
 
 

@@ -148,7 +148,7 @@ class _Training:
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
-        sections = plan.sections_of(self._stage_index)
+        (sections,) = plan.runs_of(self._stage_index)
         self._arenas = {k: context.memory.arenas[k] for k in sections}
         tensors = {k: arena.parameters for k, arena in self._arenas.items()}
         self._stage = StageModel(context.job, context.layout, sections, tensors)

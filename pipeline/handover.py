@@ -109,7 +109,7 @@ class _Handover:
         self._faults = faults
         self._num_sections = command.plan.num_sections
         self._mine = (
-            tuple(command.plan.sections_of(rank % command.plan.pipeline_depth))
+            command.plan.sections_of(rank % command.plan.pipeline_depth)
             if rank < len(command.plan.slots)
             else ()
         )

@@ -184,7 +184,7 @@ def _document(
         "most_vms": played.most_vms(),
         "model": workload.facts.fingerprint,
         "device": profile.device,
-        "profile_measured": profile.measured,
+        "profile_origin": profile.origin,
         "profile_sources": list(workload.sources),
         "minibatch_size": workload.minibatch_size,
         "assumed": asdict(room),
@@ -210,7 +210,7 @@ def _row(outcome: Outcome, most: int) -> dict[str, Any]:
 
 def _parts(document: dict[str, Any]) -> list[Any]:
     length_s = document["trace_s"]
-    measured = "measured" if document["profile_measured"] else "not measured"
+    measured = document["profile_origin"]
     causes = [spent for spent in Spent if spent is not Spent.TRAINING]
     table = Table("rule", "examples", "of possible", "$/million", "morphs", *causes)
     for row in document["rules"]:

@@ -163,11 +163,12 @@ def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
 
 
 def _measured(profile: wire.Profile) -> str:
-    forward_s = sum(section.forward_s for section in profile.sections)
-    backward_s = sum(section.backward_s for section in profile.sections)
+    one = profile.microbatches[0]
+    forward_s = sum(section.forward_s for section in one.sections)
+    backward_s = sum(section.backward_s for section in one.sections)
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
-        f"ms for a micro-batch of {profile.microbatch_size}"
+        f"ms for a micro-batch of {one.microbatch_size}"
     )
 
 

@@ -10,6 +10,7 @@ unknown or missing field, a wrong type or another schema version raises ``WireEr
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -25,7 +26,7 @@ from spottrain.errors import WireError
 SCHEMA_VERSION = 1
 """Version of every message and file defined here."""
 
-ScheduleKind = Literal["varuna", "1f1b", "gpipe"]
+ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
 
 
@@ -73,7 +74,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionProfile:
-    """What calibration measured of one section at one micro-batch size."""
+    """What calibration measured of one section at one micro-batch size: medians."""
 
     index: int
     forward_s: float
@@ -83,6 +84,42 @@ class SectionProfile:
     """Tensors autograd keeps between forward and backward of one micro-batch."""
     output_bytes: int
     """The activation sent to the next section for one micro-batch."""
+    forward_spread: float = 0.0
+    """Standard deviation as a share of the median, robust to outliers; so are the others."""
+    backward_spread: float = 0.0
+    recompute_spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchProfile:
+    """All sections at one micro-batch size."""
+
+    microbatch_size: int
+    sections: tuple[SectionProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """Messages from one device to another: ``latency_s + bytes / bandwidth``."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    jitter: float = 0.0
+    """Standard deviation of that time as a share of it, robust to outliers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProfile:
+    """All-reduces over rings of one size: ``latency_s + bytes / bandwidth``."""
+
+    ranks: int
+    rings: int
+    """How many such rings were busy at once, over the same VMs."""
+    between_vms: bool
+    latency_s: float
+    """Of the whole all-reduce, without its bytes."""
+    bandwidth_bytes_per_s: float
+    """Bytes of the tensor over the time that they add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +127,45 @@ class Profile:
     """Primitives that depend on neither P, D nor the number of GPUs (Varuna, 4.3)."""
 
     fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
     device: str
-    microbatch_size: int
-    sections: tuple[SectionProfile, ...]
+    """What was measured, such as the name of the GPU."""
+    software: str
+    """Versions that the times depend on."""
+    microbatches: tuple[MicrobatchProfile, ...]
+    """By ascending micro-batch size."""
     optimizer_s_per_byte: float
     """Time of the optimizer step over the bytes of the parameters it updates."""
-    link_latency_s: float
-    link_bandwidth_bytes_per_s: float
-    measured: bool
-    """False for a profile written by hand or scaled from another device."""
+    within_vm: LinkProfile
+    between_vms: LinkProfile
+    rings: tuple[RingProfile, ...] = ()
+    """Empty: all-reduces are reckoned from the links."""
+    task_overhead_s: float = 0.0
+    """What a task takes beyond its sections' own time: bookkeeping, posting messages."""
+    origin: Literal["measured", "derived", "written"] = "measured"
+    """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
+    sources: tuple[str, ...] = ()
+    """Where the numbers of a derived or written profile are from."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The micro-batch sizes that it knows, ascending."""
+        return tuple(one.microbatch_size for one in self.microbatches)
+
+    def sections_at(self, microbatch_size: int) -> tuple[SectionProfile, ...]:
+        """Return all sections at a micro-batch size.
+
+        Raises:
+            WireError: The profile does not know that size.
+        """
+        for one in self.microbatches:
+            if one.microbatch_size == microbatch_size:
+                return one.sections
+        raise WireError(
+            f"the profile knows micro-batches of {self.microbatch_sizes}: got "
+            f"{microbatch_size}; calibrate again"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -114,9 +180,11 @@ class Slot:
 class Plan:
     """The immutable answer: who computes what (design: the words).
 
-    Rank ``replica * pipeline_depth + stage`` runs on ``slots[rank]``. Stage ``p`` owns
-    sections ``stage_bounds[p]`` up to ``stage_bounds[p + 1]``; replica ``d`` computes
-    virtual nodes ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``.
+    Rank ``replica * pipeline_depth + stage`` runs on ``slots[rank]``. The model is cut
+    into ``pipeline_depth * chunks`` runs of sections, run ``k`` from ``stage_bounds[k]``
+    up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p + pipeline_depth``
+    and so on. Replica ``d`` computes virtual nodes ``replica_bounds[d]`` up to
+    ``replica_bounds[d + 1]``.
     """
 
     pipeline_depth: int
@@ -129,6 +197,10 @@ class Plan:
     replica_bounds: tuple[int, ...]
     slots: tuple[Slot, ...]
     predicted_step_s: float
+    in_flight_bound: int | None = None
+    """Most micro-batches in flight on any stage; ``None``: what its schedule needs."""
+    chunks: int = 1
+    """Runs of sections that each stage has; more than one if interleaved."""
     devices_per_stage_replica: int = 1
     schema_version: int = SCHEMA_VERSION
 
@@ -139,7 +211,9 @@ class Plan:
             and width >= 1
             and self.microbatch_size >= 1
             and self.minibatch_size % self.microbatch_size == 0
-            and _is_cover(self.stage_bounds, depth)
+            and _is_cover(self.stage_bounds, depth * self.chunks)
+            and (self.schedule == "interleaved") == (self.chunks > 1)
+            and (self.in_flight_bound is None or self.in_flight_bound >= 1)
             and _is_cover(self.replica_bounds, width)
             and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
             and len(set(self.slots)) == len(self.slots) == depth * width
@@ -160,15 +234,21 @@ class Plan:
 
     def stage_of(self, section: int) -> int:
         """Return the stage that owns ``section``."""
-        return next(
-            p
-            for p in range(self.pipeline_depth)
-            if self.stage_bounds[p] <= section < self.stage_bounds[p + 1]
+        return (
+            bisect.bisect_right(self.stage_bounds, section) - 1
+        ) % self.pipeline_depth
+
+    def runs_of(self, stage: int) -> tuple[range, ...]:
+        """Return the runs of consecutive sections of ``stage``, one a chunk."""
+        bounds = self.stage_bounds
+        return tuple(
+            range(bounds[k], bounds[k + 1])
+            for k in range(stage, len(bounds) - 1, self.pipeline_depth)
         )
 
-    def sections_of(self, stage: int) -> range:
+    def sections_of(self, stage: int) -> tuple[int, ...]:
         """Return the sections of ``stage``."""
-        return range(self.stage_bounds[stage], self.stage_bounds[stage + 1])
+        return tuple(section for run in self.runs_of(stage) for section in run)
 
     def virtual_nodes_of(self, replica: int) -> range:
         """Return the virtual nodes that ``replica`` computes."""

@@ -162,21 +162,25 @@ class Stub:
 PROFILE = wire.Profile(
     fingerprint=FINGERPRINT,
     device="stub",
-    microbatch_size=1,
-    sections=(
-        wire.SectionProfile(
-            index=0,
-            forward_s=0.01,
-            backward_s=0.01,
-            recompute_s=0.01,
-            saved_bytes=1,
-            output_bytes=1,
+    software="software",
+    microbatches=(
+        wire.MicrobatchProfile(
+            microbatch_size=1,
+            sections=(
+                wire.SectionProfile(
+                    index=0,
+                    forward_s=0.01,
+                    backward_s=0.01,
+                    recompute_s=0.01,
+                    saved_bytes=1,
+                    output_bytes=1,
+                ),
+            ),
         ),
     ),
     optimizer_s_per_byte=1e-12,
-    link_latency_s=1e-4,
-    link_bandwidth_bytes_per_s=1e9,
-    measured=True,
+    within_vm=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+    between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
 )
 
 

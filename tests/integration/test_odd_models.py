@@ -74,7 +74,7 @@ def test_a_section_without_anything_to_train_is_calibrated(
             lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
         )
 
-    backwards_s = [section.backward_s for section in profile.sections]
+    backwards_s = [section.backward_s for section in profile.microbatches[0].sections]
     assert backwards_s[0] == 0.0
     assert min(backwards_s[1:]) > 0
 

@@ -241,20 +241,24 @@ def profile_of(facts: wire.ModelFacts) -> wire.Profile:
     return wire.Profile(
         fingerprint=facts.fingerprint,
         device="simulated",
-        microbatch_size=1,
-        sections=tuple(
-            wire.SectionProfile(
-                index=section.index,
-                forward_s=0.5,
-                backward_s=1.0,
-                recompute_s=0.5,
-                saved_bytes=1 << 20,
-                output_bytes=1 << 10,
-            )
-            for section in facts.sections
+        software="software",
+        microbatches=(
+            wire.MicrobatchProfile(
+                microbatch_size=1,
+                sections=tuple(
+                    wire.SectionProfile(
+                        index=section.index,
+                        forward_s=0.5,
+                        backward_s=1.0,
+                        recompute_s=0.5,
+                        saved_bytes=1 << 20,
+                        output_bytes=1 << 10,
+                    )
+                    for section in facts.sections
+                ),
+            ),
         ),
         optimizer_s_per_byte=0.0,
-        link_latency_s=1e-4,
-        link_bandwidth_bytes_per_s=1e9,
-        measured=True,
+        within_vm=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
     )

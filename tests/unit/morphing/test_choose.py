@@ -20,6 +20,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory import plan_bytes
 from spottrain.morphing.simulator import simulate_step
 from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
     ModelFacts,
     Profile,
     SectionFacts,
@@ -58,22 +60,27 @@ def measured(sections: int) -> Profile:
     return Profile(
         fingerprint="model",
         device="device",
-        microbatch_size=4,
-        sections=tuple(
-            SectionProfile(
-                index=i,
-                forward_s=0.010,
-                backward_s=0.020,
-                recompute_s=0.010,
-                saved_bytes=16 * MIB,
-                output_bytes=MIB if i < last else 0,
-            )
-            for i in range(sections)
+        software="software",
+        microbatches=(
+            MicrobatchProfile(
+                microbatch_size=4,
+                sections=tuple(
+                    SectionProfile(
+                        index=i,
+                        forward_s=0.010,
+                        backward_s=0.020,
+                        recompute_s=0.010,
+                        saved_bytes=16 * MIB,
+                        output_bytes=MIB if i < last else 0,
+                    )
+                    for i in range(sections)
+                ),
+            ),
         ),
         optimizer_s_per_byte=1e-10,
-        link_latency_s=1e-4,
-        link_bandwidth_bytes_per_s=1e9,
-        measured=False,
+        within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        origin="written",
     )
 
 
@@ -120,9 +127,15 @@ def test_the_fastest_shape_wins_and_the_others_say_by_how_much_they_lose() -> No
     assert row(choice, 3).unused_slots == 1
 
 
+def linked(profile: Profile, **changes: float) -> Profile:
+    """Return ``profile`` over other links."""
+    link = replace(profile.between_vms, **changes)
+    return replace(profile, within_vm=link, between_vms=link)
+
+
 def test_a_slow_network_makes_pipelines_deep() -> None:
     fast = inputs()
-    slow = replace(fast, profile=replace(fast.profile, link_bandwidth_bytes_per_s=1e7))
+    slow = replace(fast, profile=linked(fast.profile, bandwidth_bytes_per_s=1e7))
     fast_plan, slow_plan = choose_plan(fast).plan, choose_plan(slow).plan
     assert fast_plan is not None
     assert slow_plan is not None
@@ -218,14 +231,14 @@ def test_inputs_and_choice_travel_as_json() -> None:
         ({"minibatch_size": 0}, "must be a multiple"),
         ({"microbatch_size": 0}, "must be a multiple"),
         (
-            {"profile": replace(measured(8), link_bandwidth_bytes_per_s=math.nan)},
+            {"profile": linked(measured(8), bandwidth_bytes_per_s=math.nan)},
             "bandwidth above 0",
         ),
         (
-            {"profile": replace(measured(8), link_latency_s=-1.0)},
+            {"profile": linked(measured(8), latency_s=-1.0)},
             "latency of 0 or more",
         ),
-        ({"microbatch_size": 2}, "micro-batches of 4: got microbatch_size 2"),
+        ({"microbatch_size": 2}, r"micro-batches of \(4,\): got microbatch_size 2"),
         ({"facts": model(7)}, "of another model"),
     ],
 )

@@ -12,6 +12,8 @@ from spottrain.morphing.memory import (
     virtual_nodes_apart,
 )
 from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
     ModelFacts,
     Plan,
     Profile,
@@ -42,23 +44,29 @@ FACTS = ModelFacts(
 PROFILE = Profile(
     fingerprint="model",
     device="device",
-    microbatch_size=2,
-    sections=tuple(
-        SectionProfile(
-            index=i,
-            forward_s=1.0,
-            backward_s=2.0,
-            recompute_s=1.0,
-            saved_bytes=1000 + i,
-            output_bytes=10 if i < 3 else 0,
-        )
-        for i in range(4)
+    software="software",
+    microbatches=(
+        MicrobatchProfile(
+            microbatch_size=2,
+            sections=tuple(
+                SectionProfile(
+                    index=i,
+                    forward_s=1.0,
+                    backward_s=2.0,
+                    recompute_s=1.0,
+                    saved_bytes=1000 + i,
+                    output_bytes=10 if i < 3 else 0,
+                )
+                for i in range(4)
+            ),
+        ),
     ),
     optimizer_s_per_byte=0.0,
-    link_latency_s=0.0,
-    link_bandwidth_bytes_per_s=1.0,
-    measured=False,
+    within_vm=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    between_vms=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    origin="written",
 )
+MEASURED = PROFILE.sections_at(2)
 
 
 def plan(
@@ -87,7 +95,7 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
     None
 ):
     load = StageLoad(in_flight=3, inputs_held=4, recomputes=8)
-    memory = stage_bytes(FACTS, PROFILE, range(1, 3), load, virtual_nodes_apart=2)
+    memory = stage_bytes(FACTS, MEASURED, range(1, 3), load, virtual_nodes_apart=2)
     assert memory.parameters_bytes == 200 + 300
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 1000
@@ -101,16 +109,16 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
 
 def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
     load = StageLoad(in_flight=3, inputs_held=3, recomputes=0)
-    assert stage_bytes(FACTS, PROFILE, range(2), load).activations_bytes == 3 * 2011
+    assert stage_bytes(FACTS, MEASURED, range(2), load).activations_bytes == 3 * 2011
 
 
 def test_the_ends_of_the_pipeline_have_no_neighbour_to_hold_anything_for() -> None:
     load = StageLoad(in_flight=2, inputs_held=2, recomputes=0)
-    first = stage_bytes(FACTS, PROFILE, range(1), load)
+    first = stage_bytes(FACTS, MEASURED, range(1), load)
     assert (first.stash_bytes, first.buffers_bytes) == (0, 20)
-    last = stage_bytes(FACTS, PROFILE, range(3, 4), load)
+    last = stage_bytes(FACTS, MEASURED, range(3, 4), load)
     assert (last.stash_bytes, last.buffers_bytes) == (20, 20)
-    whole = stage_bytes(FACTS, PROFILE, range(4), load)
+    whole = stage_bytes(FACTS, MEASURED, range(4), load)
     assert (whole.stash_bytes, whole.buffers_bytes) == (0, 0)
 
 

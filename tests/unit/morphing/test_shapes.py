@@ -13,7 +13,7 @@ from tests.unit.morphing.test_choose import MIB
 from spottrain.morphing.choose import Device, PlanInputs, choose_plan
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.shapes import Shapes, Workload
-from spottrain.wire import Slot
+from spottrain.wire import SectionProfile, Slot
 
 
 def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
@@ -26,7 +26,7 @@ def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
             Device(slot=slot, memory_bytes=memory_bytes, speed=1.0) for slot in slots
         ),
         minibatch_size=load.minibatch_size,
-        microbatch_size=load.profile.microbatch_size,
+        microbatch_size=load.profile.microbatch_sizes[0],
         reduction="fast",
         lag_share=share,
     )
@@ -91,9 +91,20 @@ def profile_of(**changes: Any) -> Workload:
     return replace(workload(), profile=replace(workload().profile, **changes))
 
 
+SECTIONS = workload().profile.microbatches[0].sections
+
+
 def section_of(**changes: Any) -> Workload:
-    sections = workload().profile.sections
-    return profile_of(sections=(replace(sections[0], **changes), *sections[1:]))
+    return sections_of(replace(SECTIONS[0], **changes), *SECTIONS[1:])
+
+
+def sections_of(*sections: SectionProfile) -> Workload:
+    measured = replace(workload().profile.microbatches[0], sections=sections)
+    return profile_of(microbatches=(measured,))
+
+
+def link_of(**changes: float) -> Workload:
+    return profile_of(between_vms=replace(workload().profile.between_vms, **changes))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +116,10 @@ def section_of(**changes: Any) -> Workload:
         ),
         (section_of(backward_s=-1.0), r"sections\[0\].backward_s"),
         (section_of(recompute_s=0.0), r"sections\[0\].recompute_s"),
-        (profile_of(link_bandwidth_bytes_per_s=0.0), "link_bandwidth_bytes_per_s"),
-        (profile_of(link_latency_s=math.inf), "link_latency_s"),
+        (link_of(bandwidth_bytes_per_s=0.0), "between_vms.bandwidth_bytes_per_s"),
+        (link_of(latency_s=math.inf), "between_vms.latency_s"),
         (profile_of(fingerprint="other"), "of another model"),
-        (profile_of(sections=workload().profile.sections[1:]), "5 sections for model"),
+        (sections_of(*SECTIONS[1:]), "5 sections for model"),
         (replace(workload(), minibatch_size=66), "multiple"),
         (replace(workload(), minibatch_size=0), "multiple"),
         (replace(workload(), gpu_memory_bytes=0), "gpu_memory_bytes"),

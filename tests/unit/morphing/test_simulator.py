@@ -19,6 +19,8 @@ from spottrain.morphing.simulator import (
     simulate_step,
 )
 from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
     ModelFacts,
     Plan,
     Profile,
@@ -170,22 +172,27 @@ FACTS = ModelFacts(
 PROFILE = Profile(
     fingerprint="model",
     device="device",
-    microbatch_size=1,
-    sections=tuple(
-        SectionProfile(
-            index=i,
-            forward_s=1.0,
-            backward_s=2.0,
-            recompute_s=1.0,
-            saved_bytes=0,
-            output_bytes=0,
-        )
-        for i in range(4)
+    software="software",
+    microbatches=(
+        MicrobatchProfile(
+            microbatch_size=1,
+            sections=tuple(
+                SectionProfile(
+                    index=i,
+                    forward_s=1.0,
+                    backward_s=2.0,
+                    recompute_s=1.0,
+                    saved_bytes=0,
+                    output_bytes=0,
+                )
+                for i in range(4)
+            ),
+        ),
     ),
     optimizer_s_per_byte=0.001,
-    link_latency_s=LATENCY_S,
-    link_bandwidth_bytes_per_s=BYTES_PER_S,
-    measured=False,
+    within_vm=LinkProfile(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S),
+    between_vms=LinkProfile(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S),
+    origin="written",
 )
 
 
@@ -272,8 +279,9 @@ def test_no_step_falls_below_its_bound(
     some = replace(
         plan(depth, width, virtual_nodes), schedule=kind, recompute=recompute
     )
-    sections = [replace(s, output_bytes=output_bytes) for s in PROFILE.sections]
-    profile = replace(PROFILE, sections=tuple(sections))
+    sections = [replace(s, output_bytes=output_bytes) for s in PROFILE.sections_at(1)]
+    measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
+    profile = replace(PROFILE, microbatches=(measured,))
     loads = stage_loads(kind, depth, some.replica_bounds[1], recompute)
     speeds = speeds[: depth * width]
     least_s = least_step_s(some, profile, [load.recomputes for load in loads], speeds)

@@ -23,7 +23,10 @@ INT = st.integers(-(2**53), 2**53)
 def plans(draw: st.DrawFn) -> wire.Plan:
     depth, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     microbatch_size = draw(st.integers(1, 4))
-    stages = draw(st.lists(st.integers(1, 3), min_size=depth, max_size=depth))
+    schedule = draw(st.sampled_from(get_args(wire.ScheduleKind)))
+    chunks = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
+    runs = depth * chunks
+    stages = draw(st.lists(st.integers(1, 3), min_size=runs, max_size=runs))
     replicas = draw(st.lists(st.integers(1, 3), min_size=width, max_size=width))
     bounds = [0], [0]
     for cuts, sizes in zip(bounds, (stages, replicas), strict=True):
@@ -34,7 +37,7 @@ def plans(draw: st.DrawFn) -> wire.Plan:
         data_parallel_width=width,
         microbatch_size=microbatch_size,
         minibatch_size=microbatch_size * bounds[1][-1],
-        schedule=draw(st.sampled_from(get_args(wire.ScheduleKind))),
+        schedule=schedule,
         recompute=draw(st.booleans()),
         stage_bounds=tuple(bounds[0]),
         replica_bounds=tuple(bounds[1]),
@@ -43,6 +46,8 @@ def plans(draw: st.DrawFn) -> wire.Plan:
             for index in range(depth * width)
         ),
         predicted_step_s=draw(st.floats(0, 1e6)),
+        in_flight_bound=draw(st.none() | st.integers(1, 8)),
+        chunks=chunks,
     )
 
 

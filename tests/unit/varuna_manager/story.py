@@ -50,12 +50,16 @@ FACTS = wire.ModelFacts(
 PROFILE = wire.Profile(
     fingerprint="model",
     device="cpu",
-    microbatch_size=1,
-    sections=(),
+    software="software",
+    microbatches=(
+        wire.MicrobatchProfile(
+            microbatch_size=1,
+            sections=(),
+        ),
+    ),
     optimizer_s_per_byte=0.0,
-    link_latency_s=0.0,
-    link_bandwidth_bytes_per_s=1.0,
-    measured=True,
+    within_vm=wire.LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    between_vms=wire.LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
 )
 
 OFFER = Offer(

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli import main
-from spottrain.varuna_manager.config import load_config
 
 Run = Callable[..., tuple[int, str, str]]
 TIMES = {"forward_s": 1.0, "backward_s": 2.0}
@@ -202,13 +200,3 @@ def test_no_file_is_said_too(run: Run, tmp_path: Path) -> None:
     code, _, err = run("simulate", "step", tmp_path)
     assert code == 2
     assert "cannot be read" in err
-
-
-def test_a_job_cannot_choose_interleaved_yet(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "name: a\nentrypoint: a:b\nminibatch_size: 8\nsteps: 1\n"
-        "morphing: {schedule: interleaved}\n"
-    )
-    with pytest.raises(ConfigError, match="got 'interleaved'"):
-        load_config(file)

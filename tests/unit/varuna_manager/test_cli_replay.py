@@ -62,7 +62,7 @@ def test_the_answer_tells_examples_lost_time_and_dollars_of_every_rule(
         assert 0 < row["examples"] <= document["all_knowing"]["examples"]
         spent_s = row["training_s"] + sum(row["lost_s"].values())
         assert spent_s == pytest.approx(document["trace_s"])
-    assert document["profile_measured"] is False
+    assert document["profile_origin"] == "written"
     code, out, _ = run(*command)
     assert code == 0
     assert "all-knowing" in out
