@@ -222,6 +222,7 @@ class _StageBytes:
         self._inputs = inputs
         self._measured = inputs.profile.sections_at(inputs.microbatch_size)
         self._apart = virtual_nodes_apart(replica_bounds, inputs.reduction)
+        self._width = width
         self.loads = stage_loads(
             inputs.schedule, depth, replica_bounds[1], inputs.recompute
         )
@@ -231,9 +232,10 @@ class _StageBytes:
         return stage_bytes(
             self._inputs.facts,
             self._measured,
-            range(start, end),
+            (range(start, end),),
             self.loads[stage],
             virtual_nodes_apart=self._apart,
+            width=self._width,
         ).total_bytes
 
     def fits(self, room_bytes: int, stage: int, start: int, end: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,14 +19,12 @@ from spottrain.morphing.loops.quanta import play_quanta
 from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.loops.stage import RUNS, peaks
 from spottrain.morphing.loops.types import Codes, Numbers
-from spottrain.wire import ScheduleKind
+from spottrain.wire import MOST_CHUNKS, ScheduleKind
 
-Kind: TypeAlias = ScheduleKind | Literal["interleaved"]
-"""``interleaved`` can be simulated; the runtime does not run it yet."""
+Kind: TypeAlias = ScheduleKind
+"""The name that people give on the command line is the plan's own."""
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and how often it comes."""
-MOST_CHUNKS = 42
-"""Codes of more do not fit into a byte."""
 QUANTA_A_STAGE = 8
 """Quanta before Varuna's rule repeats itself, for every stage: a guess."""
 ROOM_A_STAGE = 64

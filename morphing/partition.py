@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.loops.compiled import fast
+from spottrain.morphing.loops.cut import cut
 
 Costs = npt.NDArray[np.float64]
 Fits = Callable[[int, int, int], bool]
@@ -23,6 +25,7 @@ def partition(
     stages: int,
     fits: Fits | None = None,
     last_costs_s: Sequence[float] | None = None,
+    most_s: float = math.inf,
 ) -> tuple[int, ...] | None:
     """Cut sections into stages so that the costliest stage costs the least.
 
@@ -30,12 +33,14 @@ def partition(
     bottleneck is given, the most even one. The same input gives the same cut.
 
     Args:
-        costs_s: Time of each section for one micro-batch, 0 or more.
+        costs_s: Time of each section for one micro-batch, 0 or more. Embedding and head
+            are sections like all others, as long as they were measured to take.
         stages: Number of stages.
         fits: Called as ``fits(stage, start, end)``: whether that stage can hold the
             sections from ``start`` up to ``end``; all can if not given.
         last_costs_s: Time of each section where it is in the last stage, which may
             differ because that stage never recomputes; ``costs_s`` if not given.
+        most_s: What no stage may exceed; ``fits`` is asked about no others.
 
     Returns:
         Bounds of the stages, or ``None`` if no cut fits.
@@ -56,14 +61,15 @@ def partition(
             f"section times must be finite and not negative: got {list(costs_s)} and "
             f"{list(last_costs_s)} in the last stage; calibrate again"
         )
-    run_costs = [_run_costs(costs_s)] * (stages - 1) + [_run_costs(last_costs_s)]
+    run_costs = [_run_costs(costs_s, most_s), _run_costs(last_costs_s, most_s)]
+    which = [0] * (stages - 1) + [1]
     if fits is not None:
-        run_costs = [_forbid(r, stages, p, fits) for p, r in enumerate(run_costs)]
-    bottleneck = _cheapest(run_costs, np.maximum)[0]
-    if bottleneck == np.inf:
-        return None
-    squares = [np.where(runs <= bottleneck, runs**2, np.inf) for runs in run_costs]
-    return _cheapest(squares, np.add)[1]
+        run_costs = [_allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)]
+        which = list(range(stages))
+    bottleneck, bounds = fast(cut, stages * count * count)(
+        np.stack(run_costs), np.array(which, np.int64)
+    )
+    return None if bottleneck == math.inf else tuple(bounds.tolist())
 
 
 def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
@@ -84,38 +90,21 @@ def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
     return tuple(share * i + min(i, larger) for i in range(replicas + 1))
 
 
-def _run_costs(costs_s: Sequence[float]) -> Costs:
-    """Return the cost of every run [start, end), infinite where it is empty."""
-    sums = np.array([math.fsum(costs_s[:i]) for i in range(len(costs_s) + 1)])
-    starts, ends = np.ix_(range(len(sums)), range(len(sums)))
-    return np.where(starts < ends, sums[ends] - sums[starts], np.inf)
+def _run_costs(costs_s: Sequence[float], most_s: float) -> Costs:
+    """Return the cost of every run [start, end), infinite where it is not allowed."""
+    sums = np.concatenate(([0.0], np.cumsum(costs_s)))
+    runs = sums[None, :] - sums[:, None]
+    allowed = np.triu(np.ones_like(runs, bool), 1) & (runs <= most_s)
+    return np.where(allowed, runs, np.inf)
 
 
-def _forbid(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
+def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
     """Return ``runs`` with those infinite that ``stage`` cannot hold."""
-    allowed = runs.copy()
+    allowed = np.full_like(runs, np.inf)
     count = len(runs) - 1
     # The stages before and after need a section each.
-    for start in range(stage, count - (stages - stage) + 1):
-        for end in range(start + 1, count - (stages - stage - 1) + 1):
-            if not fits(stage, start, end):
-                allowed[start, end] = np.inf
+    first, end = stage, count - (stages - stage - 1)
+    for start, stop in np.argwhere(np.isfinite(runs[first:end, : end + 1])).tolist():
+        if fits(stage, first + start, stop):
+            allowed[first + start, stop] = runs[first + start, stop]
     return allowed
-
-
-def _cheapest(
-    run_costs: Sequence[Costs], combine: np.ufunc
-) -> tuple[float, tuple[int, ...]]:
-    """Return the least combined cost of one run a stage, and the bounds that give it."""
-    count = run_costs[0].shape[0] - 1
-    best = np.full(count + 1, np.inf)
-    best[0] = 0.0
-    starts = []
-    for runs in run_costs:
-        totals = combine(best[:, None], runs)
-        starts.append(totals.argmin(axis=0))
-        best = totals.min(axis=0)
-    bounds = [count]
-    for start_of in reversed(starts):
-        bounds.append(int(start_of[bounds[-1]]))
-    return float(best[count]), tuple(reversed(bounds))

@@ -1,12 +1,25 @@
-"""Which slot computes which stage: few sections move, and no VM holds them all."""
+"""Which slot computes which stage and replica.
+
+No VM holds all replicas of a stage; a pipeline is as fast as its slowest device, so like
+devices share one; and few sections move: in this order.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spottrain.wire import ModelFacts, Plan, Slot
+
+ALIKE = 0.05
+"""Stages whose times differ by no more are equally heavy: sections stay where they are
+rather than gain that little."""
+
+Kept = Sequence[Mapping[int, int]]
+"""For each device the bytes that need not move, by the stage that it might get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +30,8 @@ class Device:
     memory_bytes: int
     speed: float
     """Relative to the device of the profile; 2 computes twice as fast."""
+    usd_per_hour: float = 0.0
+    """Its share of the VM's price; 0 where prices do not matter."""
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:
@@ -46,89 +61,141 @@ def place(
     width: int,
     facts: ModelFacts,
     previous: Plan | None,
+    *,
+    stage_s: Sequence[float] | None = None,
+    chunks: int = 1,
 ) -> tuple[Device, ...]:
     """Give every device a stage and a replica.
 
-    A device stays with the sections it has in ``previous`` where it can, by their
-    bytes. The others are dealt out in the order of their names, so that the slots of a
-    VM are neighbours in a pipeline. Where all replicas of a stage came to lie on one
-    VM, one of them changes places. Within a stage the fastest goes to replica 0, so
-    that slow ones share a replica.
+    As many replicas as can be are made of devices of one speed, which is the most that a
+    fleet can compute (a pipeline goes at its slowest device's pace). Of what is left over,
+    the faster get the heavier stages. Where that leaves a choice, a device stays with the
+    sections it has in ``previous``, by their bytes. The others are dealt out in the order
+    of their names, so that the slots of a VM are neighbours in a pipeline. Where all
+    replicas of a stage came to lie on one VM, one of them changes places, if possible with
+    a device of its speed. Replicas are ordered from fast to slow, a mixed one after those
+    of like devices that are no faster.
 
     Args:
         devices: What ``take`` returned: exactly one a place.
-        stage_bounds: Sections of the stages.
+        stage_bounds: Runs of sections, as in ``Plan.stage_bounds``.
         width: Replicas.
         facts: Bytes of the sections.
         previous: The plan that runs now, if one does.
+        stage_s: What a micro-batch takes on each stage; alike if not given.
+        chunks: Runs of sections that each stage has.
 
     Returns:
         The devices in the order of ranks, as in ``Plan.slots``.
     """
-    depth = len(stage_bounds) - 1
-    owned = _owned_sections(previous)
-    kept_bytes = [
-        [_kept_bytes(facts, owned.get(d.slot, ()), stage_bounds, p) for d in devices]
-        for p in range(depth)
-    ]
-    stages = _assign(devices, kept_bytes, width)
+    depth = (len(stage_bounds) - 1) // chunks
+    stage_s = [1.0] * depth if stage_s is None else stage_s
+    kept = _kept_bytes(devices, stage_bounds, depth, facts, previous)
+    stages = _assign(devices, kept, _rooms(devices, kept, stage_s))
     if width > 1:
-        _separate(devices, kept_bytes, stages)
-    columns = [
-        sorted((devices[i] for i in stage), key=lambda d: (-d.speed, d.slot))
-        for stage in stages
-    ]
-    return tuple(columns[p][d] for d in range(width) for p in range(depth))
-
-
-def _owned_sections(previous: Plan | None) -> dict[Slot, tuple[int, ...]]:
-    if previous is None:
-        return {}
-    return {
-        slot: previous.sections_of(rank % previous.pipeline_depth)
-        for rank, slot in enumerate(previous.slots)
-    }
+        _separate(devices, kept, stages)
+    replicas = _line_up([[devices[i] for i in stage] for stage in stages], stage_s)
+    return tuple(device for replica in replicas for device in replica)
 
 
 def _kept_bytes(
-    facts: ModelFacts, owned: Sequence[int], stage_bounds: Sequence[int], stage: int
-) -> int:
-    """Return the bytes that need not move if who has ``owned`` gets ``stage``."""
-    wanted = range(stage_bounds[stage], stage_bounds[stage + 1])
-    kept = [facts.sections[k] for k in owned if k in wanted]
-    return sum(s.param_bytes + s.optimizer_bytes for s in kept)
+    devices: Sequence[Device],
+    stage_bounds: Sequence[int],
+    depth: int,
+    facts: ModelFacts,
+    previous: Plan | None,
+) -> Kept:
+    """Return what each device has of each stage; those of an old stage share one map."""
+    nothing: Counter[int] = Counter()
+    if previous is None:
+        return [nothing] * len(devices)
+    stage_of = [
+        run % depth
+        for run, (start, end) in enumerate(itertools.pairwise(stage_bounds))
+        for _ in range(start, end)
+    ]
+    had: list[Counter[int]] = [Counter() for _ in range(previous.pipeline_depth)]
+    for p, kept in enumerate(had):
+        for k in previous.sections_of(p):
+            section = facts.sections[k]
+            kept[stage_of[k]] += section.param_bytes + section.optimizer_bytes
+    of_slot = {
+        slot: had[rank % previous.pipeline_depth]
+        for rank, slot in enumerate(previous.slots)
+    }
+    return [of_slot.get(device.slot, nothing) for device in devices]
+
+
+def _rooms(
+    devices: Sequence[Device], kept: Kept, stage_s: Sequence[float]
+) -> list[Counter[float]]:
+    """Return how many devices of each speed every stage is to have.
+
+    Each speed gives every stage equally many, for replicas of like devices. What remains
+    makes up mixed replicas, in the order of speeds: so no other way has more replicas of
+    any speed or above. In each, faster devices get heavier stages; of equally heavy ones,
+    those whose sections more of the fast and fewer of the slow devices have.
+    """
+    depth = len(stage_s)
+    fleet = Counter(device.speed for device in devices)
+    rooms = [Counter({v: n // depth for v, n in fleet.items()}) for _ in stage_s]
+    left = [v for v in sorted(fleet, reverse=True) for _ in range(fleet[v] % depth)]
+    keepers: list[Counter[float]] = [Counter() for _ in stage_s]
+    for device, own in zip(devices, kept, strict=True):
+        if left and own:
+            keepers[max(own, key=lambda p: (own[p], -p))][device.speed] += 1
+    for first in range(0, len(left), depth):
+        speeds = left[first : first + depth]
+        order = sorted(
+            range(depth),
+            key=lambda p: (
+                -_weight(stage_s[p]),
+                keepers[p][speeds[-1]] - keepers[p][speeds[0]],
+            ),
+        )
+        for p, speed in zip(order, speeds, strict=True):
+            rooms[p][speed] += 1
+    return rooms
+
+
+def _weight(stage_s: float) -> int:
+    """Return a number that is the same for times that are alike."""
+    return round(math.log(max(stage_s, 1e-12)) / math.log(1 + ALIKE))
 
 
 def _assign(
-    devices: Sequence[Device], kept_bytes: Sequence[Sequence[int]], width: int
+    devices: Sequence[Device], kept: Kept, rooms: list[Counter[float]]
 ) -> list[list[int]]:
     """Return the devices' numbers by stage: greatest keepers first, then in turn."""
-    depth = len(kept_bytes)
+    depth = len(rooms)
     stages: list[list[int]] = [[] for _ in range(depth)]
-    order = sorted(range(len(devices)), key=lambda i: devices[i].slot)
+    slots = [(device.slot.vm_id, device.slot.index) for device in devices]
+    order = sorted(range(len(devices)), key=slots.__getitem__)
     keepers = sorted(
-        ((p, i) for i in order for p in range(depth) if kept_bytes[p][i]),
-        key=lambda pair: -kept_bytes[pair[0]][pair[1]],
+        ((p, i) for i in order for p in sorted(kept[i])),
+        key=lambda pair: -kept[pair[1]][pair[0]],
     )
     waiting = dict.fromkeys(order)
+
+    def put(p: int, i: int) -> None:
+        stages[p].append(i)
+        rooms[p][devices[i].speed] -= 1
+
     for p, i in keepers:
-        if i in waiting and len(stages[p]) < width:
-            stages[p].append(i)
+        if i in waiting and rooms[p][devices[i].speed]:
+            put(p, i)
             del waiting[i]
-    turn = 0
+    turns: Counter[float] = Counter()
     for i in waiting:
-        while len(stages[turn % depth]) == width:
-            turn += 1
-        stages[turn % depth].append(i)
-        turn += 1
+        speed = devices[i].speed
+        while not rooms[turns[speed] % depth][speed]:
+            turns[speed] += 1
+        put(turns[speed] % depth, i)
+        turns[speed] += 1
     return stages
 
 
-def _separate(
-    devices: Sequence[Device],
-    kept_bytes: Sequence[Sequence[int]],
-    stages: list[list[int]],
-) -> None:
+def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) -> None:
     """Change places until no stage has all its replicas on one VM.
 
     A partner always exists: outside the VM there are as many devices as stages, this
@@ -140,10 +207,11 @@ def _separate(
             continue
         swaps = [
             (
-                kept_bytes[p][j]
-                + kept_bytes[q][i]
-                - kept_bytes[p][i]
-                - kept_bytes[q][j],
+                devices[i].speed == devices[j].speed,
+                kept[j].get(p, 0)
+                + kept[i].get(q, 0)
+                - kept[i].get(p, 0)
+                - kept[j].get(q, 0),
                 i,
                 j,
                 q,
@@ -154,5 +222,52 @@ def _separate(
             if devices[j].slot.vm_id != vm_id
             for i in stage
         ]
-        _, i, j, q = max(swaps)
+        *_, i, j, q = max(swaps)
         stage[stage.index(i)], stages[q][stages[q].index(j)] = j, i
+
+
+def _line_up(
+    stages: Sequence[Sequence[Device]], stage_s: Sequence[float]
+) -> list[list[Device]]:
+    """Make the devices of the stages into replicas, from fast to slow."""
+    by_speed: list[defaultdict[float, list[Device]]] = []
+    for stage in stages:
+        by_speed.append(defaultdict(list))
+        for device in sorted(stage, key=lambda d: (d.slot.vm_id, d.slot.index)):
+            by_speed[-1][device.speed].append(device)
+    replicas: list[list[Device]] = []
+    left: list[list[Device]] = [[] for _ in stages]
+    for speed in sorted(set().union(*by_speed), reverse=True):
+        columns = [own[speed] for own in by_speed]
+        pure = min(map(len, columns))
+        if pure:
+            replicas += _neighbours([column[:pure] for column in columns])
+        for p, column in enumerate(columns):
+            left[p] += column[pure:]
+    replicas += [list(mixed) for mixed in zip(*left, strict=True)]
+    slowest_s = [
+        max(s / d.speed for s, d in zip(stage_s, replica, strict=True))
+        for replica in replicas
+    ]
+    order = sorted(range(len(replicas)), key=slowest_s.__getitem__)
+    return [replicas[d] for d in order]
+
+
+def _neighbours(columns: Sequence[Sequence[Device]]) -> list[list[Device]]:
+    """Make replicas of equally many devices a stage, slots of a VM one after the other."""
+    replicas = [[device] for device in columns[0]]
+    for column in columns[1:]:
+        waiting: defaultdict[str, deque[Device]] = defaultdict(deque)
+        for device in column:
+            waiting[device.slot.vm_id].append(device)
+        alone = []
+        for replica in replicas:
+            near = waiting[replica[-1].slot.vm_id]
+            if near:
+                replica.append(near.popleft())
+            else:
+                alone.append(replica)
+        rest = itertools.chain.from_iterable(waiting.values())
+        for replica, device in zip(alone, rest, strict=True):
+            replica.append(device)
+    return replicas

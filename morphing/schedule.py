@@ -5,14 +5,16 @@ it). ``next_task`` reads a stage's list and ``Progress`` and says what to run no
 executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
 that what is simulated is what runs.
 
-On every stage forwards and backwards run in ascending order of their micro-batch. Links
-are first in, first out, so activations and gradients arrive in that order too, and the
-whole state of a stage is a handful of counts.
+On every stage forwards and backwards run in ascending order of their micro-batch, for each
+of an interleaved schedule's chunks. Links are first in, first out, so activations and
+gradients arrive in the order in which the neighbours' lists make them (``arrivals``), and
+the whole state of a stage is a handful of counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -119,7 +121,8 @@ def max_in_flight(tasks: Iterable[Task]) -> int:
     """Return the most micro-batches that a stage following ``tasks`` has in flight.
 
     In flight: forwarded, and not yet through the backward. Each holds its stashed input
-    or, on a stage that does not recompute, its saved tensors.
+    or, on a stage that does not recompute, its saved tensors. A micro-batch counts once
+    for each chunk of an interleaved schedule.
     """
     in_flight = peak = 0
     for task in tasks:
@@ -129,6 +132,52 @@ def max_in_flight(tasks: Iterable[Task]) -> int:
         elif task.work is Work.BACKWARD:
             in_flight -= 1
     return peak
+
+
+Unit = tuple[int, int]
+"""A micro-batch in one of a stage's chunks: what one forward and one backward deal with."""
+
+
+def arrivals(
+    lists: Sequence[StageSchedule], stage: int
+) -> tuple[tuple[Unit, ...], tuple[Unit, ...]]:
+    """Return what comes in at a stage, activations and gradients, each in its order.
+
+    The neighbours' lists say it, and no message has to. Activations come from the stage
+    before; those of chunks after the first come to stage 0 from the last stage, so that
+    the stages of an interleaved schedule form a ring. Gradients go the other way.
+
+    Args:
+        lists: Of all stages.
+        stage: Whose neighbours' lists are read.
+    """
+    last = len(lists) - 1
+    chunks = 1 + max(task.chunk for task in lists[stage])
+    before, up = (stage - 1, 0) if stage else (last, 1)
+    after, down = (stage + 1, 0) if stage < last else (0, 1)
+    return (
+        tuple(
+            (task.microbatch, task.chunk + up)
+            for task in lists[before]
+            if task.work is Work.FORWARD and task.chunk + up < chunks
+        ),
+        tuple(
+            (task.microbatch, task.chunk - down)
+            for task in lists[after]
+            if task.work is Work.BACKWARD and task.chunk >= down
+        ),
+    )
+
+
+@dataclass(slots=True)
+class ChunkCounts:
+    """What has arrived and what is done of one of a stage's chunks."""
+
+    recomputes: bool
+    activations: int = 0
+    gradients: int = 0
+    forwards: int = 0
+    backwards: int = 0
 
 
 class Progress:
@@ -142,22 +191,24 @@ class Progress:
         bound: Most micro-batches in flight; ``max_in_flight(tasks)`` if not given.
             Any bound from 1 on is free of deadlock: the oldest micro-batch of the
             pipeline is always permitted.
-        first: Whether the stage reads its input itself, so that no activation is
-            awaited.
-        last: Whether the stage computes the loss, so that no gradient is awaited.
-        conduct: How far the stage departs from its list.
+        first: Whether the stage reads the model's input itself, so that its first chunk
+            awaits no activation.
+        last: Whether the stage computes the loss, so that its last chunk awaits no
+            gradient.
+        conduct: How far the stage departs from its list. A list with chunks is always
+            followed in order, so that the neighbours know what comes next.
     """
 
     __slots__ = (
+        "_passed",
         "_position",
         "_promised",
-        "_recomputes_passed",
-        "activations",
+        "_recomputed",
         "backwards",
         "bound",
+        "chunks",
         "conduct",
         "forwards",
-        "gradients",
         "graph_kept",
         "num_microbatches",
         "peak_in_flight",
@@ -174,31 +225,35 @@ class Progress:
         bound: int | None = None,
         conduct: Conduct = Conduct.FREE,
     ) -> None:
-        num_microbatches = sum(task.work is Work.BACKWARD for task in tasks)
-        self.num_microbatches = num_microbatches
+        recompute = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
+        self.chunks = [
+            ChunkCounts(chunk in recompute)
+            for chunk in range(1 + max((task.chunk for task in tasks), default=0))
+        ]
+        backwards = sum(task.work is Work.BACKWARD for task in tasks)
+        self.num_microbatches = backwards // len(self.chunks)
         self.tasks = tasks
-        self.conduct = conduct
+        self.conduct = conduct if len(self.chunks) == 1 else Conduct.IN_ORDER
         self.bound = max_in_flight(tasks) if bound is None else bound
-        self.recomputes = any(task.work is Work.RECOMPUTE for task in tasks)
-        self.activations = num_microbatches if first else 0
-        """Activations that have arrived."""
-        self.gradients = num_microbatches if last else 0
-        """Gradients that have arrived."""
+        self.recomputes = bool(recompute)
+        self.chunks[0].activations = self.num_microbatches if first else 0
+        self.chunks[-1].gradients = self.num_microbatches if last else 0
         self.forwards = 0
-        """Forwards done."""
+        """Forwards done, of all chunks."""
         self.backwards = 0
-        """Backwards done."""
+        """Backwards done, of all chunks."""
         self.graph_kept = False
         """On a stage that recomputes: whether its one set of activations is held, which
-        is always by micro-batch ``backwards``, the next to go backward."""
+        is always by the next to go backward."""
         self.peak_in_flight = 0
         self._position = 0
         self._promised = False
-        self._recomputes_passed = 0
+        self._recomputed = 0
+        self._passed = dict.fromkeys(Work, 0)
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches forwarded and not yet through the backward."""
+        """Micro-batches forwarded and not yet through the backward, in all chunks."""
         return self.forwards - self.backwards
 
     @property
@@ -206,22 +261,22 @@ class Progress:
         """Whether the whole list has been run."""
         return self._position == len(self.tasks)
 
-    def activation_arrived(self) -> None:
-        """Note that the activation of the next micro-batch has arrived."""
-        self.activations += 1
+    def activation_arrived(self, chunk: int = 0) -> None:
+        """Note that the activation of the next micro-batch of a chunk has arrived."""
+        self.chunks[chunk].activations += 1
 
-    def gradient_arrived(self) -> None:
-        """Note that the gradient of the next micro-batch has arrived."""
-        self.gradients += 1
+    def gradient_arrived(self, chunk: int = 0) -> None:
+        """Note that the gradient of the next micro-batch of a chunk has arrived."""
+        self.chunks[chunk].gradients += 1
 
     def keeps_graph(self, task: Task) -> bool:
         """Whether this forward is to keep its tensors for the backward.
 
-        On a stage that does not recompute all do. Elsewhere only one whose recompute
+        In a chunk that does not recompute all do. Elsewhere only one whose recompute
         comes next in the list, nothing else being in flight: its recompute is skipped.
         Ask before the task is completed.
         """
-        if not self.recomputes:
+        if not self.chunks[task.chunk].recomputes:
             return True
         following = self._position + 1
         if task.work is not Work.FORWARD or following >= len(self.tasks):
@@ -232,39 +287,42 @@ class Progress:
             NUMBERS[self.tasks[following].work],
             self.forwards,
             self.backwards,
-            self._recomputes_passed,
+            self._passed[Work.RECOMPUTE],
         )
 
     def completed(self, task: Task) -> None:
         """Note that ``task``, which ``next_task`` gave, is done."""
+        counts = self.chunks[task.chunk]
         if task.work is Work.FORWARD:
-            if self.recomputes and self.keeps_graph(task):
+            if counts.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
+                self._recomputed += 1
             self._promised = False
+            counts.forwards += 1
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:
             self.graph_kept = True
+            self._recomputed += 1
         else:
             self.graph_kept = False
+            counts.backwards += 1
             self.backwards += 1
         self._advance()
 
     def _advance(self) -> None:
         """Pass the entries of the list that are done or no longer needed."""
-        recomputed = self.backwards + self.graph_kept
+        done = {
+            Work.FORWARD: self.forwards,
+            Work.RECOMPUTE: self._recomputed,
+            Work.BACKWARD: self.backwards,
+        }
         for position in range(self._position, len(self.tasks)):
-            work, microbatch, _ = self.tasks[position]
-            if work is Work.FORWARD:
-                done = self.forwards
-            elif work is Work.BACKWARD:
-                done = self.backwards
-            else:
-                done = recomputed
-            if microbatch >= done:
+            work = self.tasks[position].work
+            if self._passed[work] >= done[work]:
                 self._position = position
                 return
-            self._recomputes_passed += work is Work.RECOMPUTE
+            self._passed[work] += 1
         self._position = len(self.tasks)
 
 
@@ -288,23 +346,23 @@ def next_task(progress: Progress) -> Task | None:
     if progress.done:
         return None
     listed = progress.tasks[progress._position]
-    forwards, backwards = progress.forwards, progress.backwards
+    counts = progress.chunks[listed.chunk]
     work = NUMBERS[listed.work]
     progress._promised = progress._promised or rule.promises_forward(
         progress.conduct,
         work,
-        forwards,
-        backwards,
-        progress.gradients,
+        counts.forwards,
+        counts.backwards,
+        counts.gradients,
         progress.num_microbatches,
     )
     chosen = rule.decide(
         progress.conduct,
         rule.FORWARD if progress._promised else work,
-        forwards,
-        backwards,
-        progress.activations,
-        progress.gradients,
+        counts.forwards,
+        counts.backwards,
+        counts.activations,
+        counts.gradients,
         progress.bound,
         progress.recomputes,
         progress.graph_kept,
@@ -313,4 +371,5 @@ def next_task(progress: Progress) -> Task | None:
         return None
     if chosen == work:
         return listed
-    return Task(WORKS[chosen], forwards if chosen == rule.FORWARD else backwards)
+    is_forward = chosen == rule.FORWARD
+    return Task(WORKS[chosen], counts.forwards if is_forward else counts.backwards)

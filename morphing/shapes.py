@@ -214,7 +214,7 @@ class Shapes:
 
     def _fits(self, loads: Sequence[StageLoad], stage: int, a: int, b: int) -> bool:
         """Return whether ``stage`` can hold the sections [a, b)."""
-        memory = stage_bytes(self._facts, self._measured, range(a, b), loads[stage])
+        memory = stage_bytes(self._facts, self._measured, (range(a, b),), loads[stage])
         return memory.total_bytes <= self.workload.gpu_memory_bytes
 
     def _simulate(self, plan: Plan) -> Shape:

@@ -1,158 +1,299 @@
-"""Measures what planning needs: every section's times and tensors (Varuna, table 2).
+"""Measures what planning needs, on all participants together (Varuna, section 4.3).
 
-Sections are run one after the other as stages of their own, in one process, so never
-more than one core calibrates. Medians over repetitions, after a warm-up.
-
-    python -m spottrain.pipeline.calibrate ENTRYPOINT WORKDIR --microbatch-size M
-
-prints the profile as JSON.
+Every computing rank measures its share of the sections at the same time as the others;
+then messages are timed between pairs of ranks, and all-reduces over rings. Nothing of it
+depends on how a job will be cut: see ``docs/calibration.md``.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
 import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import torch
+import torch.distributed as dist
 
-from spottrain.pipeline.data import MicrobatchSource
-from spottrain.pipeline.entrypoint import load_job
-from spottrain.pipeline.inspect import model_facts
-from spottrain.pipeline.job import Batch, TrainingJob
-from spottrain.pipeline.optimizer import build_optimizer
-from spottrain.pipeline.sections import Layout, parameter_slots
-from spottrain.pipeline.skeleton import materialise
-from spottrain.pipeline.stage import StageModel
-from spottrain.pipeline.tool import answer
-from spottrain.pipeline.tracer import trace
-from spottrain.pipeline.tracking import TensorTracker
-from spottrain.wire import LinkProfile, MicrobatchProfile, Profile, SectionProfile
+from spottrain import machine, wire
+from spottrain.pipeline.links import (
+    Direction,
+    PipelineLinks,
+    connect_store,
+    gather_json,
+    join,
+    leave,
+)
+from spottrain.pipeline.measure_links import (
+    MessageTimes,
+    measure_rings,
+    message_sizes,
+    time_messages,
+)
+from spottrain.pipeline.measure_sections import (
+    Activation,
+    MeasuredSections,
+    SectionBench,
+)
+from spottrain.pipeline.worker import LoadedJob
+from spottrain.wire import (
+    Calibrate,
+    LinkProfile,
+    MicrobatchProfile,
+    Profile,
+    RingProfile,
+    SectionProfile,
+)
 
-T = TypeVar("T")
-
-REPETITIONS = 5
+SECTIONS_BUDGET_S = 2.0
+"""For the sections at one micro-batch size, unless steady before."""
+LINK_BUDGET_S = 0.6
+RINGS_BUDGET_S = 0.6
+MOST_ROUND_S = 5.0
+"""A micro-batch size of which one repetition would take longer is left out."""
 LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
-"""Between processes of one machine, over gloo."""
+"""Taken for the links where a single process measures: it has nobody to send to."""
+_RING_BYTES = range(1 << 14, 1 << 25)
+"""Tensors of all-reduces are about as large as a section, but within this range."""
+
+Report = Callable[[wire.CalibrationProgress], None]
 
 
-def calibrate(
-    job: TrainingJob, layout: Layout, fingerprint: str, microbatch_size: int
-) -> Profile:
-    """Return a profile of every section, measured here.
+def calibrate_here(
+    loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+) -> Profile | None:
+    """Take part in a round of measuring.
+
+    Args:
+        loaded: The job.
+        command: Who takes part, and what is to be measured.
+        rank: Which of the participants this process is.
+        report: Told how far the round is, at rank 0.
+
+    Returns:
+        The profile, at rank 0.
 
     Raises:
         UserCodeError: The user's code raised.
+        CheckpointError: The checkpoint cannot be read.
+        GenerationBrokenError, RuntimeError: Another participant is gone.
     """
-    model = materialise(job, seed=0)
-    values = {
-        name: getattr(*slots[0]).detach()
-        for name, slots in parameter_slots(model).items()
-    }
-    source = MicrobatchSource(job, 0, microbatch_size, microbatch_size)
-    batch = source.training(0, 0)
-    sections = []
-    activation: torch.Tensor | None = None
-    optimizer_times = []
-    for section in range(layout.num_sections):
-        names = layout.parameters[section]
-        tensors = {section: {name: values[name] for name in names}}
-        stage = StageModel(job, layout, range(section, section + 1), tensors)
-        measured, activation = _measure(stage, section, batch, activation)
-        sections.append(measured)
-        optimizer_times.append(_optimizer_s(job, stage, section))
-    total_bytes = sum(layout.param_bytes(k) for k in range(layout.num_sections))
-    return Profile(
-        fingerprint=fingerprint,
-        device="cpu",
-        software=f"torch {torch.__version__}",
-        microbatches=(
-            MicrobatchProfile(
-                microbatch_size=microbatch_size, sections=tuple(sections)
-            ),
-        ),
-        optimizer_s_per_byte=sum(optimizer_times) / total_bytes,
-        within_vm=LOOPBACK,
-        between_vms=LOOPBACK,
-    )
+    if len(command.participants) < 2:
+        return _Round(loaded, command, 0, report).run()
+    timeout_s = loaded.spec.communication_timeout_s
+    store = connect_store(command.store_host, command.store_port, timeout_s)
+    size = len(command.participants)
+    connections = join(store, "calibration", rank, size, timeout_s)
+    try:
+        return _Round(loaded, command, rank, report).run()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        leave()
 
 
-def _measure(
-    stage: StageModel, section: int, batch: Batch, activation: torch.Tensor | None
-) -> tuple[SectionProfile, torch.Tensor | None]:
-    """Time one section; return also what it sends to the next."""
-    parameters = [parameter for _, parameter in stage.parameters_of(section)]
-    tracker = TensorTracker(0, parameters)
-    times: dict[str, list[float]] = {"forward": [], "recompute": [], "backward": []}
-    sent: torch.Tensor | None = None
-    for _ in range(1 + REPETITIONS):
-        if activation is not None:
-            activation = activation.detach().requires_grad_()
-        run = functools.partial(stage.forward, batch, activation, int)
-        with torch.no_grad():
-            _timed(times["forward"], run)
-        with tracker.graph(0, activation, keep=True):
-            out = _timed(times["recompute"], run)
-        if isinstance(out, torch.Tensor):
-            sent = out.detach()
-        end = out if isinstance(out, torch.Tensor) else out[0]
-        if end.requires_grad:
-            back = functools.partial(torch.autograd.backward, end, torch.ones_like(end))
-            _timed(times["backward"], back)
-        else:  # all so far is frozen
-            times["backward"].append(0.0)
-        tracker.release_graph(0)
-    median = {what: statistics.median(values[1:]) for what, values in times.items()}
-    measured = SectionProfile(
-        index=section,
-        forward_s=median["forward"],
-        backward_s=median["backward"],
-        recompute_s=median["recompute"],
-        saved_bytes=tracker.peak_bytes,
-        output_bytes=0 if sent is None else sent.numel() * sent.element_size(),
-    )
-    return measured, sent
+def section_shares(slots: Sequence[wire.Slot], num_sections: int) -> list[range]:
+    """Return the sections that each rank measures: even runs, none for a second process
+    of the same slot."""
+    seen: set[wire.Slot] = set()
+    computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
+    count, shares, number = sum(computes), [], 0
+    for one in computes:
+        end = number + one
+        start = num_sections * number // count
+        shares.append(range(start, num_sections * end // count))
+        number = end
+    return shares
 
 
-def _optimizer_s(job: TrainingJob, stage: StageModel, section: int) -> float:
-    """Time one optimizer step over a section, its state being there already."""
-    optimizer = build_optimizer(job.optimizer, stage.parameters_of(section))
-    if optimizer is None:
-        return 0.0
-    times: list[float] = []
-    for _ in range(1 + REPETITIONS):
-        _timed(times, optimizer.step)
-    return statistics.median(times[1:])
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """What was found out about messages and all-reduces."""
+
+    within_vm: LinkProfile
+    between_vms: LinkProfile
+    rings: tuple[RingProfile, ...]
+    posting_s: float
+    assumed: tuple[str, ...]
 
 
-def _timed(times: list[float], call: Callable[[], T]) -> T:
-    began = time.perf_counter()
-    result = call()
-    times.append(time.perf_counter() - began)
-    return result
+class _Round:
+    """One rank's part of one round; all ranks do the same steps in the same order."""
+
+    def __init__(
+        self, loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+    ) -> None:
+        self._loaded, self._command, self._rank = loaded, command, rank
+        self._report = report
+        self._slots = command.participants or (wire.Slot(vm_id="", index=0),)
+        shares = section_shares(self._slots, loaded.layout.num_sections)
+        self._computing = [r for r, share in enumerate(shares) if share]
+        self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
+        self._bench = SectionBench(loaded, shares[rank], command.checkpoint)
+        self._done = 0
+
+    def run(self) -> Profile | None:
+        """Measure everything; return the profile at rank 0."""
+        microbatches: list[MicrobatchProfile] = []
+        overheads_s: list[float] = []
+        for size in self._sizes:
+            measured = self._measure_sections(size)
+            every: list[dict[str, Any]] = _gather(asdict(measured))
+            sections = [SectionProfile(**s) for one in every for s in one["sections"]]
+            microbatches.append(
+                MicrobatchProfile(microbatch_size=size, sections=tuple(sections))
+            )
+            overheads_s += [every[r]["overhead_s"] for r in self._computing]
+            self._progress(f"sections with {size} examples")
+            if not self._may_grow(size, every):
+                break
+        links = self._measure_links(microbatches[-1])
+        self._progress("links and all-reduces")
+        update_s = sum(_gather(self._bench.update_s()))
+        self._progress("optimizer")
+        if self._rank:
+            return None
+        layout = self._loaded.layout
+        param_bytes = sum(layout.param_bytes(k) for k in range(layout.num_sections))
+        return Profile(
+            fingerprint=self._loaded.fingerprint,
+            device=machine.device(),
+            software=machine.software(),
+            microbatches=tuple(microbatches),
+            optimizer_s_per_byte=update_s / param_bytes,
+            within_vm=links.within_vm,
+            between_vms=links.between_vms,
+            rings=links.rings,
+            task_overhead_s=statistics.fmean(overheads_s) + 2 * links.posting_s / 3,
+            sources=links.assumed,
+        )
+
+    def _progress(self, what: str) -> None:
+        """Count a step that all ranks have done."""
+        self._done += 1
+        if self._rank == 0:
+            self._report(
+                wire.CalibrationProgress(
+                    generation=self._command.generation,
+                    done=self._done,
+                    total=max(self._done, len(self._sizes) + 2),
+                    what=what,
+                )
+            )
+
+    # --- sections -----------------------------------------------------------------------
+
+    def _measure_sections(self, size: int) -> MeasuredSections:
+        """Pass real activations through all ranks, then measure all shares at once."""
+        if self._rank in self._computing:
+            self._relay(size)
+        _gather(None)
+        return self._bench.measure(size, SECTIONS_BUDGET_S)
+
+    def _relay(self, size: int) -> None:
+        batch, place = self._bench.batch(size), self._computing.index(self._rank)
+        before = self._computing[place - 1] if place else None
+        last = place + 1 == len(self._computing)
+        after = None if last else self._computing[place + 1]
+        links = PipelineLinks(before, after)
+        try:
+            activation: Activation = None
+            if before is not None:
+                links.expect(Direction.ACTIVATION, 1)
+                arrival = links.arrival(wait=True)
+                assert arrival is not None
+                activation = arrival.tensor
+            sent = self._bench.warm_up(batch, activation)
+            if after is not None:
+                assert sent is not None
+                links.send(Direction.ACTIVATION, sent)
+                links.flush()
+        finally:
+            links.close()
+
+    def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
+        """Whether the next size may be measured too, as all ranks see it."""
+        larger = [s for s in self._sizes if s > size]
+        if not larger:
+            return False
+        factor = larger[0] / size
+        slowest_s = max(one["round_s"] for one in every)
+        saved = [s["saved_bytes"] for one in every for s in one["sections"]]
+        room = min(_gather(machine.available_bytes())) / (2 * len(every))
+        return slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room
+
+    # --- links --------------------------------------------------------------------------
+
+    def _measure_links(self, largest: MicrobatchProfile) -> _Links:
+        if not dist.is_initialized():
+            assumed = "links: assumed, for a single process has nobody to send to"
+            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (assumed,))
+        vms = [slot.vm_id for slot in self._slots]
+        sizes = message_sizes(max(one.output_bytes for one in largest.sections))
+        within = self._time_pairs(pairs_within_vms(vms), sizes)
+        between = self._time_pairs(pairs_between_vms(vms), sizes)
+        layout = self._loaded.layout
+        count = layout.num_sections
+        mean = sum(layout.param_bytes(k) for k in range(count)) // count
+        tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
+        rings = measure_rings(vms, (1 << 12, tensor // 4, tensor), RINGS_BUDGET_S)
+        known = within or between
+        assert known is not None
+        assumed = []
+        if between is None:
+            assumed.append("between_vms: assumed as within_vm, for there was one VM")
+        elif within is None:
+            assumed.append("within_vm: assumed as between_vms, for VMs had one slot")
+        within_vm, _ = within or known
+        between_vms, posting_s = between or known
+        return _Links(within_vm, between_vms, rings, posting_s, tuple(assumed))
+
+    def _time_pairs(
+        self, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]
+    ) -> tuple[LinkProfile, float] | None:
+        """Time all pairs at once; return the median link and the time to post."""
+        mine = next((pair for pair in pairs if self._rank in pair), None)
+        times: MessageTimes | None = None
+        _gather(None)
+        if mine is not None:
+            first, second = mine
+            leads = self._rank == first
+            times = time_messages(
+                second if leads else first,
+                leads=leads,
+                sizes=sizes,
+                budget_s=LINK_BUDGET_S,
+            )
+        found = None if times is None else (asdict(times.profile()), times.posting_s)
+        every = [one for one in _gather(found) if one is not None]
+        if not every:
+            return None
+        link = {
+            name: statistics.median(profile[name] for profile, _ in every)
+            for name in every[0][0]
+        }
+        return LinkProfile(**link), statistics.median(posted for _, posted in every)
 
 
-def main() -> int:
-    """Print the profile of a job on this machine; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.calibrate")
-    parser.add_argument("entrypoint", help="module:function")
-    parser.add_argument("workdir", type=Path)
-    parser.add_argument("--microbatch-size", type=int, required=True)
-    chosen = parser.parse_args()
-
-    def profile() -> Profile:
-        job = load_job(chosen.entrypoint, chosen.workdir)
-        layout = trace(job)
-        fingerprint = model_facts(job, layout).fingerprint
-        return calibrate(job, layout, fingerprint, chosen.microbatch_size)
-
-    return answer(profile)
+def pairs_within_vms(vms: Sequence[str]) -> list[tuple[int, int]]:
+    """Return two ranks of every VM that has two."""
+    ranks = _ranks_of(vms)
+    return [(some[0], some[1]) for some in ranks if len(some) > 1]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def pairs_between_vms(vms: Sequence[str]) -> list[tuple[int, int]]:
+    """Return a rank each of as many pairs of VMs as there are, no VM in two of them."""
+    firsts = [some[0] for some in _ranks_of(vms)]
+    return list(zip(firsts[::2], firsts[1::2], strict=False))
+
+
+def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, vm in enumerate(vms):
+        ranks.setdefault(vm, []).append(rank)
+    return list(ranks.values())
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return what every rank gave; all wait for all."""
+    return gather_json(value) if dist.is_initialized() else [value]

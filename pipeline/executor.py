@@ -6,15 +6,23 @@ simulated is what runs.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from spottrain.morphing.schedule import Progress, StageSchedule, Task, Work, next_task
+from spottrain.morphing.schedule import (
+    Progress,
+    StageSchedule,
+    Task,
+    Unit,
+    Work,
+    arrivals,
+    next_task,
+)
 from spottrain.pipeline.data import MicrobatchSource, random_seed
 from spottrain.pipeline.entrypoint import user_code
 from spottrain.pipeline.faults import FaultScript, Hook
@@ -38,17 +46,29 @@ class GradientSink(Protocol):
 class StagePlace:
     """Where in the plan an executor stands."""
 
-    is_first: bool
-    is_last: bool
-    schedule: StageSchedule
+    stage: int
+    lists: tuple[StageSchedule, ...]
+    """Of all stages of its replica: the neighbours' lists say what comes in when."""
     virtual_nodes: range
+    in_flight_bound: int | None = None
+    """As in the plan."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its first chunk reads examples."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its last chunk computes the loss."""
+        return self.stage == len(self.lists) - 1
 
 
 class StageExecutor:
     """Computes one stage of one replica.
 
     Args:
-        stage: The user's model, cut.
+        chunks: The user's model, cut: one for each of the stage's runs of sections.
         place: Where it stands.
         source: Makes micro-batches.
         links: To the neighbouring stages.
@@ -59,7 +79,7 @@ class StageExecutor:
 
     def __init__(
         self,
-        stage: StageModel,
+        chunks: Sequence[StageModel],
         place: StagePlace,
         source: MicrobatchSource,
         links: PipelineLinks,
@@ -67,13 +87,23 @@ class StageExecutor:
         faults: FaultScript,
         tracker: TensorTracker,
     ) -> None:
-        self._stage = stage
+        self._chunks = chunks
         self._place = place
+        self._arrivals = arrivals(place.lists, place.stage)
         self._source = source
         self._links = links
         self._seed = seed
         self._faults = faults
         self._tracker = tracker
+        self.busy_s = 0.0
+        """Time inside the tasks of the newest mini-batch."""
+        self.recomputes = 0
+        """Recomputes among them."""
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of every mini-batch."""
+        return len(self._place.virtual_nodes)
 
     def train(self, step: int, sink: GradientSink) -> list[tuple[float, float]]:
         """Run forwards and backwards of mini-batch ``step``.
@@ -82,6 +112,7 @@ class StageExecutor:
             Loss sum and weight of every virtual node, in order; empty on every stage
             but the last.
         """
+        self.busy_s, self.recomputes = 0.0, 0
         return _Minibatch(self, step, sink).run()
 
     def evaluate(self, microbatches: range) -> list[tuple[float, float]]:
@@ -91,33 +122,60 @@ class StageExecutor:
             Loss sum and weight of every micro-batch; empty but on the last stage.
         """
         links, place = self._links, self._place
+        units = _evaluation_units(microbatches, len(place.lists), len(self._chunks))
+        awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
         # Nobody waits for a backward here: arrivals must not pile up.
-        links.expect(Direction.ACTIVATION, min(_LEAD, len(microbatches)))
+        links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
-        self._stage.eval()
+        for model in self._chunks:
+            model.eval()
         try:
-            for microbatch in microbatches:
+            for microbatch, chunk in units:
                 activation = None
-                if not place.is_first:
+                if not self._reads_examples(chunk):
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
                     activation = arrival.tensor
-                    if microbatch + _LEAD in microbatches:
+                    awaited -= 1
+                    if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
                 with user_code("evaluation"), torch.no_grad():
                     batch = self._source.heldout(microbatch)
-                    out = self._stage.forward(batch, activation, lambda section: 0)
+                    out = self._chunks[chunk].forward(batch, activation, _no_seeds)
                 if isinstance(out, torch.Tensor):
                     links.send(Direction.ACTIVATION, out)
                 else:
                     losses.append((float(out[0]), float(out[1])))
         finally:
-            self._stage.train()
+            for model in self._chunks:
+                model.train()
         return losses
+
+    def _reads_examples(self, chunk: int) -> bool:
+        """Whether a chunk begins the model, so that no activation comes for it."""
+        return self._place.is_first and chunk == 0
 
     def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
         """Return the seed of each section in one micro-batch."""
         return lambda section: random_seed(self._seed, step, virtual_node, section)
+
+
+def _no_seeds(section: int) -> int:
+    """Return the seed of every section in an evaluation."""
+    return 0
+
+
+def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit]:
+    """Return in which order every stage evaluates: as an interleaved list forwards.
+
+    Groups of ``depth`` micro-batches go through one chunk after the other, so that no
+    stage waits for itself.
+    """
+    groups = (
+        microbatches[start : start + depth]
+        for start in range(0, len(microbatches), depth)
+    )
+    return [(j, chunk) for group in groups for chunk in range(chunks) for j in group]
 
 
 def _saving_nothing() -> AbstractContextManager[None]:
@@ -141,23 +199,25 @@ class _Minibatch:
         self._step = step
         self._sink = sink
         self._progress = Progress(
-            self._place.schedule,
+            self._place.lists[self._place.stage],
             first=self._place.is_first,
             last=self._place.is_last,
+            bound=self._place.in_flight_bound,
         )
-        self._arrived = 0
+        self._awaited = dict(zip(Direction, map(iter, owner._arrivals), strict=True))
         self._batches: dict[int, Batch] = {}
-        self._stash: dict[int, torch.Tensor] = {}
-        """Inputs of micro-batches in flight."""
-        self._graphs: dict[int, torch.Tensor] = {}
+        """Examples of micro-batches in flight in any chunk."""
+        self._stash: dict[Unit, torch.Tensor] = {}
+        """Inputs of what is in flight or waits for its forward."""
+        self._graphs: dict[Unit, torch.Tensor] = {}
         """Outputs whose graph is kept."""
-        self._gradients: deque[torch.Tensor] = deque()
+        self._gradients: dict[Unit, torch.Tensor] = {}
+        """Of outputs, that have come in and wait for their backward."""
         self._losses: list[tuple[float, float]] = []
 
     def run(self) -> list[tuple[float, float]]:
-        count = len(self._place.virtual_nodes)
-        self._links.expect(Direction.ACTIVATION, count)
-        self._links.expect(Direction.GRADIENT, count)
+        for direction, units in zip(Direction, self._owner._arrivals, strict=True):
+            self._links.expect(direction, len(units))
         run = {
             Work.FORWARD: self._forward,
             Work.RECOMPUTE: self._recompute,
@@ -170,7 +230,10 @@ class _Minibatch:
             if task is None:
                 self._take_arrival(wait=True)
                 continue
+            began = time.monotonic()
             run[task.work](task)
+            self._owner.busy_s += time.monotonic() - began
+            self._owner.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
         return self._losses
 
@@ -179,67 +242,76 @@ class _Minibatch:
         if arrival is None:
             return False
         assert arrival.tensor is not None
+        unit = next(self._awaited[arrival.direction])
         if arrival.direction is Direction.ACTIVATION:
-            self._stash[self._arrived] = arrival.tensor
+            self._stash[unit] = arrival.tensor
             self._owner._tracker.hold(arrival.tensor)
-            self._arrived += 1
-            self._progress.activation_arrived()
+            self._progress.activation_arrived(unit[1])
         else:
-            self._gradients.append(arrival.tensor)
-            self._progress.gradient_arrived()
+            self._gradients[unit] = arrival.tensor
+            self._progress.gradient_arrived(unit[1])
         return True
 
     def _forward(self, task: Task) -> None:
-        j = task.microbatch
         self._owner._faults.at(Hook.FORWARD)
-        with user_code(f"dataset in mini-batch {self._step}"):
-            self._batches[j] = self._owner._source.training(
-                self._step, self._place.virtual_nodes[j]
-            )
+        if task.chunk == 0:
+            with user_code(f"dataset in mini-batch {self._step}"):
+                self._batches[task.microbatch] = self._owner._source.training(
+                    self._step, self._place.virtual_nodes[task.microbatch]
+                )
         keep = self._progress.keeps_graph(task)
-        out = self._compute(j, keep)
+        out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
             loss_sum, weight = out
             self._losses.append((float(loss_sum.detach()), float(weight)))
-            self._graphs[j] = loss_sum
+            self._graphs[_unit(task)] = loss_sum
             return
         self._links.send(Direction.ACTIVATION, out.detach())
         if keep:
-            self._graphs[j] = out
+            self._graphs[_unit(task)] = out
 
     def _recompute(self, task: Task) -> None:
         self._owner._faults.at(Hook.RECOMPUTE)
-        out = self._compute(task.microbatch, keep=True)
+        out = self._compute(task, keep=True)
         assert isinstance(out, torch.Tensor)
-        self._graphs[task.microbatch] = out
+        self._graphs[_unit(task)] = out
 
-    def _compute(self, j: int, keep: bool) -> torch.Tensor | tuple[torch.Tensor, float]:
-        activation = self._stash.get(j)
+    def _compute(
+        self, task: Task, keep: bool
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+        unit = j, chunk = _unit(task)
+        activation = self._stash.get(unit)
         if activation is not None:
             activation.requires_grad_()
         seeds = self._owner.seeds(self._step, self._place.virtual_nodes[j])
+        model = self._owner._chunks[chunk]
         with (
             user_code(f"model in mini-batch {self._step}"),
             nullcontext() if keep else _saving_nothing(),
-            self._owner._tracker.graph(j, activation, keep),
+            self._owner._tracker.graph(unit, activation, keep),
         ):
-            return self._owner._stage.forward(self._batches[j], activation, seeds)
+            return model.forward(self._batches[j], activation, seeds)
 
     def _backward(self, task: Task) -> None:
-        j = task.microbatch
+        unit = _unit(task)
         self._owner._faults.at(Hook.BACKWARD)
-        out = self._graphs.pop(j)
-        gradient = None if self._place.is_last else self._gradients.popleft()
-        if out.requires_grad or self._place.is_last:  # else all so far is frozen
+        out = self._graphs.pop(unit)
+        gradient = self._gradients.pop(unit, None)  # none comes for the loss
+        if out.requires_grad or gradient is None:  # else all so far is frozen
             with user_code(f"backward in mini-batch {self._step}"):
                 torch.autograd.backward(out, gradient)
-        del out, self._batches[j]
-        self._owner._tracker.release_graph(j)
-        if not self._place.is_first:
-            activation = self._stash.pop(j)
+        del out
+        if task.chunk == 0:
+            del self._batches[task.microbatch]
+        self._owner._tracker.release_graph(unit)
+        if (activation := self._stash.pop(unit, None)) is not None:
             self._owner._tracker.release(activation)
             gradient = activation.grad
             if gradient is None:  # nothing that the loss depends on has used it
                 gradient = torch.zeros_like(activation)
             self._links.send(Direction.GRADIENT, gradient)
-        self._sink.add(self._place.virtual_nodes[j])
+        self._sink.add(self._place.virtual_nodes[task.microbatch])
+
+
+def _unit(task: Task) -> Unit:
+    return task.microbatch, task.chunk

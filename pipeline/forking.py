@@ -29,6 +29,10 @@ class Child:
     what: str
     generation: int = 0
     running: bool = False
+    task_slot: int = 0
+    """The slot that a task is told as, when it dies."""
+    said: str = ""
+    """Pieces of a long report."""
 
 
 def fork_child(

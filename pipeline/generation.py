@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,11 +27,11 @@ from spottrain.pipeline.links import (
     leave,
     new_groups,
 )
+from spottrain.pipeline.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.reduction import (
     REDUCTIONS,
     GradientReduction,
     sum_tied,
-    tied_ranks,
 )
 from spottrain.pipeline.saving import CheckpointRound
 from spottrain.pipeline.sections import Layout
@@ -45,7 +45,7 @@ from spottrain.pipeline.update import (
     contribution,
     gradient_norm,
 )
-from spottrain.wire import JobSpec, Plan, RunGeneration, TiedParameter
+from spottrain.wire import JobSpec, RunGeneration, TiedParameter
 
 
 class StopWish:
@@ -62,6 +62,9 @@ class Supervisor(Protocol):
 
     def stop_wish(self) -> int:
         """Return the strongest ``StopWish`` that has come in; never waits."""
+
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share that had come in by the last ``stop_wish``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,41 +151,43 @@ class _Training:
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
-        (sections,) = plan.runs_of(self._stage_index)
-        self._arenas = {k: context.memory.arenas[k] for k in sections}
+        self._arenas = {
+            k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
+        }
         tensors = {k: arena.parameters for k, arena in self._arenas.items()}
-        self._stage = StageModel(context.job, context.layout, sections, tensors)
+        self._chunks = [
+            StageModel(context.job, context.layout, sections, tensors)
+            for sections in plan.runs_of(self._stage_index)
+        ]
+        self._parameters = {
+            k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
+        }
         self._ties = _trainable_ties(context.layout)
         self._updater = self._make_updater()
         self._groups = new_groups(
-            _memberships(plan, context.layout), rank, spec.communication_timeout_s
+            memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
         )
         self._tracker = self._make_tracker()
         self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
-            context.job, spec.seed, spec.minibatch_size, spec.microbatch_size
+            context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
         )
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store
         )
         # Threads begin last, when nothing of the user's can raise any more.
-        self._is_first = self._stage_index == 0
-        self._is_last = self._stage_index == plan.pipeline_depth - 1
-        self._links = PipelineLinks(
-            None if self._is_first else rank - 1, None if self._is_last else rank + 1
-        )
+        self._links = PipelineLinks(*neighbours(plan, rank))
         self._executor = self._make_executor()
+        self._share = 0
+        """Number of the ``ShareMinibatch`` that the executor follows."""
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan
-        replicas = tuple(
-            d * plan.pipeline_depth + self._stage_index
-            for d in range(plan.data_parallel_width)
-        )
+        replicas = stage_ranks(plan, self._stage_index)
         return REDUCTIONS[self._context.spec.reduction](
-            self._stage,
+            self._parameters,
             list(self._arenas.values()),
             replicas,
             self._groups.get(replicas),
@@ -198,9 +203,7 @@ class _Training:
     def _make_updater(self) -> Updater:
         return self._context.memory.updater(
             {
-                k: SectionOptimizer(
-                    self._context.job, arena, self._stage.parameters_of(k)
-                )
+                k: SectionOptimizer(self._context.job, arena, self._parameters[k])
                 for k, arena in self._arenas.items()
             },
             self._context.faults,
@@ -209,14 +212,16 @@ class _Training:
     def _make_executor(self) -> StageExecutor:
         plan = self._plan
         nodes = plan.virtual_nodes_of(self._replica)
-        schedule = make_schedule(
-            plan.schedule, plan.pipeline_depth, len(nodes), recompute=plan.recompute
+        lists = make_schedule(
+            plan.schedule,
+            plan.pipeline_depth,
+            len(nodes),
+            recompute=plan.recompute,
+            chunks=plan.chunks,
         )
-        place = StagePlace(
-            self._is_first, self._is_last, schedule[self._stage_index], nodes
-        )
+        place = StagePlace(self._stage_index, lists, nodes, plan.in_flight_bound)
         return StageExecutor(
-            self._stage,
+            self._chunks,
             place,
             self._source,
             self._links,
@@ -283,8 +288,10 @@ class _Training:
             arena.unprepare()
         self._reduction.begin()
         losses = self._executor.train(step, self._reduction)
+        tasks_s = time.monotonic() - began
         if self._tracker.settle():
             suit_activations(self._tracker.largest_saved_bytes)
+        executor = self._executor  # of this mini-batch: the next may have another
         decision, wish = self._commit(step, losses)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
@@ -296,6 +303,10 @@ class _Training:
                 grad_norm=gradient_norm(decision),
                 step_s=time.monotonic() - began,
                 peak_bytes=self._tracker.peak_bytes,
+                busy_s=executor.busy_s,
+                microbatches=executor.microbatches,
+                recomputes=executor.recomputes,
+                tasks_s=tasks_s,
             )
         )
         faults.at(Hook.REPORTED)
@@ -318,20 +329,31 @@ class _Training:
         for arena, one in zip(self._arenas.values(), mine, strict=True):
             arena.prepare(generation, step, one)
         faults.at(Hook.PREPARED)
-        everybody, wish, saved = self._gatherer.exchange(
-            mine, self._context.supervisor.stop_wish(), self._saving.settled_step()
+        wish = self._context.supervisor.stop_wish()
+        share = self._context.supervisor.newest_share()
+        number = 0 if share is None else share.number
+        all_ranks = self._gatherer.exchange(
+            mine, wish, self._saving.settled_step(), number
         )
         faults.at(Hook.GATHERED)
-        stop = wish != StopWish.NONE
-        decision = fold(generation, step, everybody, stop)
+        stop = all_ranks.stop != StopWish.NONE
+        decision = fold(generation, step, all_ranks.contributions, stop)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._reduction.attach()
         self._updater.apply(decision, list(self._arenas))
         self._step = step + 1
         faults.at(Hook.APPLIED)
-        self._saving.settle(saved)
-        return decision, wish
+        self._saving.settle(all_ranks.settled_step)
+        if share is not None and all_ranks.share > self._share:
+            self._change_over(share)
+        return decision, all_ranks.stop
+
+    def _change_over(self, share: wire.ShareMinibatch) -> None:
+        """Compute another share of every mini-batch from the next one on."""
+        self._share = share.number
+        self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
+        self._executor = self._make_executor()
 
     def _evaluate(self) -> None:
         """Measure the held-out loss of the weights as they are, if examples weigh."""
@@ -365,11 +387,3 @@ class _Training:
 
 def _trainable_ties(layout: Layout) -> list[TiedParameter]:
     return [tied for tied in layout.tied if layout.specs[tied.name].requires_grad]
-
-
-def _memberships(plan: Plan, layout: Layout) -> list[tuple[int, ...]]:
-    """Return every group that a plan needs, in an order that all ranks share."""
-    depth, width = plan.pipeline_depth, plan.data_parallel_width
-    stages = [tuple(d * depth + p for d in range(width)) for p in range(depth)]
-    ties = [tied_ranks(plan, tied, d) for d in range(width) for tied in layout.tied]
-    return stages + ties

@@ -25,6 +25,7 @@ from spottrain.pipeline.arena import SectionArena
 from spottrain.pipeline.checkpoint import load_section, state_name
 from spottrain.pipeline.faults import FaultScript, Hook
 from spottrain.pipeline.links import gather_json, join, leave
+from spottrain.pipeline.ranks import stage_ranks
 from spottrain.pipeline.slot import SlotMemory
 from spottrain.wire import Plan, RunGeneration
 
@@ -55,12 +56,8 @@ class HandoverResult:
 
 def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the ranks that must hold each section when training begins."""
-    depth = plan.pipeline_depth
     return {
-        section: tuple(
-            replica * depth + plan.stage_of(section)
-            for replica in range(plan.data_parallel_width)
-        )
+        section: stage_ranks(plan, plan.stage_of(section))
         for section in range(plan.num_sections)
     }
 

@@ -41,6 +41,7 @@ def model_facts(job: TrainingJob, layout: Layout) -> ModelFacts:
             activation_bytes_per_example=(
                 layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
             ),
+            gradient_bytes=layout.gradient_bytes(k),
         )
         for k, state in enumerate(states)
     )

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.arena import SectionArena
-from spottrain.pipeline.stage import StageModel
+from spottrain.pipeline.job import NamedParameters
+from spottrain.pipeline.ranks import tied_ranks
 from spottrain.pipeline.tracking import TensorTracker
 from spottrain.wire import Plan, Reduction, TiedParameter
 
@@ -24,7 +25,7 @@ class GradientReduction:
     """The gradients of one stage from the first backward to the last sum.
 
     Args:
-        stage: Its parameters' ``grad`` are read and set.
+        parameters: Of each section; their ``grad`` is read and set.
         arenas: Where sums end up.
         replicas: Ranks that hold the same stage, in the order of replicas.
         group: The group of ``replicas``; ``None`` if there is one only.
@@ -34,7 +35,7 @@ class GradientReduction:
 
     def __init__(
         self,
-        stage: StageModel,
+        parameters: Mapping[int, NamedParameters],
         arenas: Sequence[SectionArena],
         replicas: tuple[int, ...],
         group: dist.ProcessGroup | None,
@@ -49,7 +50,7 @@ class GradientReduction:
         self._pairs = [
             (parameter, arena.gradients[name])
             for arena in arenas
-            for name, parameter in stage.parameters_of(arena.section)
+            for name, parameter in parameters[arena.section]
             if name in arena.gradients
         ]
 
@@ -165,12 +166,6 @@ def _fold(totals: torch.Tensor, losses: Sequence[tuple[float, float]]) -> torch.
         totals[0] += loss_sum
         totals[1] += weight
     return totals
-
-
-def tied_ranks(plan: Plan, tied: TiedParameter, replica: int) -> tuple[int, ...]:
-    """Return the ranks of one replica that hold a copy of a tied parameter."""
-    stages = dict.fromkeys(plan.stage_of(section) for section in tied.sections)
-    return tuple(replica * plan.pipeline_depth + stage for stage in stages)
 
 
 def sum_tied(

@@ -96,6 +96,11 @@ class Layout:
         """Return the bytes of a section's parameters, tied ones included."""
         return sum(self.specs[name].num_bytes for name in self.parameters[section])
 
+    def gradient_bytes(self, section: int) -> int:
+        """Return the bytes of those of a section's parameters that are trained."""
+        specs = (self.specs[name] for name in self.parameters[section])
+        return sum(spec.num_bytes for spec in specs if spec.requires_grad)
+
 
 def find_cuts(model: nn.Module) -> tuple[str, tuple[str, ...]]:
     """Find where the model may be cut.

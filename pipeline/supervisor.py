@@ -11,6 +11,7 @@ The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import selectors
@@ -24,12 +25,13 @@ from typing import Any
 
 import torch
 
-from spottrain import wire
+from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.calibrate import calibrate_here
 from spottrain.pipeline.forking import Body, Child, fork_child
 from spottrain.pipeline.loading import load
 from spottrain.pipeline.store import serve_store
-from spottrain.pipeline.tasks import calibrate_here, initialise_here
+from spottrain.pipeline.tasks import initialise_here
 from spottrain.pipeline.worker import (
     MAX_MESSAGE_BYTES,
     LoadedJob,
@@ -93,6 +95,8 @@ class Supervisor:
         self._slots = [_Slot(index) for index in range(greeting.num_slots)]
         self._children: dict[int, Child] = {}
         self._generation = 0
+        self._round = 0
+        """Number of the newest round of measuring; they count down."""
         self._stores: dict[int, str] = {}
         """The report of each generation's store: a command may come twice, after the
         manager has died and come back."""
@@ -131,14 +135,19 @@ class Supervisor:
     def _perform(self, command: wire.Command) -> None:
         match command:
             case wire.Initialise():
-                self._fork_task("initialise", initialise_here)
+                self._fork_task(
+                    "initialise", lambda loaded, link: link.report(initialise_here(loaded))
+                )
             case wire.Calibrate():
-                self._fork_task("calibrate", calibrate_here)
+                self._calibrate(command)
             case wire.OpenStore(generation=generation):
                 self._open_store(generation)
             case wire.RunGeneration():
                 self._run_generation(command)
-            case wire.StopGeneration(generation=generation):
+            case (
+                wire.StopGeneration(generation=generation)
+                | wire.ShareMinibatch(generation=generation)
+            ):
                 for child in self._running():
                     if child.generation == generation:
                         self._tell(child, command)
@@ -146,6 +155,29 @@ class Supervisor:
                 self._abandon(generation)
             case wire.Retire():
                 raise AssertionError("handled where commands are read")
+
+    def _calibrate(self, command: wire.Calibrate) -> None:
+        """Have our part of a round of measuring done, a process each."""
+        ranks = {
+            rank: slot.index
+            for rank, slot in enumerate(command.participants)
+            if slot.vm_id == self._greeting.vm_id
+        }
+        if command.participants and command.generation >= self._round:
+            return
+        self._round = min(self._round, command.generation)
+        self._end_rounds(before=command.generation)
+        for rank, slot in ranks.items() if command.participants else ((0, 0),):
+            child = self._fork_task(
+                "measuring", functools.partial(measure_and_tell, command, rank, slot)
+            )
+            child.generation, child.task_slot = command.generation, slot
+
+    def _end_rounds(self, before: int) -> None:
+        """Kill what still measures for a round that is older than ``before``."""
+        for child in self._children.values():
+            if child.what == "measuring" and child.generation > before:
+                os.kill(child.pid, signal.SIGKILL)
 
     def _running(self) -> list[Child]:
         return [child for child in self._children.values() if child.running]
@@ -164,6 +196,10 @@ class Supervisor:
 
     def _abandon(self, generation: int) -> None:
         """Kill what runs the generation; never begin it, should its command be late."""
+        if generation < 0:
+            self._round = min(self._round, generation)
+            self._end_rounds(before=generation - 1)
+            return
         self._generation = max(self._generation, generation)
         for slot in self._slots:
             worker = slot.worker
@@ -199,18 +235,20 @@ class Supervisor:
         slot.worker = self._fork(f"worker of slot {slot.index}", body, slot.index)
         return slot.worker
 
-    def _fork_task(self, what: str, task: Callable[[LoadedJob], wire.Report]) -> None:
+    def _fork_task(
+        self, what: str, task: Callable[[LoadedJob, SupervisorLink], None]
+    ) -> Child:
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
             try:
                 loaded = self._loaded or load(
                     self._greeting.spec, self._greeting.workdir
                 )
-                link.report(task(loaded))
+                task(loaded, link)
             except UserCodeError as error:
                 link.report(user_code_failed(error))
 
-        self._fork(what, body, None)
+        return self._fork(what, body, None)
 
     def _open_store(self, generation: int) -> None:
         host = self._greeting.private_address
@@ -274,13 +312,17 @@ class Supervisor:
             self._selector.unregister(connection)
 
     def _take(self, child: Child, message: dict[str, Any]) -> None:
+        if "piece" in message:
+            child.said += message["piece"]
+            return
         if "report" in message:
-            report = wire.decode(wire.Report, message["report"])
+            text, child.said = child.said + message["report"], ""
+            report = wire.decode(wire.Report, text)
             if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
                 child.running = False
             elif isinstance(report, wire.StoreOpened):
-                self._stores[report.generation] = message["report"]
-            self._write(message["report"])
+                self._stores[report.generation] = text
+            self._write(text)
             return
         assert child.slot is not None
         pieces = self._slots[child.slot].pieces
@@ -319,8 +361,11 @@ class Supervisor:
                 )
             )
         elif code and child.what != "store":
-            # Slots are numbered from 0: a task counts as a death of the first one.
-            self.report(wire.WorkerDied(generation=0, slot=0, reason=reason))
+            self.report(
+                wire.WorkerDied(
+                    generation=child.generation, slot=child.task_slot, reason=reason
+                )
+            )
 
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode()
@@ -360,7 +405,12 @@ def main() -> None:
     supervisor.report(
         failure
         or wire.SupervisorReady(
-            num_slots=greeting.num_slots, torch_version=torch.__version__
+            num_slots=greeting.num_slots,
+            torch_version=torch.__version__,
+            device=machine.device(),
+            software=machine.software(),
+            machine=machine.machine_id(),
+            cores=machine.cores(),
         )
     )
     supervisor.run()

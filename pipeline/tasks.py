@@ -1,4 +1,4 @@
-"""What a supervisor does once a job, in a process of its own: initialise, calibrate."""
+"""What a supervisor does once a job, in a process of its own: write the first weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
-from spottrain.pipeline.calibrate import calibrate
 from spottrain.pipeline.checkpoint import save_section
 from spottrain.pipeline.saving import make_manifest
 from spottrain.pipeline.sections import parameter_slots
@@ -38,15 +37,3 @@ def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.Checkpoint
     except CheckpointError as error:
         return wire.CheckpointFailed(step=0, reason=str(error))
     return wire.CheckpointSaved(name=name, step=0)
-
-
-def calibrate_here(loaded: LoadedJob) -> wire.Calibrated:
-    """Measure every section on this machine.
-
-    Raises:
-        UserCodeError: The user's code raised.
-    """
-    profile = calibrate(
-        loaded.job, loaded.layout, loaded.fingerprint, loaded.spec.microbatch_size
-    )
-    return wire.Calibrated(profile=profile)

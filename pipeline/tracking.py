@@ -11,12 +11,15 @@ from contextlib import contextmanager
 
 import torch
 
+from spottrain.morphing.schedule import Unit
+
 
 class TensorTracker:
     """Bytes now and at their highest.
 
     Saved tensors are counted by hooks, which cost time, so only until ``settle``;
-    afterwards every micro-batch is taken to save as much as the largest one did.
+    afterwards every micro-batch is taken to save as much as the largest one did in the
+    same chunk.
 
     Args:
         static_bytes: What is held from beginning to end.
@@ -26,9 +29,10 @@ class TensorTracker:
     def __init__(self, static_bytes: int, parameters: Iterable[torch.Tensor]) -> None:
         self._now = self.peak_bytes = static_bytes
         self._parameters = frozenset(map(_address, parameters))
-        self._graphs: dict[int, int] = {}
+        self._graphs: dict[Unit, int] = {}
         self._counts = True
-        self._typical = 0
+        self._typical: dict[int, int] = {}
+        """Of each chunk, for one micro-batch."""
         self.largest_saved_bytes = 0
         """Of the largest single tensor that was saved."""
 
@@ -42,12 +46,12 @@ class TensorTracker:
 
     @contextmanager
     def graph(
-        self, microbatch: int, activation: torch.Tensor | None, keep: bool
+        self, unit: Unit, activation: torch.Tensor | None, keep: bool
     ) -> Iterator[None]:
         """Count what autograd saves inside, if it saves anything.
 
         Args:
-            microbatch: Whose graph it is.
+            unit: Whose graph it is.
             activation: The stage's input, which is counted where it is held.
             keep: Whether a graph is built at all.
         """
@@ -56,7 +60,7 @@ class TensorTracker:
             return
         if not self._counts:
             yield
-            self._set_graph(microbatch, self._typical)
+            self._set_graph(unit, self._typical.get(unit[1], 0))
             return
         seen: dict[int, int] = {}
         elsewhere = set(self._parameters)
@@ -70,13 +74,14 @@ class TensorTracker:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
-        self._typical = max(self._typical, sum(seen.values()))
+        num_bytes, chunk = sum(seen.values()), unit[1]
+        self._typical[chunk] = max(self._typical.get(chunk, 0), num_bytes)
         self.largest_saved_bytes = max(self.largest_saved_bytes, *seen.values(), 0)
-        self._set_graph(microbatch, sum(seen.values()))
+        self._set_graph(unit, num_bytes)
 
-    def release_graph(self, microbatch: int) -> None:
+    def release_graph(self, unit: Unit) -> None:
         """Note that the backward of a micro-batch has freed what was saved for it."""
-        self._add(-self._graphs.pop(microbatch, 0))
+        self._add(-self._graphs.pop(unit, 0))
 
     def settle(self) -> bool:
         """Stop counting saved tensors: one mini-batch has shown what they take.
@@ -87,8 +92,8 @@ class TensorTracker:
         was_first, self._counts = self._counts, False
         return was_first
 
-    def _set_graph(self, microbatch: int, num_bytes: int) -> None:
-        self._graphs[microbatch] = num_bytes
+    def _set_graph(self, unit: Unit, num_bytes: int) -> None:
+        self._graphs[unit] = num_bytes
         self._add(num_bytes)
 
     def _add(self, num_bytes: int) -> None:

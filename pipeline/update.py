@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -119,6 +120,20 @@ def contribution(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What all ranks know, all the same, at the end of a mini-batch."""
+
+    contributions: list[Contribution]
+    """One of each section, in order."""
+    stop: int
+    """The strongest ``StopWish`` of any rank."""
+    settled_step: int
+    """Step of the newest checkpoint whose shares every rank has dealt with."""
+    share: int
+    """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
+
+
 class Gatherer:
     """The exchange that ends a mini-batch: everybody's contributions to everybody.
 
@@ -127,17 +142,22 @@ class Gatherer:
     """
 
     _FIELDS = 4
-    _EXTRAS = 2
+    _EXTRAS = 3
 
     def __init__(self, plan: Plan) -> None:
         self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
         self._length = plan.num_sections * self._FIELDS + self._EXTRAS
 
     def exchange(
-        self, mine: Sequence[Contribution], stop: int, checkpoint: int
-    ) -> tuple[list[Contribution], int, int]:
-        """Return all sections' contributions, the strongest stop wish, and the step of
-        the newest checkpoint whose shares have been dealt with by every rank.
+        self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
+    ) -> Exchanged:
+        """Tell everybody what this rank has, and hear the same of all.
+
+        Args:
+            mine: Contributions of this rank's sections.
+            stop: Its ``StopWish``.
+            checkpoint: Step of the newest checkpoint that it has dealt with.
+            share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
         """
         row = torch.zeros(self._length, dtype=torch.float64)
         for c in mine:
@@ -145,7 +165,7 @@ class Gatherer:
             row[at : at + self._FIELDS] = torch.tensor(
                 (c.loss_sum, c.weight, c.square_norm, c.overflow), dtype=torch.float64
             )
-        row[-2], row[-1] = stop, checkpoint
+        row[-3], row[-2], row[-1] = share, stop, checkpoint
         rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
         dist.all_gather(rows, row)
         everything = torch.stack(rows)
@@ -158,10 +178,12 @@ class Gatherer:
             contributions.append(
                 Contribution(section, loss_sum, weight, square_norm, bool(overflow))
             )
-        return (
-            contributions,
-            int(everything[:, -2].max()),
-            int(everything[:, -1].min()),
+        shares = everything[:, -3]
+        return Exchanged(
+            contributions=contributions,
+            stop=int(everything[:, -2].max()),
+            settled_step=int(everything[:, -1].min()),
+            share=int(share if bool((shares == share).all()) else 0),
         )
 
 

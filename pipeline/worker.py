@@ -29,8 +29,11 @@ from spottrain.wire import JobSpec
 _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""
 MAX_MESSAGE_BYTES = 1 << 17
+_WorkerCommand = wire.RunGeneration | wire.StopGeneration | wire.ShareMinibatch
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
+_MAX_PIECE_CHARACTERS = 32_000
+"""Two bytes and more each, where quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class SupervisorLink:
         self._held = set(held)
         self._commands: deque[wire.RunGeneration] = deque()
         self._wishes: dict[int, int] = {}
+        self._shares: dict[int, wire.ShareMinibatch] = {}
         self._generation = 0
 
     def next_command(self) -> wire.RunGeneration:
@@ -73,9 +77,17 @@ class SupervisorLink:
             self._receive()
         return self._wishes.get(self._generation, StopWish.NONE)
 
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share of this generation that ``stop_wish`` has seen."""
+        return self._shares.get(self._generation)
+
     def report(self, report: wire.Report) -> None:
-        """Say something to the manager."""
-        self._send({"report": wire.encode(report)})
+        """Say something to the manager; what is too long for a message, in pieces."""
+        text = wire.encode(report)
+        while len(text) > _MAX_PIECE_CHARACTERS:
+            self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
+            text = text[_MAX_PIECE_CHARACTERS:]
+        self._send({"report": text})
 
     def open(self, name: str, num_bytes: int) -> int:
         """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
@@ -104,14 +116,20 @@ class SupervisorLink:
             os._exit(0)  # the supervisor is gone, and with it this VM's memory
         if fds:
             return list(fds)
-        command = wire.decode(wire.RunGeneration | wire.StopGeneration, data)
-        if isinstance(command, wire.RunGeneration):
-            self._commands.append(command)
-        else:
-            # It may be of a generation that is still to begin here.
-            wish = StopWish.STOP_AND_CHECKPOINT if command.checkpoint else StopWish.STOP
-            before = self._wishes.get(command.generation, StopWish.NONE)
-            self._wishes[command.generation] = max(before, wish)
+        command = wire.decode(_WorkerCommand, data)
+        # A wish or a share may be of a generation that is still to begin here.
+        match command:
+            case wire.RunGeneration():
+                self._commands.append(command)
+            case wire.StopGeneration(generation=generation):
+                stop = StopWish.STOP_AND_CHECKPOINT
+                wish = stop if command.checkpoint else StopWish.STOP
+                before = self._wishes.get(generation, StopWish.NONE)
+                self._wishes[generation] = max(before, wish)
+            case wire.ShareMinibatch(generation=generation):
+                known = self._shares.get(generation)
+                if known is None or known.number < command.number:
+                    self._shares[generation] = command
         return []
 
 

@@ -180,7 +180,7 @@ class EventConfig(Section):
 
     at_s: NonNegativeFloat
     """Seconds since the market opened, at launch."""
-    kind: Literal["capacity", "price", "notice", "kill", "silence"]
+    kind: Literal["capacity", "price", "notice", "kill", "silence", "slow"]
     """What happens: see docs/configuration.md."""
     zone: str | None = None
     """Where; any zone if not given."""
@@ -190,6 +190,8 @@ class EventConfig(Section):
     """For `notice`: seconds from the notice to the end."""
     usd_per_hour: NonNegativeFloat | None = None
     """For `price`: the new spot price."""
+    factor: Annotated[float, Field(gt=1)] | None = None
+    """For `slow`: how many times longer everything takes there from then on."""
     machine: NonNegativeInt | None = None
     """Hit the zone's spot VM of this number in order of launch, if it runs."""
     return_after_s: PositiveFloat | None = None

@@ -22,6 +22,7 @@ from spottrain.varuna_manager import (
     core_launches,
     core_planning,
     core_reports,
+    core_stutter,
     launching,
 )
 from spottrain.varuna_manager.activity import activity_of
@@ -66,8 +67,8 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         return state, ()
     turn = Turn(state, event.at_s)
     _take_in(turn, event)
-    # A commit changes no decision: with thousands of slots it must stay cheap.
-    if not _is_commit(event):
+    # A commit changes hardly any decision: with thousands of slots it must stay cheap.
+    if turn.decides or not _is_commit(event):
         _settle(turn)
     return turn.state, tuple(turn.commands)
 
@@ -206,8 +207,10 @@ def _resume_generation(turn: Turn) -> None:
             core_generation.invite(turn, generation)
         case GenerationPhase.STOPPING:
             core_generation.send_stop(turn, generation)
-        case GenerationPhase.RUNNING | GenerationPhase.BREAKING:
-            pass  # one needs nothing, the other is told to give up when it is due
+        case GenerationPhase.RUNNING:
+            core_stutter.send_share(turn, generation)
+        case GenerationPhase.BREAKING:
+            pass  # its ranks are told to give up when it is due
         case _:
             assert_never(generation.phase)
 
@@ -224,6 +227,7 @@ def _settle(turn: Turn) -> None:
         core_launches.advance(turn)
         core_fleet.advance(turn)
         core_generation.advance(turn)
+        core_stutter.advance(turn)
         core_planning.advance(turn)
         core_ending.advance(turn)
         if turn.state is before:

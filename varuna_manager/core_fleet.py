@@ -251,6 +251,9 @@ def advance(turn: Turn) -> None:
             return_vms(turn, (vm,), f"not ready in {BOOT_BOUND_S:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
             return_vms(turn, (vm,), "handed over before the cloud takes it")
+        elif vm.slow is not None and vm.is_replaced and not _is_needed(turn, vm):
+            history.replaced(turn, vm.slow)
+            return_vms(turn, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
 
 
 def ask_again(turn: Turn, vm: VmRecord) -> None:

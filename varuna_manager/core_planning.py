@@ -154,10 +154,13 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
     ids = {slot.vm_id for slot in generation.plan.slots}
     in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
     leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
+    slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
     if leaving:
         at_s = min(_handover_at_s(state, vm) for vm in leaving)
     elif any(vm.silent_since_s is not None for vm in in_plan):
         return  # the provider's answer decides
+    elif slow:
+        at_s = state.now_s
     else:
         at_s = state.fleet_changed_at_s + state.job.debounce_s
     if not turn.due(at_s):
@@ -170,6 +173,10 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
         return
     plan = answer.plan
+    if slow and plan is not None:
+        names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
+        _leave(turn, f"slow: {names}", checkpoint=False)
+        return
     morph_at_s = math.inf if plan is None else _morph_at_s(state, generation, plan)
     if plan is None or morph_at_s == math.inf:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
@@ -205,7 +212,7 @@ def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
             examples_per_s=_examples_per_s(plan, new_step_s, share),
             cost_s=state.progress.morph_cost_s or MORPH_COST_S,
         ),
-        _outlook(state),
+        outlook(state),
         left_s=(state.job.spec.steps - state.progress.step) * step_s,
     )
 
@@ -227,10 +234,11 @@ def _lag_share(state: State) -> float:
     if generation is not None:
         step_s = _step_s(generation)
     lag_s = state.job.spec.checkpoint_every_steps * step_s / 2
-    return policy.lag_share(_outlook(state), lag_s, state.now_s)
+    return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 
-def _outlook(state: State) -> policy.Outlook:
+def outlook(state: State) -> policy.Outlook:
+    """Return what was seen of the fleet so far."""
     losses_at_s = tuple(loss.at_s for loss in state.interruptions)
     forgotten = len(losses_at_s) == KEPT
     return policy.Outlook(

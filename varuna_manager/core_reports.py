@@ -6,7 +6,12 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain import wire
-from spottrain.varuna_manager import core_generation, core_planning, history
+from spottrain.varuna_manager import (
+    core_generation,
+    core_planning,
+    core_stutter,
+    history,
+)
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import CheckpointRef, ReportReceived
 from spottrain.varuna_manager.records import GenerationPhase, RankPhase, VmPhase
@@ -112,6 +117,7 @@ def _of_a_rank(turn: Turn, slot: Slot, report: _Ranked) -> None:
             core_generation.started(turn, slot, report)
         case wire.MinibatchCommitted() if rank is not RankPhase.GONE:
             history.committed(turn, generation, report)
+            core_stutter.committed(turn, slot, report)
         case wire.GenerationStopped(done=done):
             core_generation.stopped(turn, slot, done=done)
 

@@ -14,6 +14,7 @@ from spottrain.varuna_manager.records import (
     Interruption,
     InterruptionKind,
     Progress,
+    SlowVm,
 )
 from spottrain.varuna_manager.turn import Turn
 from spottrain.wire import Evaluated, MinibatchCommitted, Slot
@@ -63,6 +64,16 @@ def _trainers(generation: Generation) -> Iterable[Slot]:
     if generation.phase is GenerationPhase.STARTING:
         return generation.participants
     return generation.ranks
+
+
+def replaced(turn: Turn, slow: SlowVm) -> None:
+    """Count a slow VM that others do without now."""
+    state, tally = turn.state, turn.state.tally
+    turn.state = replace(
+        state,
+        tally=replace(tally, slow_vms_replaced=tally.slow_vms_replaced + 1),
+        slow_vms=keep(state.slow_vms, slow),
+    )
 
 
 def committed(turn: Turn, generation: Generation, report: MinibatchCommitted) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from spottrain.cloud.provider import Offer
 from spottrain.pricing.offers import offer_key, preference
 from spottrain.varuna_manager.commands import IntendLaunch
-from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.state import State, budget
 from spottrain.varuna_manager.turn import Turn
 
@@ -24,11 +23,8 @@ def next_intent(state: State) -> str:
 
 
 def room(state: State) -> int:
-    """Return how many more VMs may be asked for; those that leave do not count."""
-    staying = sum(
-        vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None
-        for vm in state.vms.values()
-    )
+    """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
+    staying = sum(vm.counts for vm in state.vms.values())
     coming = sum(intent.count - intent.arrived for intent in state.intents.values())
     return state.job.max_vms - staying - coming
 
@@ -40,20 +36,28 @@ def launch_more(turn: Turn) -> None:
     done = state.generation is not None and state.generation.done
     if wanted <= 0 or done or not state.reconciled or state.launch_wished:
         return
-    for offer in sorted(state.offers, key=preference):
-        count = min(wanted, _available(turn, offer), affordable(state, offer))
+    offer, count = best_offer(turn, wanted)
+    if offer is None:
+        return
+    intent = next_intent(state)
+    turn.state = replace(state, launch_wished=True)
+    turn.do(
+        IntendLaunch(
+            intent=intent,
+            token=f"{state.job.uid}-{intent}",
+            offer=offer,
+            count=count,
+        )
+    )
+
+
+def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
+    """Return what to rent next and how many of up to ``wanted``; None if nothing."""
+    for offer in sorted(turn.state.offers, key=preference):
+        count = min(wanted, _available(turn, offer), affordable(turn.state, offer))
         if count > 0:
-            intent = next_intent(state)
-            turn.state = replace(state, launch_wished=True)
-            turn.do(
-                IntendLaunch(
-                    intent=intent,
-                    token=f"{state.job.uid}-{intent}",
-                    offer=offer,
-                    count=count,
-                )
-            )
-            return
+            return offer, count
+    return None, 0
 
 
 def _available(turn: Turn, offer: Offer) -> int:

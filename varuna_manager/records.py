@@ -9,7 +9,9 @@ from enum import StrEnum
 from typing import Literal
 
 from spottrain.cloud.provider import Offer
-from spottrain.wire import Plan, Slot
+from spottrain.morphing.balance import Controller
+from spottrain.morphing.stutter import Watch
+from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
 
 WINDOW = 64
 """Recent step times kept per generation."""
@@ -73,6 +75,20 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowVm:
+    """A VM that was found slow, and what became of it."""
+
+    vm_id: str
+    found_at_s: float
+    slowness: float
+    """Time over that of its peers; 2: it takes twice as long."""
+    evidence: str
+    """One line for people."""
+    replaced_by: str = ""
+    """The VM that takes its place; empty as long as there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VmRecord:
     """One VM that costs money."""
 
@@ -96,6 +112,8 @@ class VmRecord:
     noticed_at_s: float | None = None
     leaves_at_s: float | None = None
     """When the cloud takes it away, as announced."""
+    slow: SlowVm | None = None
+    """Set once it was found so slow that another one in its place pays."""
     return_reason: str = ""
     """Why it was returned: what the loss counts as."""
     retry_at_s: float | None = None
@@ -105,12 +123,37 @@ class VmRecord:
     def is_usable(self) -> bool:
         """Whether a new plan may use its slots."""
         staying = self.leaves_at_s is None and self.silent_since_s is None
-        return self.phase is VmPhase.READY and staying
+        return self.phase is VmPhase.READY and staying and not self.is_replaced
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another VM takes its place because it is slow."""
+        return self.slow is not None and bool(self.slow.replaced_by)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of the most VMs that a job may have: one that leaves, or is
+        to be replaced, makes room for another before it is gone."""
+        going = self.phase is VmPhase.RETURNING or self.leaves_at_s is not None
+        return not going and self.slow is None
 
     @property
     def is_coming(self) -> bool:
         """Whether it is expected to become usable."""
         return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """How fast the ranks of a generation are, mini-batch by mini-batch."""
+
+    watch: Watch
+    controller: Controller | None
+    """Shares the mini-batch; None where there is nothing to share."""
+    pending: Mapping[int, Mapping[Slot, MinibatchCommitted]]
+    """Reports of mini-batches that some ranks have not told of, by step."""
+    told: frozenset[str] = frozenset()
+    """VMs of which people were told that they are slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +190,10 @@ class Generation:
     abandoned: bool = False
     """Whether its last ranks have been told to give up."""
     step_times_s: tuple[float, ...] = ()
+    pulse: Pulse | None = None
+    """How fast its ranks are; None until the first of them has told."""
+    share: ShareMinibatch | None = None
+    """The newest share of the mini-batch that its ranks were told, if any."""
 
     @property
     def measured_step_s(self) -> float | None:
@@ -254,6 +301,7 @@ class Tally:
     silent_losses: int = 0
     worker_deaths: int = 0
     price_changes: int = 0
+    slow_vms_replaced: int = 0
     vms_launched: int = 0
     gone_usd: float = 0.0
     """Spent on VMs that are gone."""

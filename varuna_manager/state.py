@@ -24,8 +24,8 @@ from spottrain.varuna_manager.records import (
     PriceChange,
     Progress,
     RankPhase,
+    SlowVm,
     Tally,
-    VmPhase,
     VmRecord,
 )
 from spottrain.wire import Plan, Profile
@@ -104,6 +104,8 @@ class State:
     """Finished ones, oldest first."""
     interruptions: tuple[Interruption, ...] = ()
     price_changes: tuple[PriceChange, ...] = ()
+    slow_vms: tuple[SlowVm, ...] = ()
+    """Those that were replaced, oldest first."""
     timer_at_s: float | None = None
 
     @property
@@ -197,10 +199,7 @@ def check_invariants(state: State) -> None:
 
 
 def _check_fleet(state: State) -> None:
-    staying = sum(
-        vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None
-        for vm in state.vms.values()
-    )
+    staying = sum(vm.counts for vm in state.vms.values())
     wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
     assert staying + wanted <= state.job.max_vms, "never more VMs than allowed"
     for vm_id, vm in state.vms.items():

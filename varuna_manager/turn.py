@@ -24,6 +24,8 @@ class Turn:
         self.state = replace(state, now_s=max(state.now_s, at_s))
         self.commands: list[Command] = []
         self.wake_at_s: float | None = None
+        self.decides = False
+        """Whether a commit, which seldom does, calls for decisions."""
 
     @property
     def now_s(self) -> float:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from spottrain.varuna_manager.records import GenerationSummary, Interruption, VmRecord
+from spottrain.varuna_manager.records import (
+    GenerationSummary,
+    Interruption,
+    SlowVm,
+    VmRecord,
+)
 from spottrain.varuna_manager.state import (
     JobPhase,
     State,
@@ -97,10 +102,12 @@ def report(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "preemptions_unnoticed": tally.preemptions_unnoticed,
         "silent_losses": tally.silent_losses,
         "worker_deaths": tally.worker_deaths,
+        "slow_vms_replaced": tally.slow_vms_replaced,
         "price_changes": tally.price_changes,
         "vms_launched": tally.vms_launched,
         "plans": [_plan_run(plan, at_s) for plan in plans(state)],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
+        "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
         "minibatches_lost": progress.minibatches_lost,
         "minibatches_recomputed": progress.minibatches_recomputed,
         "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
@@ -191,6 +198,7 @@ def _vm(vm: VmRecord) -> dict[str, Any]:
         "launched_at_s": vm.launched_at_s,
         "silent_since_s": vm.silent_since_s,
         "leaves_at_s": vm.leaves_at_s,
+        "slowness": vm.slow.slowness if vm.slow else None,
     }
 
 
@@ -208,6 +216,16 @@ def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
         "started_at_s": plan.started_at_s,
         "ran_s": ended_at_s - plan.started_at_s,
         "ended_by": plan.ended_by,
+    }
+
+
+def _slow_vm(state: State, slow: SlowVm) -> dict[str, Any]:
+    return {
+        "vm_id": slow.vm_id,
+        "at_s": slow.found_at_s - state.submitted_at_s,
+        "slowness": slow.slowness,
+        "replaced_by": slow.replaced_by,
+        "reason": slow.evidence,
     }
 
 

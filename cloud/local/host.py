@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,13 @@ from spottrain.cloud.errors import CloudError
 from spottrain.cloud.local import die_with_parent
 from spottrain.cloud.local.folder import Folder, Record, clear, marker, write_private
 from spottrain.cloud.local.market import MarketEvent, stream
-from spottrain.cloud.local.processes import VARIABLE, kill_all, stop_all
+from spottrain.cloud.local.processes import (
+    VARIABLE,
+    groups,
+    kill_all,
+    signal_groups,
+    stop_all,
+)
 from spottrain.cloud.local.state import LocalCloud, Notice
 from spottrain.cloud.provider import (
     AgentBootstrap,
@@ -28,6 +35,11 @@ from spottrain.cloud.provider import (
 )
 
 _log = logging.getLogger(__name__)
+
+_PERIOD_S = 0.02
+"""A VM that is slow runs for a part of every such time."""
+_LOOK_S = 1.0
+"""How often it is looked for new processes of a slow VM."""
 
 
 class Host:
@@ -49,6 +61,7 @@ class Host:
         self._tasks = tasks
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._endings: dict[str, asyncio.Task[None]] = {}
+        self._slowing: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._last_call_s = time.monotonic()
 
@@ -169,12 +182,34 @@ class Host:
                 self._later(event.lead_s, self._end, vm_id)
         if event.kind == "kill":
             await self.terminate(victims)
+        for vm_id in victims if event.factor is not None else ():
+            self._slowing[vm_id] = self._tasks.create_task(
+                self._slow_down(vm_id, event.factor or 1.0)
+            )
         if event.kind == "silence":
+            self._let_run(victims)
             try:
                 await asyncio.to_thread(stop_all, *self._handles(victims))
             except CloudError:
                 _log.exception("VMs %s are silent but for some processes", victims)
         return victims
+
+    async def _slow_down(self, vm_id: str, factor: float) -> None:
+        """Let a VM's processes run for one part in ``factor`` of the time, for ever."""
+        while True:
+            found = await asyncio.to_thread(groups, *self._handles([vm_id]))
+            look_again_s = time.monotonic() + _LOOK_S
+            while time.monotonic() < look_again_s:
+                signal_groups(found, signal.SIGSTOP)
+                await asyncio.sleep(_PERIOD_S * (1 - 1 / factor))
+                signal_groups(found, signal.SIGCONT)
+                await asyncio.sleep(_PERIOD_S / factor)
+
+    def _let_run(self, vm_ids: Collection[str]) -> None:
+        """Slow VMs down no more: they end, or stand still for good."""
+        for vm_id in vm_ids:
+            if vm_id in self._slowing:
+                self._slowing.pop(vm_id).cancel()
 
     def _boot(self, vm_id: str) -> None:
         self.cloud.booted(vm_id)
@@ -196,6 +231,7 @@ class Host:
             self._endings.update(dict.fromkeys(new, ending))
 
     async def _finish(self, vm_ids: Collection[str]) -> None:
+        self._let_run(vm_ids)
         for vm_id in vm_ids:
             self.cloud.stopping(vm_id)
         self._commit()

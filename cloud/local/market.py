@@ -18,7 +18,7 @@ from typing import Literal, cast
 from spottrain import wire
 from spottrain.errors import ConfigError
 
-EventKind = Literal["capacity", "price", "notice", "kill", "silence"]
+EventKind = Literal["capacity", "price", "notice", "kill", "silence", "slow"]
 
 PRICE_STEP_S = 60.0
 """Time between two steps of a volatile price."""
@@ -59,7 +59,7 @@ class ZoneSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketEvent:
-    """Something that the market does; what takes VMs away hits spot VMs only."""
+    """Something that the market does; what hits VMs hits spot VMs only."""
 
     at_s: float
     """Seconds since the market opened, which is when its cloud process started."""
@@ -73,6 +73,8 @@ class MarketEvent:
     """For notice: seconds from the notice to the kill."""
     usd_per_hour: float | None = None
     """For price: the new spot price; machines rented before keep theirs."""
+    factor: float | None = None
+    """For slow: how many times longer everything takes on the VM from now on."""
     machine: int | None = None
     """Hit the zone's spot VM of this number in order of launch, or nobody (hazards)."""
     return_after_s: float | None = None
@@ -88,6 +90,11 @@ class MarketEvent:
             raise ConfigError(
                 f"usd_per_hour belongs to events of kind price, and only to them: "
                 f"got {self.usd_per_hour} with {self.kind}"
+            )
+        if (self.kind == "slow") != (self.factor is not None and self.factor > 1):
+            raise ConfigError(
+                f"factor belongs to events of kind slow, and only to them, and is above "
+                f"1: got {self.factor} with {self.kind}"
             )
         if self.kind in ("capacity", "price") and self.zone is None:
             raise ConfigError(f"event {self.kind} at {self.at_s} s must name its zone")

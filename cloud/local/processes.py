@@ -1,4 +1,4 @@
-"""All processes of a VM, found, killed or stopped; Linux.
+"""All processes of a VM, found, killed, stopped or slowed down; Linux.
 
 A process belongs to a VM if its environment says so (SPOTTRAIN_VM is inherited), if it
 is in the session of one that does or of the VM's agent, or if its parent belongs to the
@@ -7,11 +7,12 @@ VM. One that has left all three behind is out of reach.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _PATIENCE_S = 10.0
 class _Process:
     pid: int
     parent: int
+    group: int
     session: int
     state: str
     marked: bool
@@ -71,6 +73,24 @@ def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
         time.sleep(0.001)
 
 
+def groups(markers: Collection[str], sessions: Collection[int] = ()) -> frozenset[int]:
+    """Return the process groups of some VMs; ours is none of them.
+
+    Args:
+        markers: As in ``kill_all``.
+        sessions: As in ``kill_all``.
+    """
+    found = frozenset(process.group for process in _members(markers, sessions))
+    return found - {os.getpgrp()}
+
+
+def signal_groups(found: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to every process of some groups, as far as they still exist."""
+    for group in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+
 def _members(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
     """Return all processes of some VMs, zombies aside."""
     # One that is just becoming another program has no environment to be found by.
@@ -95,7 +115,8 @@ def _table(entries: set[bytes]) -> Iterator[_Process]:
         folder = Path("/proc", name)
         try:
             stat = (folder / "stat").read_bytes()
-            state, parent, _, session = stat.rpartition(b")")[2].split()[:4]
+            state, *ids = stat.rpartition(b")")[2].split()[:4]
+            parent, group, session = map(int, ids)
         except (FileNotFoundError, ProcessLookupError):
             continue
         try:
@@ -103,7 +124,7 @@ def _table(entries: set[bytes]) -> Iterator[_Process]:
         except OSError:  # another user's, or gone since
             environment = []
         marked = not entries.isdisjoint(environment)
-        yield _Process(int(name), int(parent), int(session), state.decode(), marked)
+        yield _Process(int(name), parent, group, session, state.decode(), marked)
 
 
 def _signal(pid: int, number: signal.Signals) -> int | None:

@@ -76,6 +76,7 @@ class LocalCloud:
         self.silent: set[str] = set()
         """VMs that stand still for good."""
         self._taken: set[str] = set()
+        self._slowed: set[str] = set()
         self._strikes = 0
         self._zones = {
             zone.name: _Zone(zone, zone.capacity, zone.spot_usd_per_hour)
@@ -208,7 +209,7 @@ class LocalCloud:
         self.vms[vm_id] = replace(self.vms[vm_id], **changes)
 
     def apply(self, event: MarketEvent, now_s: float) -> tuple[str, ...]:
-        """Let the market do something; return the VMs that it takes back.
+        """Let the market do something; return the VMs that it hits.
 
         Raises:
             CloudError: there is no such zone.
@@ -226,6 +227,9 @@ class LocalCloud:
             return ()
         self._strikes += 1
         victims = self._victims(event)
+        if event.kind == "slow":
+            self._slowed.update(victims)
+            return victims
         for vm_id in victims:
             self._taken.add(vm_id)
             zone = self._zones[self.vms[vm_id].offer.zone]
@@ -238,13 +242,17 @@ class LocalCloud:
         return victims
 
     def _victims(self, event: MarketEvent) -> tuple[str, ...]:
-        """Choose among running spot VMs that the market has not taken back yet."""
+        """Choose among running spot VMs that the market has not taken back yet.
+
+        None of them is slowed down twice.
+        """
+        spared = self._taken | (self._slowed if event.kind == "slow" else set())
         candidates = [
             vm_id
             for vm_id, vm in self.vms.items()
             if vm.offer.spot
             and vm.state == VmState.RUNNING
-            and vm_id not in self._taken
+            and vm_id not in spared
             and event.zone in (None, vm.offer.zone)
         ]
         if event.machine is not None:

@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
+MOST_CHUNKS = 42
+"""Runs of sections a stage; codes of more do not fit into a schedule's bytes."""
 
 
 # --- The model, measured and planned ---------------------------------------------
@@ -44,6 +46,8 @@ class SectionFacts:
     """Optimizer state of those parameters."""
     activation_bytes_per_example: int
     """The one activation that leaves this section for the next (0 for the last)."""
+    gradient_bytes: int | None = None
+    """Gradients of the parameters that are trained; ``None``: as many as parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +85,26 @@ class SectionProfile:
     backward_s: float
     recompute_s: float
     saved_bytes: int
-    """Tensors autograd keeps between forward and backward of one micro-batch."""
+    """Tensors autograd keeps between forward and backward of one micro-batch, without
+    what came in and what goes out."""
     output_bytes: int
     """The activation sent to the next section for one micro-batch."""
     forward_spread: float = 0.0
     """Standard deviation as a share of the median, robust to outliers; so are the others."""
     backward_spread: float = 0.0
     recompute_spread: float = 0.0
+    batch_bytes: int = 0
+    """The micro-batch itself, as the user's data come, which every stage holds."""
+    forward_bytes: int = 0
+    """At the highest moment of a forward that keeps nothing for the backward, beyond the
+    micro-batch and the section's input; so are the next two."""
+    recompute_bytes: int = 0
+    """At the highest moment of a forward that keeps what the backward needs."""
+    backward_bytes: int = 0
+    """At the highest moment of the backward, beyond also what the forward has left and
+    the gradient of what goes out."""
+    update_bytes: int = 0
+    """At the highest moment of the optimizer's first step, its new state included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +201,9 @@ class Plan:
     into ``pipeline_depth * chunks`` runs of sections, run ``k`` from ``stage_bounds[k]``
     up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p + pipeline_depth``
     and so on. Replica ``d`` computes virtual nodes ``replica_bounds[d]`` up to
-    ``replica_bounds[d + 1]``.
+    ``replica_bounds[d + 1]``. An interleaved plan has two stages and more, follows its
+    lists to the letter, hence without a bound of its own, and gives every replica a
+    multiple of ``pipeline_depth`` virtual nodes.
     """
 
     pipeline_depth: int
@@ -212,6 +231,7 @@ class Plan:
             and self.microbatch_size >= 1
             and self.minibatch_size % self.microbatch_size == 0
             and _is_cover(self.stage_bounds, depth * self.chunks)
+            and (self._interleaves() if self.chunks > 1 else self.chunks == 1)
             and (self.schedule == "interleaved") == (self.chunks > 1)
             and (self.in_flight_bound is None or self.in_flight_bound >= 1)
             and _is_cover(self.replica_bounds, width)
@@ -221,6 +241,15 @@ class Plan:
         )
         if not good:
             raise WireError(f"plan does not add up: {self}")
+
+    def _interleaves(self) -> bool:
+        """Whether stages of several runs of sections can be run."""
+        return (
+            self.chunks <= MOST_CHUNKS
+            and self.pipeline_depth > 1
+            and self.in_flight_bound is None
+            and all(nodes % self.pipeline_depth == 0 for nodes in self.replica_bounds)
+        )
 
     @property
     def num_sections(self) -> int:
@@ -295,8 +324,23 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrate:
-    """Measure every section, once."""
+    """Measure sections, links and all-reduces, all participants together, once.
 
+    A round of measuring bears a negative number where training's generations bear
+    positive ones: in ``OpenStore``, and in all reports of it. A newer round, of a lower
+    number, ends the one before.
+    """
+
+    generation: int = -1
+    participants: tuple[Slot, ...] = ()
+    """Ranks. A slot that comes twice computes once, but sends and receives as two. None
+    at all: the first slot of who is told so, alone and without a store."""
+    store_host: str = ""
+    store_port: int = 0
+    microbatch_sizes: tuple[int, ...] = ()
+    """What to measure, ascending; none: that of the job."""
+    checkpoint: str = ""
+    """Where sections are read from; without it every rank builds the whole model."""
     kind: Literal["calibrate"] = "calibrate"
 
 
@@ -339,6 +383,22 @@ class StopGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMinibatch:
+    """Share the mini-batch anew over the replicas of a generation, without a morph.
+
+    All ranks change over before the same mini-batch, once all of them know the same
+    newest share; one for a generation that does not run is ignored.
+    """
+
+    generation: int
+    number: int
+    """From 1, grows within the generation: the highest is the newest."""
+    replica_bounds: tuple[int, ...]
+    """As in ``Plan``."""
+    kind: Literal["share_minibatch"] = "share_minibatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonGeneration:
     """Kill the workers of this VM that still run ``generation`` or an older one."""
 
@@ -359,6 +419,7 @@ Command = (
     | OpenStore
     | RunGeneration
     | StopGeneration
+    | ShareMinibatch
     | AbandonGeneration
     | Retire
 )
@@ -373,14 +434,35 @@ class SupervisorReady:
 
     num_slots: int
     torch_version: str
+    device: str = ""
+    """As in ``Profile``."""
+    software: str = ""
+    """As in ``Profile``."""
+    machine: str = ""
+    """The computer that the VM is on: the same for VMs that share one. Empty: unknown."""
+    cores: int = 0
+    """Cores of it that may be used; 0: unknown."""
     kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationProgress:
+    """A round of measuring has come so far, as its first rank sees it."""
+
+    generation: int
+    done: int
+    total: int
+    what: str
+    """What was measured last."""
+    kind: Literal["calibration_progress"] = "calibration_progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """The profile that ``Calibrate`` asked for."""
+    """The profile that ``Calibrate`` asked for, from its first rank."""
 
     profile: Profile
+    generation: int = -1
     kind: Literal["calibrated"] = "calibrated"
 
 
@@ -426,6 +508,14 @@ class MinibatchCommitted:
     step_s: float
     peak_bytes: int
     """Tracked tensor bytes at their highest (sections, stash, activations)."""
+    busy_s: float = 0.0
+    """Time inside forwards, recomputes and backwards of this mini-batch."""
+    microbatches: int = 0
+    """Micro-batches that the slot computed in this mini-batch; 0: not told."""
+    recomputes: int = 0
+    """Recomputes among its tasks: those whose graph was kept are left out."""
+    tasks_s: float = 0.0
+    """From the beginning of the mini-batch until the slot's last task was done."""
     kind: Literal["minibatch_committed"] = "minibatch_committed"
 
 
@@ -466,7 +556,8 @@ class GenerationBroken:
 class WorkerDied:
     """A worker process ended; the memory that the supervisor holds stays.
 
-    A process that initialises or calibrates is told as slot 0 of generation 0.
+    A process that initialises is told as slot 0 of generation 0, one that calibrates
+    with the number of its round.
     """
 
     generation: int
@@ -521,6 +612,7 @@ class InterruptionNoticed:
 
 Report = (
     SupervisorReady
+    | CalibrationProgress
     | Calibrated
     | StoreOpened
     | GenerationStarted

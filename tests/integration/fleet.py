@@ -32,6 +32,17 @@ GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
+class Host:
+    """Where a machine is in the network."""
+
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+    namespace: str = ""
+    """Path of its network namespace; that of the tests if empty."""
+    num_slots: int = 1
+
+
+@dataclass(frozen=True)
 class MachineGone:
     """All processes of a machine have ended."""
 
@@ -58,10 +69,18 @@ class Zygote:
         theirs.close()
 
     def start(
-        self, greeting: str, environment: Mapping[str, str], fds: Sequence[int]
+        self,
+        greeting: str,
+        environment: Mapping[str, str],
+        fds: Sequence[int],
+        namespace: str = "",
     ) -> int:
         """Fork a supervisor on three file descriptors; return its pid."""
-        request = {"greeting": greeting, "environment": dict(environment)}
+        request = {
+            "greeting": greeting,
+            "environment": dict(environment),
+            "namespace": namespace,
+        }
         socket.send_fds(self._requests, [json.dumps(request).encode()], list(fds))
         return int(self._requests.recv(64))
 
@@ -82,21 +101,27 @@ class Machine:
         environment: Mapping[str, str],
         log: Path,
         zygote: Zygote,
+        host: Host,
     ) -> None:
         self.name = name
         self._reports = reports
         greeting = {
             "spec": json.loads(wire.encode(spec)),
             "workdir": str(workdir),
-            "num_slots": 1,
-            "private_address": "127.0.0.1",
+            "num_slots": host.num_slots,
+            "private_address": host.address,
             "vm_id": name,
         }
         stdin, commands = os.pipe()
         reports_in, stdout = os.pipe()
         with open(log, "ab") as stderr:
             fds = (stdin, stdout, stderr.fileno())
-            self.pid = zygote.start(json.dumps(greeting), environment, fds)
+            self.pid = zygote.start(
+                json.dumps(greeting),
+                {**environment, "GLOO_SOCKET_IFNAME": host.interface},
+                fds,
+                host.namespace,
+            )
         os.close(stdin)
         os.close(stdout)
         self._commands = os.fdopen(commands, "wb", buffering=0)
@@ -139,6 +164,7 @@ class Fleet:
         zygote: Zygote,
         environment: Mapping[str, str] | None = None,
         workdir: Path = HERE,
+        hosts: Mapping[str, Host] | None = None,
     ) -> None:
         self.spec = spec
         self.queue: queue.SimpleQueue[tuple[str, Heard]] = queue.SimpleQueue()
@@ -147,7 +173,8 @@ class Fleet:
         self.num_sections = 0
         self.machines: dict[str, Machine] = {}
         self._add: Callable[[str], Machine] = lambda name: Machine(
-            name, spec, workdir, self.queue, environment or {}, log, zygote
+            *(name, spec, workdir, self.queue, environment or {}, log, zygote),
+            host=(hosts or {}).get(name, Host()),
         )
         for name in names:
             self.add(name)
@@ -367,17 +394,23 @@ def make_plan(
     num_sections: int,
     **changes: Any,
 ) -> Plan:
-    """Cut evenly: stages over sections, replicas over virtual nodes."""
-    nodes = spec.minibatch_size // spec.microbatch_size
+    """Cut evenly: stages over sections, replicas over virtual nodes.
+
+    With ``chunks``, which make the plan interleaved, replicas get groups of ``depth``.
+    """
+    chunks = changes.get("chunks", 1)
+    runs, group = depth * chunks, depth if chunks > 1 else 1
+    size = changes.get("microbatch_size", spec.microbatch_size)
+    groups = spec.minibatch_size // size // group
     values: dict[str, Any] = {
         "pipeline_depth": depth,
         "data_parallel_width": width,
         "microbatch_size": spec.microbatch_size,
         "minibatch_size": spec.minibatch_size,
-        "schedule": "varuna",
+        "schedule": "interleaved" if chunks > 1 else "varuna",
         "recompute": True,
-        "stage_bounds": tuple(num_sections * p // depth for p in range(depth + 1)),
-        "replica_bounds": tuple(nodes * d // width for d in range(width + 1)),
+        "stage_bounds": tuple(num_sections * k // runs for k in range(runs + 1)),
+        "replica_bounds": tuple(groups * d // width * group for d in range(width + 1)),
         "slots": tuple(Slot(vm_id=name, index=0) for name in names[: depth * width]),
         "predicted_step_s": 0.1,
     }

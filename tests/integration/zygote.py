@@ -7,6 +7,7 @@ own code. Requests come over the socket that is stdin: JSON, with three file des
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ from spottrain import wire
 from spottrain.pipeline.loading import load
 from spottrain.pipeline.supervisor import Greeting, Supervisor
 from spottrain.pipeline.worker import LoadedJob
+
+
+_CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
@@ -44,17 +48,31 @@ def main() -> None:
         )
         if (pid := os.fork()) == 0:
             requests.close()
-            serve(greeting, loaded, fds, request["environment"])
+            serve(greeting, loaded, fds, request["environment"], request["namespace"])
         for fd in fds:
             os.close(fd)
         requests.sendall(str(pid).encode())
 
 
+def enter_network(namespace: str) -> None:
+    """Go into a network namespace, given by its path; needs root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(namespace) as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
 def serve(
-    greeting: Greeting, loaded: LoadedJob, fds: list[int], environment: dict[str, str]
+    greeting: Greeting,
+    loaded: LoadedJob,
+    fds: list[int],
+    environment: dict[str, str],
+    namespace: str,
 ) -> None:
     """Become a supervisor, as its ``main`` would after loading."""
     try:
+        if namespace:
+            enter_network(namespace)
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(environment)
@@ -64,7 +82,8 @@ def serve(
         for fd in fds:
             os.close(fd)
         supervisor = Supervisor(greeting, reports, loaded)
-        supervisor.report(wire.SupervisorReady(num_slots=1, torch_version="warm"))
+        ready = wire.SupervisorReady(num_slots=greeting.num_slots, torch_version="warm")
+        supervisor.report(ready)
         supervisor.run()
     finally:
         os._exit(0)

@@ -23,7 +23,7 @@ def test_saved_tensors_count_but_neither_parameters_nor_the_input() -> None:
     tracker = TensorTracker(0, linear.parameters())
     activation = torch.randn(4, 8, requires_grad=True)
 
-    with tracker.graph(0, activation, keep=True):
+    with tracker.graph((0, 0), activation, keep=True):
         # Saved: the input, the transposed weight, and for tanh its own output.
         torch.tanh(linear(activation))
 
@@ -33,15 +33,15 @@ def test_saved_tensors_count_but_neither_parameters_nor_the_input() -> None:
 
 def test_once_settled_a_graph_counts_as_the_largest_did() -> None:
     tracker = TensorTracker(0, ())
-    with tracker.graph(0, None, keep=True):
+    with tracker.graph((0, 0), None, keep=True):
         torch.tanh(torch.ones(10, requires_grad=True) * 1)
     first = tracker.peak_bytes
-    tracker.release_graph(0)
+    tracker.release_graph((0, 0))
     tracker.settle()
 
-    with tracker.graph(1, None, keep=True):
+    with tracker.graph((1, 0), None, keep=True):
         pass
-    with tracker.graph(2, None, keep=True):
+    with tracker.graph((2, 0), None, keep=True):
         pass
 
     assert first == 40
@@ -51,7 +51,7 @@ def test_once_settled_a_graph_counts_as_the_largest_did() -> None:
 def test_a_forward_without_a_graph_counts_nothing() -> None:
     tracker = TensorTracker(7, ())
 
-    with torch.no_grad(), tracker.graph(0, None, keep=False):
+    with torch.no_grad(), tracker.graph((0, 0), None, keep=False):
         torch.tanh(torch.ones(10))
 
     assert tracker.peak_bytes == 7

@@ -21,13 +21,16 @@ INT = st.integers(-(2**53), 2**53)
 
 @st.composite
 def plans(draw: st.DrawFn) -> wire.Plan:
-    depth, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    microbatch_size = draw(st.integers(1, 4))
     schedule = draw(st.sampled_from(get_args(wire.ScheduleKind)))
-    chunks = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
+    interleaved = schedule == "interleaved"
+    depth, width = draw(st.integers(1 + interleaved, 4)), draw(st.integers(1, 4))
+    microbatch_size = draw(st.integers(1, 4))
+    chunks = draw(st.integers(2, 3)) if interleaved else 1
     runs = depth * chunks
     stages = draw(st.lists(st.integers(1, 3), min_size=runs, max_size=runs))
     replicas = draw(st.lists(st.integers(1, 3), min_size=width, max_size=width))
+    if interleaved:
+        replicas = [depth * groups for groups in replicas]
     bounds = [0], [0]
     for cuts, sizes in zip(bounds, (stages, replicas), strict=True):
         for size in sizes:
@@ -46,7 +49,7 @@ def plans(draw: st.DrawFn) -> wire.Plan:
             for index in range(depth * width)
         ),
         predicted_step_s=draw(st.floats(0, 1e6)),
-        in_flight_bound=draw(st.none() | st.integers(1, 8)),
+        in_flight_bound=None if interleaved else draw(st.none() | st.integers(1, 8)),
         chunks=chunks,
     )
 
@@ -227,6 +230,43 @@ def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None
     changed = json.loads(json.dumps(changes, default=dataclasses.asdict))
     with pytest.raises(WireError):
         wire.from_data(wire.Plan, data | changed)
+
+
+INTERLEAVED: dict[str, Any] = {
+    "schedule": "interleaved",
+    "chunks": 2,
+    "stage_bounds": (0, 1, 3, 4, 6),
+    "minibatch_size": 12,
+    "replica_bounds": (0, 4, 6),
+}
+
+
+def test_a_stage_of_an_interleaved_plan_has_several_runs_of_sections() -> None:
+    plan = a_plan(**INTERLEAVED)
+    assert plan.runs_of(0) == (range(0, 1), range(3, 4))
+    assert plan.runs_of(1) == (range(1, 3), range(4, 6))
+    assert plan.sections_of(1) == (1, 2, 4, 5)
+    assert [plan.stage_of(k) for k in range(6)] == [0, 1, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunks": 1, "stage_bounds": (0, 3, 6)},
+        {"schedule": "1f1b"},
+        {"in_flight_bound": 4},
+        {"replica_bounds": (0, 3, 6)},
+        {"chunks": 43, "stage_bounds": tuple(range(87))},
+        {"pipeline_depth": 1, "data_parallel_width": 4, "stage_bounds": (0, 3, 6)}
+        | {"replica_bounds": (0, 1, 2, 4, 6)},
+        {"schedule": "varuna", "chunks": 0, "stage_bounds": (0,)},
+    ],
+)
+def test_an_interleaved_plan_that_nobody_can_run_is_refused(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(WireError, match="plan does not add up"):
+        a_plan(**INTERLEAVED | changes)
 
 
 JSON = st.recursive(

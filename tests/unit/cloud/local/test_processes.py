@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spottrain.cloud.local.processes import kill_all, stop_all
+from spottrain.cloud.local.processes import (
+    groups,
+    kill_all,
+    signal_groups,
+    stop_all,
+)
 
 if TYPE_CHECKING:
     from tests.unit.cloud.conftest import Machine
@@ -122,6 +127,20 @@ def test_children_that_are_forked_meanwhile_do_not_get_away(
     act([marker])
     job = marker.partition("/")[0]
     assert {machine.state(pid) for pid in machine.marked(job)} <= {"T"}
+
+
+def test_the_groups_of_a_vm_are_stopped_and_go_on_as_one(
+    start: Start, machine: Machine, marker: str
+) -> None:
+    pids = family(start, machine, marker)
+    found = groups([marker])
+    assert found == {os.getpgid(pid) for pid in pids}
+    signal_groups(found, signal.SIGSTOP)
+    machine.until(lambda: {machine.state(pid) for pid in pids} == {"T"})
+    signal_groups(found, signal.SIGCONT)
+    machine.until(lambda: "T" not in {machine.state(pid) for pid in pids})
+    kill_all([marker])
+    signal_groups(found, signal.SIGSTOP)  # nobody is left
 
 
 def test_there_may_be_nothing_to_kill() -> None:

@@ -123,6 +123,16 @@ def test_capacity_below_what_is_rented_takes_no_vm_away() -> None:
     assert len(driver.cloud.alive) == 3
 
 
+def test_a_slow_vm_keeps_its_capacity_and_is_not_slowed_down_twice() -> None:
+    driver = Driver()
+    driver.launch(2)
+    (first,) = driver.apply("slow", factor=2.0, machine=0)
+    assert first == "vm-0"
+    assert driver.apply("slow", factor=3.0, count=2) == ("vm-1",)
+    assert driver.available() == 1
+    assert sorted(driver.apply("kill", count=2)) == ["vm-0", "vm-1"]
+
+
 def test_on_demand_vms_are_never_taken_away() -> None:
     driver = Driver()
     driver.launch(2, spot=False)

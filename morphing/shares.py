@@ -1,0 +1,196 @@
+"""How many virtual nodes each replica computes, in proportion to how fast it is.
+
+VirtualFlow, section 5.1.2: give the faster more, so that the slowest ends soonest. Here
+for replicas that may all differ, and exactly: no other shares end sooner.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain.morphing.errors import PlanError
+
+SAFETY = 1e-9
+"""By how much the water level is lowered, so that rounding cannot lift it too far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """A replica that takes ``fixed_s + virtual_nodes * per_virtual_node_s``."""
+
+    fixed_s: float
+    """Filling and draining its pipeline: what it takes whatever its share."""
+    per_virtual_node_s: float
+
+
+def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> Pace:
+    """Return the pace of a pipeline whose stages never wait but for the slowest.
+
+    The first micro-batch passes all stages and links, every further one follows after
+    what the slowest stage takes (GPipe, section 2: ``(M + P - 1) t`` of even stages).
+
+    Args:
+        stage_s: What a micro-batch takes on each stage, forward to backward.
+        link_s: What it takes between two neighbouring stages, there and back.
+    """
+    slowest_s = max(stage_s)
+    return Pace(
+        fixed_s=math.fsum([*stage_s, *link_s]) - slowest_s,
+        per_virtual_node_s=slowest_s,
+    )
+
+
+def share_by_speed(
+    virtual_nodes: int,
+    stage_s: Sequence[float],
+    speeds: Sequence[float],
+    *,
+    link_s: Sequence[float] = (),
+    most: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Share virtual nodes out over the pipelines of a plan by the speeds of its devices.
+
+    Args:
+        virtual_nodes: Of the mini-batch.
+        stage_s: What a micro-batch takes on each stage at speed 1, forward to backward.
+        speeds: Of the devices, in the order of ``Plan.slots``.
+        link_s: As in ``pace_of``.
+        most: As in ``share_virtual_nodes``, which tells also of errors.
+
+    Returns:
+        Bounds of the replicas, as in ``Plan.replica_bounds``.
+    """
+    depth = len(stage_s)
+    known: dict[tuple[float, ...], Pace] = {}
+    paces = []
+    for first in range(0, len(speeds), depth):
+        own = tuple(speeds[first : first + depth])
+        if own not in known:
+            times_s = [s / speed for s, speed in zip(stage_s, own, strict=True)]
+            known[own] = pace_of(times_s, link_s)
+        paces.append(known[own])
+    return share_virtual_nodes(
+        virtual_nodes,
+        [pace.per_virtual_node_s for pace in paces],
+        most,
+        fixed_s=[pace.fixed_s for pace in paces],
+    )
+
+
+def share_virtual_nodes(
+    virtual_nodes: int,
+    seconds_per_virtual_node: Sequence[float],
+    most: Sequence[int] | None = None,
+    *,
+    fixed_s: Sequence[float] | None = None,
+) -> tuple[int, ...]:
+    """Share virtual nodes out so that the slowest replica ends as soon as can be.
+
+    A replica of ``n`` virtual nodes takes ``fixed_s + n * seconds_per_virtual_node``;
+    each has one at least. Of all such shares those are taken in which every single
+    virtual node went where it ends soonest, the first replica where several do: equally
+    fast replicas get what ``partition.spread`` gives them.
+
+    Args:
+        virtual_nodes: Of the mini-batch.
+        seconds_per_virtual_node: Of each replica.
+        most: The most that each can hold; any number if not given.
+        fixed_s: What each takes besides; 0 if not given.
+
+    Returns:
+        Bounds of the replicas' runs of virtual nodes, as in ``Plan.replica_bounds``.
+
+    Raises:
+        PlanError: There are fewer virtual nodes than replicas or more than they can
+            hold, or a time is not finite, not above 0 or (a fixed one) negative.
+    """
+    paces = list(seconds_per_virtual_node)
+    fixed = [0.0] * len(paces) if fixed_s is None else list(fixed_s)
+    limits = [virtual_nodes] * len(paces) if most is None else list(most)
+    _check(virtual_nodes, paces, limits, fixed)
+    level_s = _level_s(virtual_nodes, paces, limits, fixed)
+    shares = [
+        min(max(int((level_s - f) / pace), 1), limit)
+        for pace, limit, f in zip(paces, limits, fixed, strict=True)
+    ]
+    # Fewer are left than there are replicas (but for SAFETY): to who ends soonest.
+    ends = [
+        (fixed[i] + (shares[i] + 1) * paces[i], i)
+        for i in range(len(paces))
+        if shares[i] < limits[i]
+    ]
+    heapq.heapify(ends)
+    for _ in range(virtual_nodes - sum(shares)):
+        _, i = ends[0]
+        shares[i] += 1
+        if shares[i] < limits[i]:
+            heapq.heapreplace(ends, (fixed[i] + (shares[i] + 1) * paces[i], i))
+        else:
+            heapq.heappop(ends)
+    return tuple(itertools.accumulate(shares, initial=0))
+
+
+def _check(
+    virtual_nodes: int,
+    paces: Sequence[float],
+    limits: Sequence[int],
+    fixed: Sequence[float],
+) -> None:
+    replicas = len(paces)
+    if not 1 <= replicas <= virtual_nodes:
+        raise PlanError(
+            f"every replica needs a virtual node: got {replicas} replicas for "
+            f"{virtual_nodes}; ask for 1 to {virtual_nodes} replicas"
+        )
+    if len(limits) != replicas or len(fixed) != replicas:
+        raise PlanError(
+            f"{replicas} replicas need as many limits and fixed times: got "
+            f"{len(limits)} and {len(fixed)}"
+        )
+    if not all(0 < pace < math.inf for pace in paces):
+        raise PlanError(
+            f"seconds per virtual node must be above 0 and finite: got {list(paces)}; "
+            "calibrate again"
+        )
+    if not all(0 <= f < math.inf for f in fixed):
+        raise PlanError(
+            f"fixed times must be 0 or more and finite: got {list(fixed)}; "
+            "calibrate again"
+        )
+    if min(limits) < 1 or sum(limits) < virtual_nodes:
+        raise PlanError(
+            f"the replicas can hold {sum(limits)} virtual nodes, {min(limits)} the one "
+            f"with least room: got {virtual_nodes}; use more or larger devices, or a "
+            "larger microbatch_size"
+        )
+
+
+def _level_s(
+    virtual_nodes: int,
+    paces: Sequence[float],
+    limits: Sequence[int],
+    fixed: Sequence[float],
+) -> float:
+    """Return a time by which no more than all virtual nodes can be done, but nearly.
+
+    Were virtual nodes divisible, a replica would have 1 up to the time of its first,
+    then as many as fit into the time, then its limit: a rising line of pieces, whose
+    sum over the replicas is followed up to where it meets their number.
+    """
+    bends: list[tuple[float, float]] = []
+    for pace, limit, f in zip(paces, limits, fixed, strict=True):
+        bends += [(f + pace, 1 / pace), (f + pace * limit, -1 / pace)]
+    bends.sort()
+    done, rate, at_s = float(len(paces)), 0.0, bends[0][0]
+    for bend_s, more in bends:
+        if done + rate * (bend_s - at_s) >= virtual_nodes:
+            break
+        done += rate * (bend_s - at_s)
+        rate, at_s = rate + more, bend_s
+    if done < virtual_nodes and rate > 0:
+        at_s += (virtual_nodes - done) / rate
+    return at_s * (1 - SAFETY)

@@ -1,0 +1,295 @@
+"""Measures sections one at a time, as workers run them (Varuna, table 2: F_i, B_i).
+
+Each section is a stage of its own over memory of its own, filled like a worker's; its
+input is what the section before really sends. Repetitions go round all sections, so that
+a slow moment of the machine falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from spottrain.manifest import read_manifest
+from spottrain.pipeline.agreement import Decision
+from spottrain.pipeline.checkpoint import load_section
+from spottrain.pipeline.data import MicrobatchSource, random_seed
+from spottrain.pipeline.entrypoint import user_code
+from spottrain.pipeline.faults import FaultScript
+from spottrain.pipeline.handover import fill
+from spottrain.pipeline.heap import suit_activations
+from spottrain.pipeline.job import Batch
+from spottrain.pipeline.sampling import is_steady, spread
+from spottrain.pipeline.sections import parameter_slots
+from spottrain.pipeline.skeleton import materialise
+from spottrain.pipeline.slot import SlotMemory
+from spottrain.pipeline.stage import StageModel
+from spottrain.pipeline.tracking import TensorTracker
+from spottrain.pipeline.update import SectionOptimizer
+from spottrain.pipeline.worker import LoadedJob
+from spottrain.wire import SectionProfile
+
+T = TypeVar("T")
+Activation = torch.Tensor | None
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 60
+_OPTIMIZER_STEPS = 8
+_FETCHES = 20
+
+
+class PrivateMemory:
+    """A ``MemoryHolder`` whose pieces end with this process."""
+
+    def open(self, name: str, num_bytes: int) -> int:
+        """Return a file descriptor of new memory."""
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, num_bytes)
+        return fd
+
+    def names(self) -> frozenset[str]:
+        """Nothing was left by anybody."""
+        return frozenset()
+
+    def release(self, name: str) -> None:
+        """It is freed when nobody maps it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSections:
+    """What one rank found out about its sections at one micro-batch size."""
+
+    sections: list[SectionProfile]
+    overhead_s: float
+    """Time of a task beyond its sections: reaching the stage through the user's code,
+    fetching examples; a mean over forward, recompute and backward."""
+    round_s: float
+    """One repetition of everything."""
+
+
+class SectionBench:
+    """The sections of one rank, ready to be run.
+
+    Args:
+        loaded: The job.
+        sections: Those of this rank.
+        checkpoint: Where parameters are read from; empty: the whole model is built.
+
+    Raises:
+        UserCodeError: The user's code raised.
+        CheckpointError: The checkpoint cannot be read.
+    """
+
+    def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str) -> None:
+        self._loaded = loaded
+        self._memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
+        self._memory.hold(sections)
+        if checkpoint:
+            root = Path(loaded.spec.checkpoint_path)
+            manifest = read_manifest(root, checkpoint)
+            for k in sections:
+                fill(self._memory.arenas[k], load_section(root, manifest, k))
+        elif sections:
+            self._fill_from_model(sections)
+        self._runs = [_SectionRun(loaded, k, self._memory) for k in sections]
+        suit_activations(0)
+
+    def _fill_from_model(self, sections: Iterable[int]) -> None:
+        slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
+        with torch.no_grad():
+            for k in sections:
+                for name, tensor in self._memory.arenas[k].parameters.items():
+                    tensor.copy_(getattr(*slots[name][0]))
+
+    def batch(self, microbatch_size: int) -> Batch:
+        """Return the first micro-batch of the job."""
+        with user_code("dataset"):
+            return self._source(microbatch_size).training(0, 0)
+
+    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+        """Run every section once, from what the section before them sent.
+
+        Returns:
+            What the last of them sends on; ``None`` from the model's last section.
+        """
+        for run in self._runs:
+            activation = run.warm_up(batch, activation)
+        suit_activations(max((run.largest_saved_bytes for run in self._runs), default=0))
+        return activation
+
+    def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
+        """Repeat until the medians are steady, or ``budget_s`` is over."""
+        batch = self.batch(microbatch_size)
+        end_s = time.perf_counter() + budget_s
+        rounds = 0
+        while self._runs and rounds < _MOST_ROUNDS:
+            for run in self._runs:
+                run.repeat(batch)
+            rounds += 1
+            if all(run.is_steady for run in self._runs):
+                break
+            if rounds >= _LEAST_ROUNDS and time.perf_counter() > end_s:
+                break
+        reaching_s = [s for run in self._runs for s in run.reaching_s]
+        reach_s = statistics.median(reaching_s) if reaching_s else 0.0
+        return MeasuredSections(
+            sections=[run.profile() for run in self._runs],
+            overhead_s=(2 * reach_s + self._fetch_s(microbatch_size)) / 3,
+            round_s=sum(run.round_s for run in self._runs),
+        )
+
+    def update_s(self) -> float:
+        """Return the time of an optimizer step over all sections, undo copies included.
+
+        Spoils the parameters: what is measured afterwards is of no use.
+        """
+        optimizers = {run.section: run.optimizer(self._memory) for run in self._runs}
+        if not optimizers:
+            return 0.0
+        updater = self._memory.updater(optimizers, FaultScript())
+        times: list[float] = []
+        for step in range(1 + _OPTIMIZER_STEPS):
+            decision = Decision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
+            _timed(
+                times, functools.partial(updater.apply, decision, list(optimizers))
+            )
+        return statistics.median(times[1:])
+
+    def _source(self, microbatch_size: int) -> MicrobatchSource:
+        spec = self._loaded.spec
+        return MicrobatchSource(
+            self._loaded.job, spec.seed, spec.minibatch_size, microbatch_size
+        )
+
+    def _fetch_s(self, microbatch_size: int) -> float:
+        source, times = self._source(microbatch_size), list[float]()
+        with user_code("dataset"):
+            for number in range(_FETCHES):
+                _timed(times, functools.partial(source.training, 0, number))
+        return statistics.median(times)
+
+
+class _SectionRun:
+    """One section at one micro-batch size after the other."""
+
+    def __init__(self, loaded: LoadedJob, section: int, memory: SlotMemory) -> None:
+        self.section = section
+        self._arena = memory.arenas[section]
+        self._job, self._seed = loaded.job, loaded.spec.seed
+        self._stage = StageModel(
+            loaded.job,
+            loaded.layout,
+            range(section, section + 1),
+            {section: self._arena.parameters},
+        )
+        for name, parameter in self._stage.parameters_of(section):
+            parameter.grad = self._arena.gradients.get(name)
+        self.largest_saved_bytes = 0
+
+    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+        """Run once, counting what is saved; return what is sent to the next section."""
+        self._input = activation
+        self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
+        self.reaching_s: list[float] = []
+        parameters = [parameter for _, parameter in self._stage.parameters_of(self.section)]
+        tracker = TensorTracker(0, parameters)
+        received = self._received()
+        with user_code("model"), tracker.graph(0, received, keep=True):
+            out = self._stage.forward(batch, received, self._entered)
+        self._saved_bytes = tracker.peak_bytes
+        self.largest_saved_bytes = tracker.largest_saved_bytes
+        sent = out.detach() if isinstance(out, torch.Tensor) else None
+        self._output_bytes = 0 if sent is None else sent.numel() * sent.element_size()
+        self._backward(out)
+        self._times["b"].clear()
+        return sent
+
+    def repeat(self, batch: Batch) -> None:
+        """Take every time once more."""
+        self._times["f"].append(self._forward(batch, saving_nothing())[0])
+        recompute_s, out = self._forward(batch, nullcontext())
+        self._times["r"].append(recompute_s)
+        self._backward(out)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether more repetitions would change nothing."""
+        return is_steady([sum(times) for times in zip(*self._times.values(), strict=True)])
+
+    @property
+    def round_s(self) -> float:
+        """One forward, recompute and backward."""
+        return sum(statistics.median(times) for times in self._times.values())
+
+    def profile(self) -> SectionProfile:
+        """Return the medians, and how far the times lie around them."""
+        median = {w: statistics.median(times) for w, times in self._times.items()}
+        around = {w: spread(times) for w, times in self._times.items()}
+        return SectionProfile(
+            index=self.section,
+            forward_s=median["f"],
+            backward_s=median["b"],
+            recompute_s=median["r"],
+            saved_bytes=self._saved_bytes,
+            output_bytes=self._output_bytes,
+            forward_spread=around["f"],
+            backward_spread=around["b"],
+            recompute_spread=around["r"],
+        )
+
+    def optimizer(self, memory: SlotMemory) -> SectionOptimizer:
+        """Return the user's optimizer over this section."""
+        parameters = self._stage.parameters_of(self.section)
+        return SectionOptimizer(self._job, memory.arenas[self.section], parameters)
+
+    def _received(self) -> Activation:
+        return None if self._input is None else self._input.detach().requires_grad_()
+
+    def _entered(self, section: int) -> int:
+        """Note when the user's code has come to the section."""
+        seed = random_seed(self._seed, 0, 0, section)
+        if section == self.section:
+            self._entered_s = time.perf_counter()
+        return seed
+
+    def _forward(
+        self, batch: Batch, how: AbstractContextManager[None]
+    ) -> tuple[float, torch.Tensor | tuple[torch.Tensor, float]]:
+        received = self._received()
+        began_s = time.perf_counter()
+        with user_code("model"), how:
+            out = self._stage.forward(batch, received, self._entered)
+        ended_s = time.perf_counter()
+        self.reaching_s.append(self._entered_s - began_s)
+        return ended_s - self._entered_s, out
+
+    def _backward(self, out: torch.Tensor | tuple[torch.Tensor, float]) -> None:
+        end = out if isinstance(out, torch.Tensor) else out[0]
+        gradient = torch.ones_like(end)
+        began_s = time.perf_counter()
+        if end.requires_grad:  # else all so far is frozen
+            with user_code("backward"):
+                torch.autograd.backward(end, gradient)
+        self._times["b"].append(time.perf_counter() - began_s)
+
+
+def saving_nothing() -> AbstractContextManager[None]:
+    """Let autograd save no tensors, as the executor's forwards do."""
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: None, lambda nothing: nothing
+    )
+
+
+def _timed(times: list[float], call: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    result = call()
+    times.append(time.perf_counter() - began)
+    return result

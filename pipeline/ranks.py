@@ -1,0 +1,42 @@
+"""Which ranks of a plan exchange tensors. Rank = replica * pipeline_depth + stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spottrain.wire import Plan, TiedParameter
+
+
+def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
+    """Return the ranks of the stages before and after ``rank``, in its replica.
+
+    The stages of an interleaved plan form a ring: what leaves the last stage enters the
+    next chunk of the first.
+    """
+    depth = plan.pipeline_depth
+    replica, stage = divmod(rank, depth)
+    before, after = (replica * depth + p % depth for p in (stage - 1, stage + 1))
+    ring = plan.chunks > 1
+    return (
+        before if ring or stage > 0 else None,
+        after if ring or stage < depth - 1 else None,
+    )
+
+
+def stage_ranks(plan: Plan, stage: int) -> tuple[int, ...]:
+    """Return the ranks that hold ``stage``, in the order of replicas."""
+    depth = plan.pipeline_depth
+    return tuple(d * depth + stage for d in range(plan.data_parallel_width))
+
+
+def tied_ranks(plan: Plan, tied: TiedParameter, replica: int) -> tuple[int, ...]:
+    """Return the ranks of one replica that hold a copy of a tied parameter."""
+    stages = dict.fromkeys(plan.stage_of(section) for section in tied.sections)
+    return tuple(replica * plan.pipeline_depth + stage for stage in stages)
+
+
+def memberships(plan: Plan, ties: Sequence[TiedParameter]) -> list[tuple[int, ...]]:
+    """Return every group that a plan needs, in an order that all ranks share."""
+    stages = [stage_ranks(plan, p) for p in range(plan.pipeline_depth)]
+    replicas = range(plan.data_parallel_width)
+    return stages + [tied_ranks(plan, tied, d) for d in replicas for tied in ties]

@@ -1,0 +1,174 @@
+"""What the allocation policies decide over: offer types, jobs, and what comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spottrain.errors import BudgetError, ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+HOUR_S = 3600.0
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Bounds of what an LP in double precision can carry."""
+
+
+class InfeasibleError(BudgetError):
+    """No allocation meets what is asked for; says what would do.
+
+    Args:
+        message: One line: which constraint, and the nearest that can be met.
+        least_usd: The least budget that would do, where the budget is at fault.
+        least_deadline_h: By job, the nearest deadlines that can be met.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        least_usd: float | None = None,
+        least_deadline_h: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.least_usd = least_usd
+        self.least_deadline_h = least_deadline_h or {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferType:
+    """One kind of machine, and how many of it one may hold at once.
+
+    Raises:
+        ConfigError: a price that is no price, or a negative quota.
+    """
+
+    name: str
+    usd_per_hour: float
+    """Of one machine."""
+    quota: float = math.inf
+    """Machines at once, over all jobs."""
+
+    def __post_init__(self) -> None:
+        _check(f"{self.name}: price", self.usd_per_hour, "USD per hour, 0 or more")
+        if not self.quota >= 0:
+            raise ConfigError(f"{self.name}: quota: got {self.quota}; give 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one job asks of the market.
+
+    Raises:
+        ConfigError: a number that cannot be, such as no work or a deadline of 0.
+    """
+
+    name: str
+    examples: float
+    """Left to do."""
+    examples_per_s: tuple[float, ...]
+    """On each offer type, in the market's order; 0 where the job cannot run."""
+    deadline_h: float = math.inf
+    """Hours from now."""
+    weight: float = 1.0
+    """Its share in `fairest`, and in the sum of `most_throughput`."""
+    machines: int = 1
+    """Held at once, all of one type; ``examples_per_s`` is of all of them together."""
+
+    def __post_init__(self) -> None:
+        for what, value in (("examples", self.examples), ("weight", self.weight)):
+            if not _SMALLEST < value < _LARGEST:
+                raise ConfigError(f"{self.name}: {what}: got {value}; give more than 0")
+        if not self.deadline_h > _SMALLEST:
+            raise ConfigError(
+                f"{self.name}: deadline: got {self.deadline_h} h from now; give one "
+                "in the future"
+            )
+        if self.machines < 1:
+            raise ConfigError(f"{self.name}: machines: got {self.machines}; give >= 1")
+        for rate in self.examples_per_s:
+            _check(f"{self.name}: throughput", rate, "examples per second, 0 or more")
+
+
+def _check(what: str, value: float, wanted: str) -> None:
+    if not 0 <= value < _LARGEST:
+        raise ConfigError(f"{what}: got {value}; give {wanted}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """Hours per (job, offer type): what to rent for how long."""
+
+    hours: tuple[tuple[float, ...], ...]
+    """[job][offer type]: how long the job runs there; times its machines for VM hours."""
+    usd: float
+    makespan_h: float
+    """Hours until the last job without a deadline of its own ends, at the earliest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares of time per (job, offer type) while nothing changes (Gavel's X)."""
+
+    shares: tuple[tuple[float, ...], ...]
+    """[job][offer type], each job's sum at most 1. Often one optimum of many."""
+    objective: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A market as arrays; hours for the whole job, infinite where it cannot run."""
+
+    types: Sequence[OfferType]
+    jobs: Sequence[Demand]
+    rates: Floats
+    """[job, type], examples per second."""
+    whole_h: Floats
+    """[job, type], hours for all of the job's work on that type alone."""
+    usd: Floats
+    """[job, type], dollars for all of the job's work on that type alone."""
+    machines: Floats
+    """[job]"""
+    quotas: Floats
+    """[type]"""
+
+
+def arrays(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Arrays:
+    """Return the market as arrays, with what no quota lets run taken as impossible.
+
+    Raises:
+        ConfigError: no types, no jobs, or throughputs for another number of types.
+        InfeasibleError: a job that can run on no type.
+    """
+    import numpy as np
+
+    if not types or not jobs:
+        raise ConfigError("nothing to allocate: give at least one offer type and job")
+    for job in jobs:
+        if len(job.examples_per_s) != len(types):
+            raise ConfigError(
+                f"{job.name}: throughputs: got {len(job.examples_per_s)} for "
+                f"{len(types)} offer types; give one for each"
+            )
+    machines = np.array([job.machines for job in jobs], dtype=float)
+    quotas = np.array([kind.quota for kind in types], dtype=float)
+    rates = np.array([job.examples_per_s for job in jobs], dtype=float)
+    rates = np.where(machines[:, None] <= quotas, rates, 0.0)
+    for job, row in zip(jobs, rates, strict=True):
+        if not row.any():
+            raise InfeasibleError(
+                f"{job.name}: no offer type has a throughput for it and quota for its "
+                f"{job.machines} machines; raise a quota or add an offer type"
+            )
+    examples = np.array([job.examples for job in jobs])
+    prices = np.array([kind.usd_per_hour for kind in types])
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        whole_h = examples[:, None] / (rates * HOUR_S)
+        usd = np.where(rates > 0, whole_h * machines[:, None] * prices, np.inf)
+    return Arrays(types, jobs, rates, whole_h, usd, machines, quotas)

@@ -1,0 +1,261 @@
+"""Allocation policies as linear programs: jobs on offer types, within quotas.
+
+After Narayanan's dissertation, sections 5.4 and 6.4. Two forms. Of hours: how long each
+job runs on each offer type until its work is done (`cheapest`, `shortest`). Of shares:
+how each job's time is divided while prices and jobs stay as they are
+(`most_throughput`, `most_for_money`, `fairest`). A job may move between types, and runs
+on one at a time; shares and hours are those of a fluid that takes no time to move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from spottrain.errors import ConfigError
+from spottrain.pricing.market import (
+    HOUR_S,
+    Demand,
+    Hours,
+    InfeasibleError,
+    OfferType,
+    Shares,
+    arrays,
+)
+from spottrain.pricing.programs import HoursProgram, SharesProgram
+
+if TYPE_CHECKING:
+    from spottrain.pricing.market import Arrays, Floats
+
+_SLACK = 1e-9
+"""What an LP's answer may be off, relatively: the solver's own tolerance."""
+
+
+def cheapest(
+    types: Sequence[OfferType],
+    jobs: Sequence[Demand],
+    *,
+    max_usd: float | None = None,
+) -> Hours:
+    """Return the cheapest hours that do all work, each job by its deadline.
+
+    The explicit form of section 6.4.2: the printed sum of ratios is degenerate, since
+    doing next to nothing keeps every ratio.
+
+    Args:
+        types: What can be rented.
+        jobs: What is to be done.
+        max_usd: A budget that the cheapest must fit.
+
+    Raises:
+        InfeasibleError: with the nearest deadlines, or the least budget, that would do.
+        ConfigError: an empty market, or one that does not fit the jobs.
+    """
+    market = arrays(types, jobs)
+    deadlines_h = [job.deadline_h for job in jobs]
+    program = HoursProgram(market, deadlines_h)
+    hours = program.cheapest()
+    if hours is None:
+        raise _too_tight(market, deadlines_h)
+    if max_usd is not None and hours.usd > max_usd * (1 + _SLACK):
+        raise _too_dear(program, hours.usd, max_usd)
+    return hours
+
+
+def shortest(
+    types: Sequence[OfferType],
+    jobs: Sequence[Demand],
+    *,
+    max_usd: float | None = None,
+) -> Hours:
+    """Return the hours that end the last job soonest; of those, the cheapest.
+
+    Section 6.4.3 searches the makespan by halving; with hours in place of shares it is
+    one linear program. The jobs' own deadlines play no part.
+
+    Args:
+        types: What can be rented.
+        jobs: What is to be done.
+        max_usd: What all jobs together may cost.
+
+    Raises:
+        InfeasibleError: the budget is below the least that the work costs.
+        ConfigError: an empty market, or one that does not fit the jobs.
+    """
+    market = arrays(types, jobs)
+    alone_h = float(market.whole_h.min(axis=1).max())
+    stretch = HoursProgram(market, [alone_h] * len(jobs)).stretch(max_usd)
+    if stretch is None:
+        least_usd = float(market.usd.min(axis=1).sum())
+        raise InfeasibleError(
+            f"budget {_usd(max_usd)}: the work costs {_usd(least_usd)} at the least, "
+            "whatever time it takes; raise the budget to that",
+            least_usd=least_usd,
+        )
+    makespan_h = stretch.factor * alone_h
+    again = HoursProgram(market, [makespan_h * (1 + _SLACK)] * len(jobs)).cheapest()
+    return again or stretch.hours
+
+
+def most_throughput(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
+    """Return shares with the most weighted examples per second (section 6.4.1).
+
+    Weights of 1 starve slow jobs. Weights of rank over best throughput serve first come
+    first (section 5.4).
+    """
+    market = arrays(types, jobs)
+    weights = _column([job.weight for job in jobs])
+    return SharesProgram(market).most(market.rates * weights)
+
+
+def most_for_money(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
+    """Return shares with the most examples per dollar, each job in time.
+
+    The linear form of section 6.4.2 with the rows of 6.4.3: each job's examples per
+    dollar on a type, as a share of its best ones, times the time spent there. Compares
+    types only: use `cheapest` for the least dollars.
+
+    Raises:
+        InfeasibleError: with the deadlines that would do.
+        ConfigError: an empty market, or one that does not fit the jobs.
+    """
+    import numpy as np
+
+    market = arrays(types, jobs)
+    best_usd = market.usd.min(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        worth = np.where(market.usd == best_usd, 1.0, best_usd / market.usd)
+    worth = np.where(market.rates > 0, worth, 0.0)
+    program = SharesProgram(market)
+    needed = _column([job.examples / (job.deadline_h * HOUR_S) for job in jobs])
+    shares = program.most(worth, at_least=needed)
+    if shares is not None:
+        return shares
+    reached = program.fairest(needed).objective
+    least_h = {
+        job.name: job.deadline_h / reached
+        for job in jobs
+        if math.isfinite(job.deadline_h)
+    }
+    raise InfeasibleError(
+        "deadlines: the quotas do not let all jobs run as fast as they must, now and "
+        f"all along; allow {1 / reached:.4g} times as long: {_named(least_h)}",
+        least_deadline_h=least_h,
+    )
+
+
+def fairest(
+    types: Sequence[OfferType],
+    jobs: Sequence[Demand],
+    *,
+    against: Literal["equal", "isolated"] = "equal",
+) -> Shares:
+    """Return shares whose worst-off job is best off (max-min fairness, section 5.4.1).
+
+    The objective is the least, over jobs, of throughput times machines over weight and
+    over what it is held against.
+
+    Args:
+        types: What can be rented; every quota must be finite.
+        jobs: What runs.
+        against: ``equal``: the job alone, its time divided over types as their quotas
+            are. ``isolated``: an equal part of every type for each job; then 1 over the
+            objective is the finish-time fairness of jobs that begin now.
+
+    Raises:
+        ConfigError: a quota without a bound, an empty market, or one that does not fit.
+        InfeasibleError: a job that can run on no type.
+    """
+    import numpy as np
+
+    market = arrays(types, jobs)
+    for kind in types:
+        if math.isinf(kind.quota):
+            raise ConfigError(f"{kind.name}: fair shares need a quota; give a number")
+    if against == "equal":
+        given = market.quotas / market.quotas.sum() * np.ones_like(market.rates)
+    else:
+        given = market.quotas / (len(jobs) * market.machines[:, None])
+        given = given / np.maximum(given.sum(axis=1, keepdims=True), 1.0)
+    normal = (market.rates * given).sum(axis=1)
+    weights = np.array([job.weight for job in jobs])
+    return SharesProgram(market).fairest(
+        (normal * weights / market.machines)[:, None]
+    )
+
+
+def _too_tight(market: Arrays, deadlines_h: list[float]) -> InfeasibleError:
+    """Return what is wrong with deadlines, and the nearest that can be met."""
+    alone_h = market.whole_h.min(axis=1)
+    late = {
+        job.name: float(least)
+        for job, least in zip(market.jobs, alone_h, strict=True)
+        if least > job.deadline_h
+    }
+    if late:
+        name, least_h = max(late.items(), key=lambda item: item[1])
+        job = next(j for j, job in enumerate(market.jobs) if job.name == name)
+        fastest = market.types[int(market.whole_h[job].argmin())].name
+        lines = [
+            f"{name}: deadline {deadlines_h[job]:.4g} h: even on {fastest}, the fastest "
+            f"it may have, its work takes {least_h:.6g} h"
+        ]
+    else:
+        lines = ["deadlines: each job alone could be in time, but not all of them"]
+    eased = [
+        max(deadline, float(least))
+        for deadline, least in zip(deadlines_h, alone_h, strict=True)
+    ]
+    stretch = HoursProgram(market, eased).stretch(None)
+    factor = 1.0 if stretch is None else max(1.0, stretch.factor)
+    if stretch is not None and factor > 1 + _SLACK and stretch.short_of:
+        lines.append(f"quotas of {', '.join(stretch.short_of)} are too small")
+    least = {
+        job.name: eased_h * factor
+        for job, given, eased_h in zip(market.jobs, deadlines_h, eased, strict=True)
+        if math.isfinite(given) and eased_h * factor > given * (1 + _SLACK)
+    }
+    lines.append(f"allow at least {_named(least)}")
+    return InfeasibleError("; ".join(lines), least_deadline_h=least)
+
+
+def _too_dear(
+    program: HoursProgram, needed_usd: float, max_usd: float
+) -> InfeasibleError:
+    """Return by how much a budget falls short, and what more time would do for it."""
+    market = program.market
+    line = f"budget {_usd(max_usd)}: being in time costs {_usd(needed_usd)} at the least"
+    stretch = program.stretch(max_usd)
+    if stretch is None:
+        least_usd = float(market.usd.min(axis=1).sum())
+        return InfeasibleError(
+            f"{line}, and {_usd(least_usd)} with all the time there is; raise the budget",
+            least_usd=needed_usd,
+        )
+    least = {
+        job.name: job.deadline_h * stretch.factor
+        for job in market.jobs
+        if math.isfinite(job.deadline_h)
+    }
+    return InfeasibleError(
+        f"{line}; raise the budget to that, or allow {_named(least)}",
+        least_usd=needed_usd,
+        least_deadline_h=least,
+    )
+
+
+def _column(values: Sequence[float]) -> Floats:
+    import numpy as np
+
+    return np.array(values, dtype=float)[:, None]
+
+
+def _named(hours: dict[str, float]) -> str:
+    shown = [f"{name} {value:.6g} h" for name, value in list(hours.items())[:3]]
+    more = len(hours) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _usd(usd: float | None) -> str:
+    return "none" if usd is None else f"${usd:,.3f}"

@@ -1,0 +1,61 @@
+"""What times depend on: the device, the software and the computer that they run on.
+
+Standard library only: asked on both sides of the torch border, with the same answers.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from spottrain import __version__
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+def device() -> str:
+    """Return what a slot of this machine computes with, such as a CPU's model name.
+
+    Workers use one thread each (``Profile.device``).
+    """
+    name = platform.machine()
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = value.strip()
+                break
+    return f"{name}, 1 thread"
+
+
+def software() -> str:
+    """Return the versions that measured times depend on (``Profile.software``)."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "none"
+    return f"spottrain {__version__}, torch {torch}, python {platform.python_version()}"
+
+
+def machine_id() -> str:
+    """Return a name of this computer, the same in all its VMs that share its kernel."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else platform.node()
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def available_bytes() -> int:
+    """Return how much memory programs could still take."""
+    if _MEMORY_INFO.exists():
+        for line in _MEMORY_INFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
