@@ -16,7 +16,10 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.shares import share_virtual_nodes
 
 LEAST_OBSERVATIONS = 3
-"""Mini-batches between two changes, at least: fewer do not show how they scatter."""
+"""Mini-batches before a change, at least: fewer do not show how they scatter."""
+PRECISION = 0.5
+"""Standard error of a time that is good enough for a change, in dead-bands; where noise is
+greater, a change waits until its average spans ``1 / smoothing`` mini-batches."""
 NOISE_BAND = 4.0
 """Standard errors by which the dead-band is widened: chance exceeds them once in some ten
 thousand mini-batches."""
@@ -40,7 +43,8 @@ class Controller:
     observations: int = 0
     """Since the last change."""
     smoothed_s: tuple[float, ...] = ()
-    """Moving average of each replica's time since the last change."""
+    """Moving average of each replica's time since the last change: the geometric one, to
+    which a time ten times as long as ever counts no more than the factor 1.3."""
     latest_s: tuple[float, ...] = ()
     noise: float = 0.0
     """Moving average of the variance of a relative time, from one to the next."""
@@ -77,7 +81,7 @@ class Controller:
                 f"got {list(times_s)}"
             )
         seen = _with_bounds_learned(_smoothed(self, tuple(times_s)))
-        if len(self.shares) == 1 or seen.observations < LEAST_OBSERVATIONS:
+        if len(self.shares) == 1 or not _is_settled(seen):
             return seen
         proposal = _proposal(seen)
         now_s = max(seen.smoothed_s)
@@ -154,7 +158,7 @@ def _smoothed(old: Controller, times_s: tuple[float, ...]) -> Controller:
         old,
         observations=count,
         smoothed_s=tuple(
-            s + weight * (t - s) for s, t in zip(before, times_s, strict=True)
+            s * (t / s) ** weight for s, t in zip(before, times_s, strict=True)
         ),
         latest_s=times_s,
         noise=noise,
@@ -184,6 +188,14 @@ def _standard_error(seen: Controller) -> float:
     return math.sqrt(seen.noise * max(1 / seen.observations, w / (2 - w)))
 
 
+def _is_settled(seen: Controller) -> bool:
+    """Return whether the average is as good as need be, or will not get better."""
+    precise = _standard_error(seen) <= PRECISION * seen.dead_band
+    return seen.observations >= LEAST_OBSERVATIONS and (
+        precise or seen.observations * seen.smoothing >= 1
+    )
+
+
 def _throughput(seen: Controller) -> tuple[float, ...]:
     return tuple(b / t for b, t in zip(seen.shares, seen.smoothed_s, strict=True))
 
@@ -191,9 +203,16 @@ def _throughput(seen: Controller) -> tuple[float, ...]:
 def _with_bounds_learned(seen: Controller) -> Controller:
     """Bound who got more and is slower per virtual node since: not that much again.
 
-    A bound is left out if the mini-batch would no longer fit under all of them.
+    Who becomes slower only later than ``1 / smoothing`` mini-batches after the change has
+    another reason. A bound is left out if the mini-batch would no longer fit under all of
+    them.
     """
-    if not seen.shares_before or seen.observations < LEAST_OBSERVATIONS:
+    first = (
+        LEAST_OBSERVATIONS
+        <= seen.observations
+        <= max(LEAST_OBSERVATIONS, 1 / seen.smoothing)
+    )
+    if not seen.shares_before or not first:
         return seen
     slack = seen.dead_band + NOISE_BAND * _standard_error(seen)
     most = list(seen.most)

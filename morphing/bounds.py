@@ -36,7 +36,9 @@ class Times:
         last_s = [s.forward_s + s.backward_s for s in self.sections]
         if not recompute:
             return last_s, last_s
-        return [s.forward_s + s.recompute_s + s.backward_s for s in self.sections], last_s
+        return [
+            s.forward_s + s.recompute_s + s.backward_s for s in self.sections
+        ], last_s
 
 
 def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
@@ -128,7 +130,7 @@ def least_steps_s(
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
     *,
-    places: Sequence[int] | None,
+    places: NDArray[np.int64] | None,
     stage_bytes: Array,
     profile: Profile,
     reduction: Reduction,
@@ -150,7 +152,7 @@ def least_steps_s(
     # The latest over the stages from here on, less the way that is not gone.
     drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.back_s
     if places is not None:
-        turns = np.ceil(many / np.minimum(np.array(places), many))
+        turns = np.ceil(many / np.minimum(places, many))
         drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
     fixed, per_byte = _reduce(pipe.link, widths, reduction)
     prepared = (drained + fixed + per_byte * stage_bytes).max(axis=1)

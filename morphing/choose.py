@@ -1,77 +1,72 @@
-"""The plan for the devices at hand, and whether going over to it pays."""
+"""The plan for the devices at hand, and whether going over to it pays.
+
+Everything that might be better is weighed: pipeline depth and width, the schedule,
+recompute, a bound on micro-batches in flight. A bound on the time comes first, and only
+what could still win is laid out and simulated, in the order of the bounds.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import heapq
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
-from spottrain.morphing.errors import PlanError
-from spottrain.morphing.memory import (
-    StageLoad,
-    stage_bytes,
-    stage_loads,
-    virtual_nodes_apart,
-)
-from spottrain.morphing.partition import Fits, partition, spread
-from spottrain.morphing.placement import Device, place, take
+from spottrain.morphing.fleet import Draft, Manner, manners
+from spottrain.morphing.inputs import Objective, PlanInputs, check_inputs
+from spottrain.morphing.layouts import Layout, Layouts, Refusal
+from spottrain.morphing.placement import Device
 from spottrain.morphing.policy import break_even_s, handicap
-from spottrain.morphing.simulator import least_step_s, simulate_step
-from spottrain.wire import (
-    SCHEMA_VERSION,
-    ModelFacts,
-    Plan,
-    Profile,
-    Reduction,
-    ScheduleKind,
-)
+from spottrain.wire import Plan, ScheduleKind
 
 __all__ = [
     "Candidate",
     "Choice",
     "Device",
+    "Objective",
     "PlanInputs",
     "break_even_s",
     "choose_plan",
 ]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
-    """All that a choice depends on; the same inputs give the same choice."""
-
-    facts: ModelFacts
-    profile: Profile
-    slots: tuple[Device, ...]
-    minibatch_size: int
-    microbatch_size: int
-    reduction: Reduction
-    previous: Plan | None = None
-    """The plan that runs now: of equal placements the one nearest to it is taken."""
-    schedule: ScheduleKind = "varuna"
-    recompute: bool = True
-    lag_share: float = 0.0
-    """What losses put at stake, see ``policy.lag_share``: of plans nearly as fast the one
-    that survives them is taken."""
-    schema_version: int = SCHEMA_VERSION
+NOISE = 0.005
+"""Plans whose predictions differ by no more are equally good: the one like that which
+runs is taken, then the simplest. A prediction is off by more than that."""
+NEAR = 0.05
+"""A micro-batch size is good enough whose time per example is so near to the best."""
+MILLION = 1_000_000
+SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One depth that was weighed."""
+    """A plan that was weighed."""
 
     pipeline_depth: int
     data_parallel_width: int
+    microbatch_size: int
+    schedule: ScheduleKind
+    recompute: bool
+    chunks: int
+    in_flight_bound: int | None
     unused_slots: int
-    stage_bytes: tuple[int, ...]
-    """Memory of each stage's busiest worker."""
+    stage_bytes: int | None
+    """Memory of its largest worker; ``None``: not looked at."""
+    device_bytes: int | None
+    """Memory of its smallest device."""
     step_s: float | None
     """Predicted, or where ``why_not`` says "at least" a bound that was enough to rule
     it out; ``None`` if the candidate cannot run."""
     examples_per_s: float | None
+    usd_per_million_examples: float | None
+    """``None`` where prices are not known."""
     why_not: str
     """Empty for the one that was chosen."""
+
+    @property
+    def shape(self) -> str:
+        """``PxD`` for people."""
+        return f"{self.pipeline_depth}x{self.data_parallel_width}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,255 +76,288 @@ class Choice:
     plan: Plan | None
     """``None`` if no candidate can run."""
     candidates: tuple[Candidate, ...]
-    """By ascending depth."""
+    """The best first, then those that cannot run, the one nearest to it first. All that
+    were simulated, and the best of every depth and every manner of running a pipeline."""
+    why_not: str = ""
+    """One line: why there is no plan."""
+
+    @property
+    def decisive(self) -> tuple[Candidate, ...]:
+        """What is worth keeping: the chosen one and the two that came nearest to it."""
+        return self.candidates[:3]
 
 
 def choose_plan(inputs: PlanInputs) -> Choice:
-    """Weigh every depth and return the plan with the most examples per second.
+    """Weigh what could be run and return the best by the objective.
 
-    For each depth the sections are cut evenly by measured time, there are as many
-    replicas as the devices and the mini-batch allow, and one mini-batch is simulated
-    (Varuna, section 4.3), unless a bound shows that it cannot be the best. Fewer
-    replicas are taken where a VM would hold all replicas of a stage or a device is too
-    small. Of equally fast depths the least is chosen.
+    For each depth the sections are cut evenly by measured time, or as evenly as memory
+    permits, over the devices and the replicas in proportion to their speed (Varuna,
+    section 4.3). Of plans that are equally good (see ``NOISE``) the one like the
+    present plan is taken, then the simplest, the shallowest, the narrowest.
 
     Raises:
-        PlanError: The mini-batch is no multiple of the micro-batch, or the profile does
-            not fit the model or the micro-batch.
+        PlanError: One line that names what is wrong with the inputs: see
+            ``inputs.check_inputs``.
     """
-    _check(inputs)
-    depths = range(1, min(len(inputs.facts.sections), len(inputs.slots)) + 1)
-    layouts = [_widest_layout(inputs, depth) for depth in depths]
-    simulated: dict[int, Plan] = {}
-    best: Plan | None = None
-    for plan in sorted(
-        (layout.plan for layout in layouts if layout.plan is not None),
-        key=lambda plan: (_cost_s(inputs, plan), plan.pipeline_depth),
-    ):
-        if best is not None and _cost_s(inputs, plan) > _cost_s(inputs, best):
-            break
-        depth = plan.pipeline_depth
-        simulated[depth] = _simulate(inputs, plan)
-        best = min(
-            simulated.values(), key=lambda p: (_cost_s(inputs, p), p.pipeline_depth)
-        )
-    return Choice(
-        plan=best,
-        candidates=tuple(
-            _candidate(inputs, layout, simulated.get(layout.depth), best)
-            for layout in layouts
-        ),
-    )
+    check_inputs(inputs)
+    if not inputs.slots:
+        return Choice(plan=None, candidates=(), why_not="there is no slot")
+    search = Search(choose_layouts(inputs))
+    search.run()
+    return search.choice()
 
 
-def _check(inputs: PlanInputs) -> None:
-    facts, profile = inputs.facts, inputs.profile
-    sizes = inputs.minibatch_size, inputs.microbatch_size
-    if min(sizes) < 1 or sizes[0] % sizes[1]:
-        raise PlanError(
-            "minibatch_size must be a multiple of microbatch_size: got "
-            f"{sizes[0]} and {sizes[1]}; change one of them"
-        )
-    if inputs.microbatch_size not in profile.microbatch_sizes:
-        raise PlanError(
-            f"the profile knows micro-batches of {profile.microbatch_sizes}: got "
-            f"microbatch_size {inputs.microbatch_size}; calibrate again"
-        )
-    measured = profile.sections_at(inputs.microbatch_size)
-    if profile.fingerprint != facts.fingerprint or len(measured) != len(facts.sections):
-        raise PlanError(
-            f"the profile is of another model: got {profile.fingerprint} with "
-            f"{len(measured)} sections for {facts.fingerprint} with "
-            f"{len(facts.sections)}; calibrate again"
-        )
-    for link in (profile.within_vm, profile.between_vms):
-        if not link.bandwidth_bytes_per_s > 0 <= link.latency_s:
-            raise PlanError(
-                "a link needs a bandwidth above 0 and a latency of 0 or more: got "
-                f"{link.bandwidth_bytes_per_s} bytes/s and {link.latency_s} s; "
-                "calibrate again"
-            )
+def choose_layouts(inputs: PlanInputs) -> Layouts:
+    """Settle the micro-batch size.
+
+    If it is left open: the smallest whose time per example is within ``NEAR`` of the
+    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
+    """
+    if inputs.microbatch_size is not None:
+        return Layouts(inputs, inputs.microbatch_size)
+    sizes = inputs.profile.microbatch_sizes
+    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
+    fitting = [layouts for layouts in known if layouts.fits_somehow()]
+    if not fitting:
+        return known[0]
+    each_s = [
+        sum(layouts.times.costs_s(inputs.recompute is not False)[0])
+        / layouts.microbatch_size
+        for layouts in fitting
+    ]
+    good = (1 + NEAR) * min(each_s)
+    return next(f for f, s in zip(fitting, each_s, strict=True) if s <= good)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """What came of one depth and width: a plan or why there is none."""
+@dataclass(slots=True)
+class _Weighed:
+    """A draft and what is known of it so far."""
 
-    depth: int
-    width: int
-    stage_bytes: tuple[int, ...] = ()
+    draft: Draft
+    least_s: float
+    """What its step takes at least."""
+    least_cost: float
+    outcome: Layout | Refusal | None = None
     plan: Plan | None = None
-    """``predicted_step_s`` is a lower bound."""
-    why_not: str = ""
+    """With its predicted time, once it is simulated."""
+    cost: float = math.inf
 
 
-def _widest_layout(inputs: PlanInputs, depth: int) -> _Layout:
-    """Return the plan of ``depth`` with the most replicas.
+class Search:
+    """Best first: whatever is promising is looked at more closely."""
 
-    Where none is possible, tell what stands against the most replicas.
-    """
-    most = min(len(inputs.slots) // depth, _virtual_nodes(inputs))
-    alike = len({device.memory_bytes for device in inputs.slots}) == 1
-    layouts: list[_Layout] = []
-    for width in range(most, 0, -1):
-        # Fewer replicas have more micro-batches each and need no less memory; but one
-        # alone keeps no gradients apart.
-        if width > 1 and alike and layouts and layouts[-1].stage_bytes:
-            continue
-        layouts.append(_lay_out(inputs, depth, width))
-        if layouts[-1].plan is not None:
-            return layouts[-1]
-    return layouts[0]
+    def __init__(self, layouts: Layouts) -> None:
+        self.layouts = layouts
+        self.inputs = layouts.inputs
+        self.best: _Weighed | None = None
+        """Of all that were simulated the least cost."""
+        self.chosen: _Weighed | None = None
+        """Of those as good as the best, the one preferred."""
+        self._open: list[tuple[float, int, _Weighed]] = []
+        self._seen: list[_Weighed] = []
+        self._refused: dict[tuple[int, Manner], _Weighed] = {}
+        self._number = 0
 
+    def run(self) -> None:
+        """Weigh until nothing that is left can win."""
+        self._open = list(self._drafts())
+        heapq.heapify(self._open)
+        while self._open:
+            least_cost, _, weighed = self._open[0]
+            if self.best is not None and least_cost > self.best.cost * (1 + NOISE):
+                break
+            heapq.heappop(self._open)
+            self._seen.append(weighed)
+            if not self._may_be_chosen(weighed):
+                continue
+            self._look_at(weighed)
+        if self.best is None:
+            self._look_again()
 
-def _lay_out(inputs: PlanInputs, depth: int, width: int) -> _Layout:
-    """Choose devices and cut stages that fit into each of them."""
-    kept = set() if inputs.previous is None else set(inputs.previous.slots)
-    fastest = sorted(inputs.slots, key=lambda d: (-d.speed, d.slot not in kept, d.slot))
-    roomiest = sorted(fastest, key=lambda device: -device.memory_bytes)
-    measure = _StageBytes(inputs, depth, width)
-    even = _cut(inputs, depth)
-    assert even is not None
-    needed, room = measure.of(even), 0
-    for order in (fastest, roomiest):
-        devices = take(order, depth, width)
-        if devices is None:
-            why_not = f"one VM would hold all {width} replicas of a stage"
-            return _Layout(depth=depth, width=width, why_not=why_not)
-        smallest = min(device.memory_bytes for device in devices)
-        if smallest <= room:
-            break
-        room = smallest
-        bounds: tuple[int, ...] | None = even
-        if max(needed) > room:
-            bounds = _cut(inputs, depth, partial(measure.fits, room))
-        if bounds is not None:
-            return _Layout(
-                depth=depth,
-                width=width,
-                stage_bytes=measure.of(bounds),
-                plan=_bounded_plan(inputs, bounds, devices, measure.loads),
+    def _drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
+        """Yield all that might be weighed, with the least it can cost."""
+        layouts, fleet = self.layouts, self.layouts.fleet
+        for depth in range(
+            1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
+        ):
+            for manner in manners(self.inputs, depth):
+                group = depth if manner.chunks > 1 else 1
+                if layouts.virtual_nodes % group:
+                    continue
+                widths = fleet.widths(depth, layouts.virtual_nodes // group)
+                if widths:
+                    yield from self._bounded(depth, manner, widths)
+
+    def _bounded(
+        self, depth: int, manner: Manner, widths: list[int]
+    ) -> Iterator[tuple[float, int, _Weighed]]:
+        steps_s = self.layouts.least_steps_s(depth, manner, widths)
+        for width, least_s in zip(widths, steps_s, strict=True):
+            usd = self.layouts.fleet.least_usd_per_hour[depth * width]
+            cost = self._cost(depth, width, least_s, usd)
+            self._number += 1
+            yield (
+                cost,
+                self._number,
+                _Weighed(Draft(depth, width, manner), least_s, cost),
             )
-    why_not = f"a stage needs {max(needed)} bytes, a device has {room}"
-    return _Layout(depth=depth, width=width, stage_bytes=needed, why_not=why_not)
 
+    def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
+        """Return what plans are compared by: time or money for a mini-batch."""
+        cost = step_s * handicap(depth, width, self.inputs.lag_share)
+        return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
-class _StageBytes:
-    """Memory of the stages of one depth and width, wherever they are cut."""
+    def _liking(self, draft: Draft) -> tuple[bool, Manner, int, int]:
+        """Return by what equally good plans are told apart, the least first."""
+        now = self.inputs.previous
+        manner = draft.manner
+        runs = now is not None and (
+            (now.pipeline_depth, now.data_parallel_width, now.schedule)
+            == (draft.depth, draft.width, manner.schedule)
+            and (now.recompute, now.chunks, now.in_flight_bound or 0)
+            == (manner.recompute, manner.chunks, manner.in_flight_bound)
+        )
+        return not runs, manner, draft.depth, draft.width
 
-    def __init__(self, inputs: PlanInputs, depth: int, width: int) -> None:
-        replica_bounds = spread(_virtual_nodes(inputs), width)
-        self._inputs = inputs
-        self._measured = inputs.profile.sections_at(inputs.microbatch_size)
-        self._apart = virtual_nodes_apart(replica_bounds, inputs.reduction)
-        self._width = width
-        self.loads = stage_loads(
-            inputs.schedule, depth, replica_bounds[1], inputs.recompute
+    def _may_be_chosen(self, weighed: _Weighed) -> bool:
+        if self.best is None or self.chosen is None:
+            return True
+        if weighed.least_cost < self.best.cost:
+            return True
+        return self._liking(weighed.draft) < self._liking(self.chosen.draft)
+
+    def _look_at(self, weighed: _Weighed) -> None:
+        draft = weighed.draft
+        key = draft.depth, draft.manner
+        refused = self._refused.get(key)
+        if refused is not None and self.layouts.as_hard(draft, refused.draft):
+            weighed.outcome = refused.outcome
+            return
+        outcome = weighed.outcome = self.layouts.lay_out(draft)
+        if isinstance(outcome, Layout):
+            self._simulate(weighed, outcome)
+        elif outcome.room_bytes is not None:
+            self._refused[key] = weighed
+            self._bound(draft, outcome.room_bytes)
+
+    def _simulate(self, weighed: _Weighed, layout: Layout) -> None:
+        plan = weighed.plan = self.layouts.simulate(layout)
+        draft = weighed.draft
+        weighed.cost = self._cost(
+            draft.depth, draft.width, plan.predicted_step_s, layout.usd_per_hour
+        )
+        if self.best is None or weighed.cost < self.best.cost:
+            self.best = weighed
+        limit = self.best.cost * (1 + NOISE)
+        good = (w for w in self._seen if w.plan is not None and w.cost <= limit)
+        self.chosen = min(good, key=lambda w: self._liking(w.draft))
+
+    def _bound(self, draft: Draft, room_bytes: int) -> None:
+        """Where memory binds, weigh the same with fewer micro-batches in flight."""
+        if draft.manner.in_flight_bound:
+            return
+        bound = self.layouts.largest_bound(draft, room_bytes)
+        if bound is None:
+            return
+        manner = replace(draft.manner, in_flight_bound=bound)
+        for entry in self._bounded(draft.depth, manner, [draft.width]):
+            heapq.heappush(self._open, entry)
+
+    def _look_again(self) -> None:
+        """Where nothing fits, cut as unevenly as it takes, one micro-batch in flight."""
+        refused = [
+            weighed
+            for weighed in self._seen
+            if isinstance(weighed.outcome, Refusal) and weighed.outcome.room_bytes
+        ]
+        for weighed in refused:
+            draft = weighed.draft
+            bound = 0 if draft.manner.chunks > 1 else 1
+            tight = replace(draft, manner=replace(draft.manner, in_flight_bound=bound))
+            outcome = self.layouts.lay_out(tight, uneven=math.inf)
+            if isinstance(outcome, Layout):
+                again = _Weighed(tight, weighed.least_s, weighed.least_cost, outcome)
+                self._seen.append(again)
+                self._simulate(again, outcome)
+                return
+
+    # --- What is told -----------------------------------------------------------------
+
+    def choice(self) -> Choice:
+        """Return the outcome, told to people and programs."""
+        rows = [weighed for weighed in self._seen if self._is_telling(weighed)]
+        depths = {weighed.draft.depth for weighed in rows}
+        ways = {replace(w.draft.manner, in_flight_bound=0) for w in rows}
+        for _, _, weighed in sorted(self._open):
+            depth, manner = weighed.draft.depth, weighed.draft.manner
+            if depth not in depths or manner not in ways:
+                depths.add(depth)
+                ways.add(manner)
+                rows.append(weighed)
+        chosen = self.chosen
+        rows.sort(
+            key=lambda w: (
+                w is not chosen,
+                isinstance(w.outcome, Refusal),
+                w.least_cost if w.plan is None else w.cost,
+                -w.draft.depth,
+            )
+        )
+        candidates = tuple(self._candidate(weighed) for weighed in rows)
+        if chosen is None:
+            why_not = self.layouts.why_nothing_fits()
+            return Choice(plan=None, candidates=candidates, why_not=why_not)
+        return Choice(plan=chosen.plan, candidates=candidates)
+
+    def _is_telling(self, weighed: _Weighed) -> bool:
+        """Whether it was looked at, and for itself."""
+        if weighed.plan is not None:
+            return True
+        refused = self._refused.get((weighed.draft.depth, weighed.draft.manner))
+        return weighed.outcome is not None and (refused is None or refused is weighed)
+
+    def _candidate(self, weighed: _Weighed) -> Candidate:
+        draft, outcome, plan = weighed.draft, weighed.outcome, weighed.plan
+        step_s: float | None = weighed.least_s
+        usd = self.layouts.fleet.least_usd_per_hour[draft.depth * draft.width]
+        needed = room = None
+        if isinstance(outcome, Refusal):
+            step_s, needed, room = None, outcome.needed_bytes, outcome.room_bytes
+        elif outcome is not None and plan is not None:
+            step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
+            needed, room = outcome.needed_bytes, outcome.room_bytes
+        examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
+        each = None
+        if examples_per_s is not None and usd:
+            each = usd / SECONDS_PER_HOUR / examples_per_s * MILLION
+        return Candidate(
+            pipeline_depth=draft.depth,
+            data_parallel_width=draft.width,
+            microbatch_size=self.layouts.microbatch_size,
+            schedule=draft.manner.schedule,
+            recompute=draft.manner.recompute,
+            chunks=draft.manner.chunks,
+            in_flight_bound=draft.manner.in_flight_bound or None,
+            unused_slots=len(self.inputs.slots) - draft.depth * draft.width,
+            stage_bytes=needed,
+            device_bytes=room,
+            step_s=step_s,
+            examples_per_s=examples_per_s,
+            usd_per_million_examples=each,
+            why_not=self._why_not(weighed),
         )
 
-    def __call__(self, stage: int, start: int, end: int) -> int:
-        """Return the bytes of ``stage`` if it has the sections [start, end)."""
-        return stage_bytes(
-            self._inputs.facts,
-            self._measured,
-            (range(start, end),),
-            self.loads[stage],
-            virtual_nodes_apart=self._apart,
-            width=self._width,
-        ).total_bytes
-
-    def fits(self, room_bytes: int, stage: int, start: int, end: int) -> bool:
-        """Return whether ``room_bytes`` are enough for that."""
-        return self(stage, start, end) <= room_bytes
-
-    def of(self, bounds: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the bytes of every stage."""
-        return tuple(self(p, *run) for p, run in enumerate(itertools.pairwise(bounds)))
-
-
-def _cut(
-    inputs: PlanInputs, depth: int, fits: Fits | None = None
-) -> tuple[int, ...] | None:
-    """Cut the sections into stages that ``fits``, as evenly as that permits."""
-    sections = inputs.profile.sections_at(inputs.microbatch_size)
-    last_costs_s = [s.forward_s + s.backward_s for s in sections]
-    costs_s = last_costs_s
-    if inputs.recompute:
-        costs_s = [s.forward_s + s.recompute_s + s.backward_s for s in sections]
-    return partition(costs_s, depth, fits, last_costs_s=last_costs_s)
-
-
-def _bounded_plan(
-    inputs: PlanInputs,
-    stage_bounds: tuple[int, ...],
-    devices: Sequence[Device],
-    loads: Sequence[StageLoad],
-) -> Plan:
-    """Return the plan on ``devices``, predicted to take the least that it can."""
-    depth = len(stage_bounds) - 1
-    width = len(devices) // depth
-    placed = place(devices, stage_bounds, width, inputs.facts, inputs.previous)
-    plan = Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
-        microbatch_size=inputs.microbatch_size,
-        minibatch_size=inputs.minibatch_size,
-        schedule=inputs.schedule,
-        recompute=inputs.recompute,
-        stage_bounds=stage_bounds,
-        replica_bounds=spread(_virtual_nodes(inputs), width),
-        slots=tuple(device.slot for device in placed),
-        predicted_step_s=0.0,
-    )
-    least_s = least_step_s(
-        plan,
-        inputs.profile,
-        recomputes=[load.recomputes for load in loads],
-        speeds=[device.speed for device in placed],
-    )
-    return replace(plan, predicted_step_s=least_s)
-
-
-def _simulate(inputs: PlanInputs, plan: Plan) -> Plan:
-    """Return ``plan`` with the simulated time of a mini-batch."""
-    speed = {device.slot: device.speed for device in inputs.slots}
-    step = simulate_step(
-        plan,
-        inputs.profile,
-        inputs.facts,
-        reduction=inputs.reduction,
-        speeds=[speed[slot] for slot in plan.slots],
-    )
-    return replace(plan, predicted_step_s=step.step_s)
-
-
-def _candidate(
-    inputs: PlanInputs, layout: _Layout, simulated: Plan | None, best: Plan | None
-) -> Candidate:
-    """Return the row of ``layout`` in the table."""
-    plan = simulated or layout.plan
-    why_not = layout.why_not
-    if plan is not None and best is not None and plan is not best:
-        more = _cost_s(inputs, plan) / _cost_s(inputs, best) - 1
-        bound = "" if simulated else "at least "
-        why_not = f"{bound}{more:.1%} slower than {best.shape}"
-    step_s = None if plan is None else plan.predicted_step_s
-    return Candidate(
-        pipeline_depth=layout.depth,
-        data_parallel_width=layout.width,
-        unused_slots=len(inputs.slots) - layout.depth * layout.width,
-        stage_bytes=layout.stage_bytes,
-        step_s=step_s,
-        examples_per_s=None if step_s is None else inputs.minibatch_size / step_s,
-        why_not=why_not,
-    )
-
-
-def _cost_s(inputs: PlanInputs, plan: Plan) -> float:
-    """Return the time of a mini-batch, what losses put at stake counted."""
-    depth, width = plan.pipeline_depth, plan.data_parallel_width
-    return plan.predicted_step_s * handicap(depth, width, inputs.lag_share)
-
-
-def _virtual_nodes(inputs: PlanInputs) -> int:
-    return inputs.minibatch_size // inputs.microbatch_size
+    def _why_not(self, weighed: _Weighed) -> str:
+        if weighed is self.chosen:
+            return ""
+        if isinstance(weighed.outcome, Refusal):
+            return weighed.outcome.reason
+        assert self.chosen is not None
+        plan = self.chosen.plan
+        assert plan is not None
+        known = weighed.plan is not None
+        more = (weighed.cost if known else weighed.least_cost) / self.chosen.cost - 1
+        worse = "slower" if self.inputs.objective == "throughput" else "dearer"
+        if abs(more) <= NOISE:
+            return f"as good as {plan.shape} within {NOISE:.1%}, which is preferred"
+        return f"{'' if known else 'at least '}{more:.1%} {worse} than {plan.shape}"

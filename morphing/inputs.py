@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.placement import Device
+from spottrain.morphing.profiles import check_profile
 from spottrain.wire import (
     SCHEMA_VERSION,
     ModelFacts,
@@ -15,6 +17,7 @@ from spottrain.wire import (
     Profile,
     Reduction,
     ScheduleKind,
+    encode,
 )
 
 Objective = Literal["throughput", "examples_per_dollar"]
@@ -45,15 +48,53 @@ class PlanInputs:
     schema_version: int = SCHEMA_VERSION
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What was asked of the planner, to be kept with its answer.
+
+    That is ``PlanInputs``, but for facts and profile, which stay the same over the life
+    of a job and are named by a hash.
+    """
+
+    model_sha256: str
+    """Of the JSON of facts and profile, one after the other."""
+    slots: tuple[Device, ...]
+    minibatch_size: int
+    microbatch_size: int | None
+    reduction: Reduction
+    previous: Plan | None
+    schedule: ScheduleKind | None
+    recompute: bool | None
+    objective: Objective
+    lag_share: float
+
+
+def question_of(inputs: PlanInputs) -> Question:
+    """Return ``inputs`` in the form in which they are kept."""
+    model = encode(inputs.facts) + encode(inputs.profile)
+    return Question(
+        model_sha256=hashlib.sha256(model.encode()).hexdigest(),
+        slots=inputs.slots,
+        minibatch_size=inputs.minibatch_size,
+        microbatch_size=inputs.microbatch_size,
+        reduction=inputs.reduction,
+        previous=inputs.previous,
+        schedule=inputs.schedule,
+        recompute=inputs.recompute,
+        objective=inputs.objective,
+        lag_share=inputs.lag_share,
+    )
+
+
 def check_inputs(inputs: PlanInputs) -> None:
     """Refuse what no plan can be made from.
 
     Raises:
-        PlanError: One line that names the field: see ``check_profile``; or the
+        PlanError: One line that names the field: see ``profiles.check_profile``; or the
             mini-batch is no multiple of the micro-batch, the profile does not know the
             micro-batch, or a device has no memory, speed or price that makes sense.
     """
-    check_profile(inputs.facts, inputs.profile)
+    check_profile(inputs.profile, inputs.facts)
     known, asked = inputs.profile.microbatch_sizes, inputs.microbatch_size
     minibatch_size = inputs.minibatch_size
     if asked is not None:
@@ -80,44 +121,6 @@ def check_inputs(inputs: PlanInputs) -> None:
     if inputs.objective == "examples_per_dollar":
         for device in inputs.slots:
             positive(f"usd_per_hour of {device.slot.vm_id}", device.usd_per_hour)
-
-
-def check_profile(facts: ModelFacts, profile: Profile) -> None:
-    """Refuse a profile that is of another model, or whose numbers cannot be.
-
-    Raises:
-        PlanError: It names the first number that is missing, negative, not finite, or
-            zero where it must not be.
-    """
-    if not profile.microbatches:
-        raise PlanError("profile.microbatches must not be empty: got none; calibrate")
-    for one in profile.microbatches:
-        count = len(one.sections)
-        if profile.fingerprint != facts.fingerprint or count != len(facts.sections):
-            raise PlanError(
-                f"the profile is of another model: got {profile.fingerprint} with "
-                f"{count} sections for {facts.fingerprint} with "
-                f"{len(facts.sections)}; take facts and profile of one model"
-            )
-        for section in one.sections:
-            where = f"sections[{section.index}] (micro-batches of {one.microbatch_size})"
-            positive(f"forward_s of {where}", section.forward_s)
-            positive(f"backward_s of {where}", section.backward_s)
-            positive(f"recompute_s of {where}", section.recompute_s)
-            positive(f"saved_bytes of {where}", section.saved_bytes, or_zero=True)
-            positive(f"output_bytes of {where}", section.output_bytes, or_zero=True)
-    for name, link in (
-        ("within_vm", profile.within_vm),
-        ("between_vms", profile.between_vms),
-    ):
-        positive(f"{name}.bandwidth_bytes_per_s", link.bandwidth_bytes_per_s)
-        positive(f"{name}.latency_s", link.latency_s, or_zero=True)
-        positive(f"{name}.jitter", link.jitter, or_zero=True)
-    for number, ring in enumerate(profile.rings):
-        positive(f"rings[{number}].bandwidth_bytes_per_s", ring.bandwidth_bytes_per_s)
-        positive(f"rings[{number}].latency_s", ring.latency_s, or_zero=True)
-    positive("optimizer_s_per_byte", profile.optimizer_s_per_byte, or_zero=True)
-    positive("task_overhead_s", profile.task_overhead_s, or_zero=True)
 
 
 def positive(name: str, value: float, *, or_zero: bool = False) -> None:

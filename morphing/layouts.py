@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -20,6 +18,7 @@ from spottrain.morphing.bounds import (
     least_steps_s,
     make_pipe,
 )
+from spottrain.morphing.fleet import Draft, Fleet, Manner, manners
 from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.memory import (
     StageLoad,
@@ -31,42 +30,14 @@ from spottrain.morphing.partition import partition, spread
 from spottrain.morphing.placement import Device, place, take
 from spottrain.morphing.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.simulator import simulate_step
-from spottrain.wire import Plan, ScheduleKind
+from spottrain.wire import Plan
 
-RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe")
-"""What the runtime runs; the choice is among these. Of equals the first is taken."""
-CHUNKS = (2, 3, 4)
-"""Runs of sections a stage that are weighed for an interleaved schedule."""
 SHORT = 8
 """Micro-batches a stage of a schedule long enough to tell what its stages hold."""
+NEVER_BYTES = 1 << 62
+"""More than any device has."""
 UNEVEN = 1.5
 """How much slower than evenly cut a stage may be made for want of memory, at first."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Manner:
-    """How a pipeline is run; of equals the least is taken."""
-
-    rank: int
-    """Of its schedule among ``RUNNABLE``."""
-    chunks: int
-    in_flight_bound: int
-    """0 for none."""
-    recompute: bool
-
-    @property
-    def schedule(self) -> ScheduleKind:
-        """The kind of its lists."""
-        return RUNNABLE[self.rank]
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan that might be made."""
-
-    depth: int
-    width: int
-    manner: Manner
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,95 +62,6 @@ class Layout:
     """Of its smallest device."""
     usd_per_hour: float
     """Of all VMs that it uses part of."""
-
-
-def manners(inputs: PlanInputs, depth: int) -> list[Manner]:
-    """Return how a pipeline of ``depth`` might be run."""
-    if depth == 1:
-        # One stage has nothing to order: it goes forward and backward by turns.
-        asked = inputs.schedule
-        alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
-        return [Manner(RUNNABLE.index(alone), 1, 0, inputs.recompute is not False)]
-    found = []
-    for rank, schedule in enumerate(RUNNABLE):
-        if inputs.schedule in (None, schedule):
-            for chunks in CHUNKS if schedule == "interleaved" else (1,):
-                if depth * chunks <= len(inputs.facts.sections):
-                    found += [
-                        Manner(rank, chunks, 0, recompute)
-                        for recompute in (False, True)
-                        if inputs.recompute in (None, recompute)
-                    ]
-    return found
-
-
-class Fleet:
-    """The devices at hand."""
-
-    def __init__(self, inputs: PlanInputs) -> None:
-        self.devices = inputs.slots
-        kept = set() if inputs.previous is None else set(inputs.previous.slots)
-        dear = inputs.objective == "examples_per_dollar"
-        fastest_first = sorted(
-            self.devices,
-            key=lambda d: (
-                d.usd_per_hour / d.speed if dear else 0.0,
-                -d.speed,
-                d.slot not in kept,
-                d.slot,
-            ),
-        )
-        roomiest_first = sorted(fastest_first, key=lambda d: -d.memory_bytes)
-        self.orders = [fastest_first]
-        if roomiest_first != fastest_first:
-            self.orders.append(roomiest_first)
-        self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
-        self.most_bytes = max((d.memory_bytes for d in self.devices), default=0)
-        self.vm_slots = Counter(d.slot.vm_id for d in self.devices)
-        self.vm_usd_per_hour: Counter[str] = Counter()
-        for device in self.devices:
-            self.vm_usd_per_hour[device.slot.vm_id] += device.usd_per_hour  # type: ignore[assignment]
-        prices = sorted(d.usd_per_hour for d in self.devices)
-        self.least_usd_per_hour = [0.0, *itertools.accumulate(prices)]
-        self._sizes = Counter(self.vm_slots.values())
-
-    @property
-    def alone(self) -> bool:
-        """Whether every VM has but one device."""
-        return set(self._sizes) <= {1}
-
-    def widest(self, depth: int, virtual_nodes: int) -> int:
-        """Return the most replicas that can be placed, no VM having all of a stage."""
-        width = min(len(self.devices) // depth, virtual_nodes)
-        while width > 1 and self._placeable(depth, width) < depth * width:
-            width -= 1
-        return width
-
-    def _placeable(self, depth: int, width: int) -> int:
-        most = depth * (width - 1)
-        return sum(count * min(size, most) for size, count in self._sizes.items())
-
-    def widths(self, depth: int, shares: int) -> list[int]:
-        """Return the widths worth weighing, at most some twenty.
-
-        The widest; of all that give the largest replica equally many shares the
-        narrowest; and those that leave out all devices slower than some speed.
-
-        Args:
-            depth: Pipeline depth.
-            shares: What the mini-batch is shared out in.
-        """
-        widest = self.widest(depth, shares)
-        if widest < 1:
-            return []
-        found = {1, widest}
-        for speed in self.speeds[:-1]:
-            found.add(sum(d.speed >= speed for d in self.devices) // depth)
-        share = math.ceil(shares / widest)
-        while share < shares:
-            found.add(math.ceil(shares / share))
-            share = max(share + 1, math.ceil(share * 1.25))
-        return sorted(width for width in found if 1 <= width <= widest)
 
 
 class Layouts:
@@ -261,15 +143,13 @@ class Layouts:
     def _stage_loads(
         self, depth: int, manner: Manner, count: int
     ) -> tuple[StageLoad, ...]:
-        loads = stage_loads(manner.schedule, depth, count, manner.recompute)
-        bound = manner.in_flight_bound or count
-        return tuple(
-            replace(
-                load,
-                in_flight=min(load.in_flight, bound),
-                inputs_held=min(load.inputs_held, bound),
-            )
-            for load in loads
+        return stage_loads(
+            manner.schedule,
+            depth,
+            count,
+            manner.recompute,
+            chunks=manner.chunks,
+            in_flight_bound=manner.in_flight_bound or None,
         )
 
     def loads(self, depth: int, manner: Manner, count: int) -> tuple[StageLoad, ...]:
@@ -281,13 +161,16 @@ class Layouts:
             count = min(count, SHORT * depth * manner.chunks)
         return self._loads(depth, manner, count)
 
-    def _stage_bytes(self, runs: tuple[range, ...], load: StageLoad, apart: int) -> int:
+    def _stage_bytes(
+        self, runs: tuple[range, ...], load: StageLoad, apart: int, width: int
+    ) -> int:
         return stage_bytes(
             self.inputs.facts,
             self.times.sections,
-            runs[0],
+            runs,
             load,
             virtual_nodes_apart=apart,
+            width=width,
         ).total_bytes
 
     def needed_bytes(
@@ -296,40 +179,47 @@ class Layouts:
         manner: Manner,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
-    ) -> int:
-        """Return what the largest worker of a plan holds at most."""
-        count = max(b - a for a, b in itertools.pairwise(replica_bounds))
-        apart = virtual_nodes_apart(replica_bounds, self.inputs.reduction)
+    ) -> list[int]:
+        """Return what the largest worker of each stage holds at most."""
+        count, apart, width = self._crowd(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads = self.loads(depth, manner, count)
-        return max(
-            self._needed(tuple(runs[p::depth]), loads[p], apart) for p in range(depth)
-        )
+        return [
+            self._needed(tuple(runs[p::depth]), loads[p], apart, width)
+            for p in range(depth)
+        ]
+
+    def _crowd(self, replica_bounds: Sequence[int]) -> tuple[int, int, int]:
+        """Return what of the replicas matters for memory.
+
+        The largest share, virtual nodes kept apart, and how many share the writing of
+        checkpoints (more than there are sections are as good as so many).
+        """
+        count = max(b - a for a, b in itertools.pairwise(replica_bounds))
+        apart = virtual_nodes_apart(replica_bounds, self.inputs.reduction)
+        width = min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
+        return count, apart, width
 
     def _tight_cut(
         self,
         depth: int,
         manner: Manner,
-        count: int,
-        apart: int,
+        crowd: tuple[int, int, int],
         room_bytes: int,
         uneven: float,
     ) -> tuple[int, ...] | None:
         """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits."""
-        if manner.chunks > 1 or self.state_bytes > depth * room_bytes:
-            return None
+        count, apart, width = crowd
         loads = self.loads(depth, manner, count)
 
         def fits(stage: int, start: int, end: int) -> bool:
-            needed = self._needed((range(start, end),), loads[stage], apart)
+            needed = self._needed((range(start, end),), loads[stage], apart, width)
             return needed <= room_bytes
 
         costs_s, last_s = self.times.costs_s(manner.recompute)
         even = self.cut(manner.recompute, depth)
-        most_s = uneven * max(
-            sum(costs_s[a:b]) for a, b in itertools.pairwise(even)
-        )
-        return partition(costs_s, depth, fits, last_s, most_s)
+        slowest_s = max(sum(costs_s[a:b]) for a, b in itertools.pairwise(even))
+        return partition(costs_s, depth, fits, last_s, uneven * slowest_s)
 
     def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
@@ -341,7 +231,7 @@ class Layouts:
 
         def fits(bound: int) -> bool:
             bounded = replace(manner, in_flight_bound=bound)
-            return self.needed_bytes(depth, bounded, even, replicas) <= room_bytes
+            return max(self.needed_bytes(depth, bounded, even, replicas)) <= room_bytes
 
         loads = self.loads(depth, manner, replicas[1])
         low, high = 0, max(load.in_flight for load in loads)
@@ -349,6 +239,47 @@ class Layouts:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low or None
+
+    def as_hard(self, draft: Draft, refused: Draft) -> bool:
+        """Whether ``draft`` cannot fit for the reason that ``refused`` did not.
+
+        With fewer replicas of the same kind, each has no fewer micro-batches and more of
+        the checkpoints to write.
+        """
+        alike = len(self.fleet.orders) == len(self.fleet.speeds) == 1
+        fast = self.inputs.reduction == "fast"
+        return alike and fast and draft.width <= refused.width
+
+    def fits_somehow(self) -> bool:
+        """Whether there is any plan for the devices at hand, however slow."""
+        most = min(len(self.inputs.facts.sections), len(self.fleet.devices))
+        return any(
+            self._least_bytes(p) <= self.fleet.most_bytes for p in range(most, 0, -1)
+        )
+
+    def _least_bytes(self, depth: int) -> int:
+        """Return what the largest worker needs if memory is all that counts."""
+        least = []
+        for manner in manners(self.inputs, depth):
+            tight = manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
+            cut = self.cut(manner.recompute, depth * manner.chunks)
+            alone = 0, self.virtual_nodes
+            least.append(max(self.needed_bytes(depth, tight, cut, alone)))
+        return min(least, default=NEVER_BYTES)
+
+    def why_nothing_fits(self) -> str:
+        """Return one line: how many devices of which size the model needs."""
+        room = self.fleet.most_bytes
+        have = f"{len(self.fleet.devices)} of at most {room} bytes"
+        sections = len(self.inputs.facts.sections)
+        for depth in range(1, sections + 1):
+            if self.state_bytes <= depth * room and self._least_bytes(depth) <= room:
+                return f"the model needs {depth} devices of {room} bytes: got {have}"
+        least = self._least_bytes(sections)
+        return (
+            f"the model needs {sections} devices of {least} bytes each: got {have}; "
+            "take larger devices or a smaller microbatch_size"
+        )
 
     # --- Plans ------------------------------------------------------------------------
 
@@ -394,15 +325,18 @@ class Layouts:
         if len({device.speed for device in devices}) > 1:
             placed = self._place(devices, draft, even)
             replicas = self._shares(draft, even, placed)
-        needed = least = self.needed_bytes(depth, manner, even, replicas)
-        bounds: tuple[int, ...] | None = even
-        if needed > room_bytes:
-            apart = virtual_nodes_apart(replicas, self.inputs.reduction)
-            count = max(b - a for a, b in itertools.pairwise(replicas))
-            bounds = self._tight(depth, manner, count, apart, room_bytes, uneven)
-            if bounds is None:
-                reason = f"a stage needs {least} bytes, a device has {room_bytes}"
-                return Refusal(reason, least, room_bytes)
+        needed = self.needed_bytes(depth, manner, even, replicas)
+        bounds = even
+        if max(needed) > room_bytes:
+            tight = None
+            if manner.chunks == 1 and sum(needed) <= depth * room_bytes:
+                crowd = self._crowd(replicas)
+                tight = self._tight(depth, manner, crowd, room_bytes, uneven)
+            if tight is None:
+                most = max(needed)
+                reason = f"a stage needs {most} bytes, a device has {room_bytes}"
+                return Refusal(reason, most, room_bytes)
+            bounds = tight
             needed = self.needed_bytes(depth, manner, bounds, replicas)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
@@ -411,32 +345,42 @@ class Layouts:
         return Layout(
             plan,
             tuple(device.speed for device in placed),
-            needed,
+            max(needed),
             room_bytes,
             sum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
+
+    def _stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
+        """Return what a micro-batch takes on each stage at speed 1."""
+        costs_s, last_s = self.times.costs_s(draft.manner.recompute)
+        runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
+        runs[-1] = sum(last_s[bounds[-2] :])
+        return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
 
     def _place(
         self, devices: list[Device], draft: Draft, bounds: tuple[int, ...]
     ) -> tuple[Device, ...]:
         return place(
-            devices, bounds, draft.width, self.inputs.facts, self.inputs.previous
+            devices,
+            bounds,
+            draft.width,
+            self.inputs.facts,
+            self.inputs.previous,
+            stage_s=self._stage_s(draft, bounds),
+            chunks=draft.manner.chunks,
         )
 
     def _shares(
         self, draft: Draft, bounds: Sequence[int], placed: Sequence[Device]
     ) -> tuple[int, ...]:
         """Share virtual nodes out so that the slowest replica ends soonest."""
-        depth, manner = draft.depth, draft.manner
-        costs_s, last_s = self.times.costs_s(manner.recompute)
-        runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
-        runs[-1] = sum(last_s[bounds[-2] :])
-        stages = [sum(runs[p::depth]) for p in range(depth)]
+        depth = draft.depth
+        stages = self._stage_s(draft, bounds)
         paces = [
-            pace_of([s / d.speed for s, d in zip(stages, row, strict=True)])
-            for row in itertools.batched(placed, depth)
+            pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
+            for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
         ]
-        group = depth if manner.chunks > 1 else 1
+        group = depth if draft.manner.chunks > 1 else 1
         shares = share_virtual_nodes(
             self.virtual_nodes // group,
             [group * pace.per_virtual_node_s for pace in paces],

@@ -19,6 +19,9 @@ class StageLoad:
     inputs_held: int
     """Arrived and not yet through the backward: never more than are in flight in the
     stage before."""
+    gradients_waiting: int = 0
+    """Arrived and not yet in their backward. A guess: none has to wait in theory, but
+    nothing keeps the stage after from being ahead."""
     recomputes: int
     """Recomputes that its list cannot do without (see ``Progress.keeps_graph``)."""
     by_chunk: tuple[int, ...] = ()
@@ -62,9 +65,7 @@ def stage_loads(
     )
     bound = in_flight_bound or num_microbatches * chunks
     in_flight = [min(bound, peak) for peak in compact.max_in_flight]
-    return tuple(
-        _load(compact, p, in_flight) for p in range(pipeline_depth)
-    )
+    return tuple(_load(compact, p, in_flight) for p in range(pipeline_depth))
 
 
 def _load(compact: Schedule, stage: int, in_flight: list[int]) -> StageLoad:
@@ -73,6 +74,7 @@ def _load(compact: Schedule, stage: int, in_flight: list[int]) -> StageLoad:
         return StageLoad(
             in_flight=in_flight[stage],
             inputs_held=in_flight[max(stage - 1, 0)],
+            gradients_waiting=_waiting(compact, stage, in_flight[stage]),
             recomputes=recomputes,
         )
     counts = _peak_counts(compact, stage)
@@ -86,10 +88,23 @@ def _load(compact: Schedule, stage: int, in_flight: list[int]) -> StageLoad:
         in_flight=in_flight[stage],
         # The stage before is at most two ahead, and so on around the ring.
         inputs_held=in_flight[stage] + 1,
+        gradients_waiting=1,
         recomputes=recomputes,
         by_chunk=counts,
         keeps=tuple(chunk not in again for chunk in range(compact.chunks)),
     )
+
+
+def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
+    """Return how many gradients may have come before their turn.
+
+    Stages by turns forward and backward take each gradient as it comes, but one. Where
+    all forwards come first, the stage after has backwards to run as often as it would
+    have to wait, which is about one time in three.
+    """
+    if stage == compact.pipeline_depth - 1:
+        return 0
+    return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
 
 
 def _recomputes(compact: Schedule, stage: int) -> int:
@@ -102,7 +117,7 @@ def _recomputes(compact: Schedule, stage: int) -> int:
     for codes, repeats in compact.runs_of(stage):
         works = [int(code) % 3 for code in codes]
         counted = 0
-        for repeat in range(min(repeats, 2)):
+        for _ in range(min(repeats, 2)):
             counted = 0
             for work in works:
                 spared = (

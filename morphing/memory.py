@@ -61,7 +61,7 @@ class StageMemory:
     virtual_node_gradients_bytes: int
     """In exact mode: gradients kept apart until the running sum arrives."""
     buffers_bytes: int
-    """Activations and gradients on their way to neighbours."""
+    """Activations and gradients on their way to neighbours, and gradients that wait."""
     update_bytes: int
     """What the optimizer's first step takes beyond what is held throughout."""
     evaluation_bytes: int
@@ -126,6 +126,7 @@ def stage_bytes(
     undo = max(
         s.param_bytes + s.optimizer_bytes + _gradients(facts, s.index) for s in own
     )
+    waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _training(chunks, load, virtual_nodes_apart, gradients)
     update = max(measured[s.index].update_bytes for s in own)
@@ -139,7 +140,7 @@ def stage_bytes(
         batches_bytes=training.batches,
         activations_bytes=training.activations,
         virtual_node_gradients_bytes=training.apart,
-        buffers_bytes=buffers,
+        buffers_bytes=buffers + waiting,
         update_bytes=buffers + update,
         evaluation_bytes=_evaluation(chunks) if facts.heldout_len else 0,
     )
@@ -270,7 +271,9 @@ def _pending(chunks: Sequence[_Chunk], load: StageLoad) -> int:
     if not outputs:
         return PENDING_SENDS * inputs
     sent = PENDING_SENDS // 2 if inputs else PENDING_SENDS
-    graphs = sum(n for n, keeps in zip(load.counts, load.keeping, strict=False) if keeps)
+    graphs = sum(
+        n for n, keeps in zip(load.counts, load.keeping, strict=False) if keeps
+    )
     return max(0, sent - graphs) * outputs + (PENDING_SENDS - sent) * inputs
 
 

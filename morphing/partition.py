@@ -64,7 +64,9 @@ def partition(
     run_costs = [_run_costs(costs_s, most_s), _run_costs(last_costs_s, most_s)]
     which = [0] * (stages - 1) + [1]
     if fits is not None:
-        run_costs = [_allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)]
+        run_costs = [
+            _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
+        ]
         which = list(range(stages))
     bottleneck, bounds = fast(cut, stages * count * count)(
         np.stack(run_costs), np.array(which, np.int64)

@@ -44,43 +44,6 @@ def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> Pace:
     )
 
 
-def share_by_speed(
-    virtual_nodes: int,
-    stage_s: Sequence[float],
-    speeds: Sequence[float],
-    *,
-    link_s: Sequence[float] = (),
-    most: Sequence[int] | None = None,
-) -> tuple[int, ...]:
-    """Share virtual nodes out over the pipelines of a plan by the speeds of its devices.
-
-    Args:
-        virtual_nodes: Of the mini-batch.
-        stage_s: What a micro-batch takes on each stage at speed 1, forward to backward.
-        speeds: Of the devices, in the order of ``Plan.slots``.
-        link_s: As in ``pace_of``.
-        most: As in ``share_virtual_nodes``, which tells also of errors.
-
-    Returns:
-        Bounds of the replicas, as in ``Plan.replica_bounds``.
-    """
-    depth = len(stage_s)
-    known: dict[tuple[float, ...], Pace] = {}
-    paces = []
-    for first in range(0, len(speeds), depth):
-        own = tuple(speeds[first : first + depth])
-        if own not in known:
-            times_s = [s / speed for s, speed in zip(stage_s, own, strict=True)]
-            known[own] = pace_of(times_s, link_s)
-        paces.append(known[own])
-    return share_virtual_nodes(
-        virtual_nodes,
-        [pace.per_virtual_node_s for pace in paces],
-        most,
-        fixed_s=[pace.fixed_s for pace in paces],
-    )
-
-
 def share_virtual_nodes(
     virtual_nodes: int,
     seconds_per_virtual_node: Sequence[float],

@@ -50,7 +50,8 @@ class Verdict:
 
     rank: int
     slowness: float
-    """Median of its time over that of its peers; 2: it takes twice as long."""
+    """Median of its time over that of its peers in the newest ``OUTLYING`` mini-batches;
+    2: it takes twice as long."""
     outlying: int
     """Mini-batches of the newest ``WINDOW`` in which it was an outlier."""
 
@@ -87,7 +88,7 @@ class Watch:
         slow = [
             Verdict(
                 rank=rank,
-                slowness=statistics.median(row[rank] for row in self.slowness),
+                slowness=statistics.median(r[rank] for r in self.slowness[-OUTLYING:]),
                 outlying=count,
             )
             for rank, count in enumerate(counts)
@@ -102,9 +103,8 @@ class Watch:
         ends last; then the virtual nodes would be shared as the replicas' speeds are.
         """
         ranks = range(len(self.beats[-1]))
-        paces = [
-            statistics.median(b[rank].pace_s for b in self.beats) for rank in ranks
-        ]
+        lately = self.beats[-OUTLYING:]
+        paces = [statistics.median(b[rank].pace_s for b in lately) for rank in ranks]
         better = list(paces)
         for verdict in slow:
             better[verdict.rank] /= verdict.slowness

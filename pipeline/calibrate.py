@@ -15,6 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain import machine, wire
+from spottrain.morphing.profiles import (
+    BETWEEN_AS_WITHIN,
+    LINKS_ASSUMED,
+    WITHIN_AS_BETWEEN,
+)
 from spottrain.pipeline.links import (
     Direction,
     PipelineLinks,
@@ -220,18 +225,17 @@ class _Round:
         slowest_s = max(one["round_s"] for one in every)
         saved = [s["saved_bytes"] for one in every for s in one["sections"]]
         room = min(_gather(machine.available_bytes())) / (2 * len(every))
-        return slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room
+        return bool(slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room)
 
     # --- links --------------------------------------------------------------------------
 
     def _measure_links(self, largest: MicrobatchProfile) -> _Links:
         if not dist.is_initialized():
-            assumed = "links: assumed, for a single process has nobody to send to"
-            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (assumed,))
+            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (LINKS_ASSUMED,))
         vms = [slot.vm_id for slot in self._slots]
-        sizes = message_sizes(max(one.output_bytes for one in largest.sections))
-        within = self._time_pairs(pairs_within_vms(vms), sizes)
-        between = self._time_pairs(pairs_between_vms(vms), sizes)
+        activation_bytes = max(one.output_bytes for one in largest.sections)
+        within = self._time_pairs(pairs_within_vms(vms), activation_bytes)
+        between = self._time_pairs(pairs_between_vms(vms), activation_bytes)
         layout = self._loaded.layout
         count = layout.num_sections
         mean = sum(layout.param_bytes(k) for k in range(count)) // count
@@ -239,17 +243,17 @@ class _Round:
         rings = measure_rings(vms, (1 << 12, tensor // 4, tensor), RINGS_BUDGET_S)
         known = within or between
         assert known is not None
-        assumed = []
+        unmeasured: list[str] = []
         if between is None:
-            assumed.append("between_vms: assumed as within_vm, for there was one VM")
+            unmeasured.append(BETWEEN_AS_WITHIN)
         elif within is None:
-            assumed.append("within_vm: assumed as between_vms, for VMs had one slot")
+            unmeasured.append(WITHIN_AS_BETWEEN)
         within_vm, _ = within or known
         between_vms, posting_s = between or known
-        return _Links(within_vm, between_vms, rings, posting_s, tuple(assumed))
+        return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))
 
     def _time_pairs(
-        self, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]
+        self, pairs: Sequence[tuple[int, int]], activation_bytes: int
     ) -> tuple[LinkProfile, float] | None:
         """Time all pairs at once; return the median link and the time to post."""
         mine = next((pair for pair in pairs if self._rank in pair), None)
@@ -261,10 +265,13 @@ class _Round:
             times = time_messages(
                 second if leads else first,
                 leads=leads,
-                sizes=sizes,
+                sizes=message_sizes(activation_bytes),
                 budget_s=LINK_BUDGET_S,
             )
-        found = None if times is None else (asdict(times.profile()), times.posting_s)
+        found = None
+        if times is not None:
+            posted_s = times.posting_near_s(activation_bytes)
+            found = (asdict(times.profile()), posted_s)
         every = [one for one in _gather(found) if one is not None]
         if not every:
             return None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -136,13 +137,16 @@ class StageExecutor:
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
                     activation = arrival.tensor
+                    assert activation is not None
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
+                    self._tracker.adopt(activation)
                 with user_code("evaluation"), torch.no_grad():
-                    batch = self._source.heldout(microbatch)
-                    out = self._chunks[chunk].forward(batch, activation, _no_seeds)
+                    out = self._evaluate((microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
+                    # One is on its way at a time: they are large, and none waits for it.
+                    links.flush()
                     links.send(Direction.ACTIVATION, out)
                 else:
                     losses.append((float(out[0]), float(out[1])))
@@ -150,6 +154,19 @@ class StageExecutor:
             for model in self._chunks:
                 model.train()
         return losses
+
+    def _evaluate(
+        self, unit: Unit, activation: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+        microbatch, chunk = unit
+        batch = self._source.heldout(microbatch)
+        self._tracker.adopt_all(batch)
+        return self._tracker.forward(
+            "evaluation",
+            unit,
+            False,
+            partial(self._chunks[chunk].forward, batch, activation, _no_seeds),
+        )
 
     def _reads_examples(self, chunk: int) -> bool:
         """Whether a chunk begins the model, so that no activation comes for it."""
@@ -178,7 +195,7 @@ def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit
     return [(j, chunk) for group in groups for chunk in range(chunks) for j in group]
 
 
-def _saving_nothing() -> AbstractContextManager[None]:
+def saving_nothing() -> AbstractContextManager[None]:
     """Let autograd save no tensors: what is computed inside cannot go backward.
 
     Without gradients some operations, such as an LSTM, would take another kernel and
@@ -235,6 +252,7 @@ class _Minibatch:
             self._owner.busy_s += time.monotonic() - began
             self._owner.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
+        assert not (self._stash or self._graphs or self._gradients or self._batches)
         return self._losses
 
     def _take_arrival(self, *, wait: bool) -> bool:
@@ -243,9 +261,9 @@ class _Minibatch:
             return False
         assert arrival.tensor is not None
         unit = next(self._awaited[arrival.direction])
+        self._owner._tracker.adopt(arrival.tensor)
         if arrival.direction is Direction.ACTIVATION:
             self._stash[unit] = arrival.tensor
-            self._owner._tracker.hold(arrival.tensor)
             self._progress.activation_arrived(unit[1])
         else:
             self._gradients[unit] = arrival.tensor
@@ -259,6 +277,7 @@ class _Minibatch:
                 self._batches[task.microbatch] = self._owner._source.training(
                     self._step, self._place.virtual_nodes[task.microbatch]
                 )
+            self._owner._tracker.adopt_all(self._batches[task.microbatch])
         keep = self._progress.keeps_graph(task)
         out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
@@ -287,30 +306,37 @@ class _Minibatch:
         model = self._owner._chunks[chunk]
         with (
             user_code(f"model in mini-batch {self._step}"),
-            nullcontext() if keep else _saving_nothing(),
-            self._owner._tracker.graph(unit, activation, keep),
+            nullcontext() if keep else saving_nothing(),
         ):
-            return model.forward(self._batches[j], activation, seeds)
+            return self._owner._tracker.forward(
+                "recompute" if keep else "forward",
+                unit,
+                keep,
+                partial(model.forward, self._batches[j], activation, seeds),
+            )
 
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
         self._owner._faults.at(Hook.BACKWARD)
         out = self._graphs.pop(unit)
         gradient = self._gradients.pop(unit, None)  # none comes for the loss
-        if out.requires_grad or gradient is None:  # else all so far is frozen
-            with user_code(f"backward in mini-batch {self._step}"):
-                torch.autograd.backward(out, gradient)
+        with user_code(f"backward in mini-batch {self._step}"):
+            self._owner._tracker.backward(unit, partial(_go_backward, out, gradient))
         del out
         if task.chunk == 0:
             del self._batches[task.microbatch]
-        self._owner._tracker.release_graph(unit)
         if (activation := self._stash.pop(unit, None)) is not None:
-            self._owner._tracker.release(activation)
             gradient = activation.grad
             if gradient is None:  # nothing that the loss depends on has used it
                 gradient = torch.zeros_like(activation)
+            self._owner._tracker.adopt(gradient)
             self._links.send(Direction.GRADIENT, gradient)
         self._sink.add(self._place.virtual_nodes[task.microbatch])
+
+
+def _go_backward(out: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    if out.requires_grad or gradient is None:  # else all so far is frozen
+        torch.autograd.backward(out, gradient)
 
 
 def _unit(task: Task) -> Unit:

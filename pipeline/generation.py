@@ -167,7 +167,7 @@ class _Training:
         self._groups = new_groups(
             memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
         )
-        self._tracker = self._make_tracker()
+        self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
@@ -175,7 +175,7 @@ class _Training:
             context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
         )
         self._saving = CheckpointRound(
-            context, command, self._arenas, self._replica, store
+            context, command, self._arenas, self._replica, store, self._tracker
         )
         # Threads begin last, when nothing of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank))
@@ -194,11 +194,6 @@ class _Training:
             self._replica,
             self._tracker,
         )
-
-    def _make_tracker(self) -> TensorTracker:
-        arenas = self._arenas.values()
-        parameters = (t for arena in arenas for t in arena.parameters.values())
-        return TensorTracker(self._context.memory.num_bytes, parameters)
 
     def _make_updater(self) -> Updater:
         return self._context.memory.updater(
@@ -289,10 +284,10 @@ class _Training:
         self._reduction.begin()
         losses = self._executor.train(step, self._reduction)
         tasks_s = time.monotonic() - began
-        if self._tracker.settle():
-            suit_activations(self._tracker.largest_saved_bytes)
         executor = self._executor  # of this mini-batch: the next may have another
         decision, wish = self._commit(step, losses)
+        if self._tracker.settle():
+            suit_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
                 generation=self._command.generation,
@@ -341,7 +336,8 @@ class _Training:
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._reduction.attach()
-        self._updater.apply(decision, list(self._arenas))
+        with self._tracker.watch():
+            self._updater.apply(decision, list(self._arenas))
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)

@@ -1,10 +1,12 @@
 """Groups of one generation: formed once, cut at once, and the pipeline's directed links.
 
-Two facts of gloo shape this file. A receive cannot be polled, so a thread a directed link
-waits and puts arrivals in a queue. And a receive from a peer that lives on, but has left
-the group, ends only when its connection does; so a rank that meets an error shuts down
-the generation's TCP connections itself (``Connections.cut``), which ends every pending
-operation here and at its peers within milliseconds.
+Three facts of gloo shape this file. A receive cannot be polled, so a thread a directed
+link waits and puts arrivals in a queue. A message leaves only once its receiver has said
+that it waits for it; so receives are posted before the message is sent, where its shape is
+known, or it would travel three times as long. And a receive from a peer that lives on,
+but has left the group, ends only when its connection does; so a rank that meets an error
+shuts down the generation's TCP connections itself (``Connections.cut``), which ends every
+pending operation here and at its peers within milliseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
+_GATHER_TAG = 0
+_AHEAD = 2
+"""Tensors that a receiver is ready for, as long as they look like those before them."""
 _DTYPES = (
     torch.float32,
     torch.bfloat16,
@@ -150,6 +155,34 @@ def gather_json(value: Any) -> list[Any]:
     ]
 
 
+def gather_rows(row: torch.Tensor) -> torch.Tensor:
+    """Return the row that every rank of the default group gave, in the order of ranks.
+
+    In as many rounds as the number of ranks has binary digits, each rank sends what it
+    has to another one, twice as far away each time (Bruck and others, 1997); gloo's own
+    all-gather goes around, which takes as many messages one after the other as there are
+    ranks.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = torch.empty(size, *row.shape, dtype=row.dtype)  # by how far before this rank
+    rows[0] = row
+    distances = [1 << digit for digit in range((size - 1).bit_length())]
+    blocks = [min(distance, size - distance) for distance in distances]
+    receives = [
+        dist.irecv(rows[far : far + count], (rank - far) % size, tag=_GATHER_TAG)
+        for far, count in zip(distances, blocks, strict=True)
+    ]
+    sends = []
+    for far, count, receive in zip(distances, blocks, receives, strict=True):
+        sends.append(dist.isend(rows[:count], (rank + far) % size, tag=_GATHER_TAG))
+        assert receive is not None
+        receive.wait()
+    for send in sends:
+        assert send is not None
+        send.wait()
+    return torch.flip(torch.roll(rows, size - 1 - rank, 0), (0,))
+
+
 class Direction(Enum):
     """Which way a tensor travels along the pipeline."""
 
@@ -166,6 +199,72 @@ class Arrival:
     error: str = ""
 
 
+class _Part(Enum):
+    """What a tensor comes in, each with a tag of its own.
+
+    A tensor like the one ``_AHEAD`` before it is the payload. Any other one comes as the
+    extra, for which the receiver is ready once it has read the header; its payload is
+    a single byte.
+    """
+
+    HEADER = 0
+    PAYLOAD = 1
+    EXTRA = 2
+
+    def tag(self, direction: Direction) -> int:
+        """Return the tag of messages."""
+        return _GATHER_TAG + 1 + len(_Part) * direction.value + self.value
+
+
+_Look = tuple[int, ...]
+"""Of a tensor: the place of its dtype, then its shape; empty if it is not known."""
+
+
+def _look(tensor: torch.Tensor) -> _Look:
+    return (_DTYPES.index(tensor.dtype), *tensor.shape)
+
+
+def _empty(look: _Look) -> torch.Tensor:
+    if not look:
+        return torch.empty(1, dtype=torch.uint8)
+    return torch.empty(look[1:], dtype=_DTYPES[look[0]])
+
+
+class _Posted:
+    """A tensor that a receiver is ready for."""
+
+    def __init__(self, source: int, direction: Direction, look: _Look) -> None:
+        self._source = source
+        self._direction = direction
+        self._look = look
+        self._header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        self._payload = _empty(look)
+        self._works = [
+            self._post(part, tensor)
+            for part, tensor in (
+                (_Part.HEADER, self._header),
+                (_Part.PAYLOAD, self._payload),
+            )
+        ]
+
+    def wait(self) -> tuple[_Look, torch.Tensor]:
+        """Return the tensor, and how it looks."""
+        for work in reversed(self._works):  # the header is here before the payload
+            work.wait()
+        dtype, dimensions, *shape = self._header.tolist()
+        look = (dtype, *shape[:dimensions])
+        if look == self._look:
+            return look, self._payload
+        tensor = _empty(look)
+        self._post(_Part.EXTRA, tensor).wait()
+        return look, tensor
+
+    def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
+        work = dist.irecv(tensor, self._source, tag=part.tag(self._direction))
+        assert work is not None
+        return work
+
+
 class _Receiver(threading.Thread):
     """Receives, one after the other, as many tensors as it has been told to expect."""
 
@@ -178,24 +277,25 @@ class _Receiver(threading.Thread):
         self._arrivals = arrivals
         self.orders: SimpleQueue[int] = SimpleQueue()
         """How many tensors to receive next; 0 ends the thread."""
+        self._looks: deque[_Look] = deque([()] * _AHEAD)
+        """How the tensors to be posted next will probably look."""
 
     def run(self) -> None:
-        while count := self.orders.get():
-            for _ in range(count):
-                try:
-                    tensor = self._receive()
-                except RuntimeError as error:
-                    self._arrivals.put(Arrival(self._direction, None, str(error)))
-                    return
-                self._arrivals.put(Arrival(self._direction, tensor))
+        try:
+            while count := self.orders.get():
+                self._receive(count)
+        except RuntimeError as error:
+            self._arrivals.put(Arrival(self._direction, None, str(error)))
 
-    def _receive(self) -> torch.Tensor:
-        header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        dist.recv(header, self._source, tag=self._direction.value)
-        dtype, dimensions, *shape = header.tolist()
-        tensor = torch.empty(shape[:dimensions], dtype=_DTYPES[dtype])
-        dist.recv(tensor, self._source, tag=self._direction.value)
-        return tensor
+    def _receive(self, count: int) -> None:
+        posted: deque[_Posted] = deque()
+        for left in range(count, 0, -1):
+            while len(posted) < min(_AHEAD, left):
+                look = self._looks.popleft()
+                posted.append(_Posted(self._source, self._direction, look))
+            look, tensor = posted.popleft().wait()
+            self._looks.append(look)
+            self._arrivals.put(Arrival(self._direction, tensor))
 
 
 class PipelineLinks:
@@ -212,6 +312,10 @@ class PipelineLinks:
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._receivers: dict[Direction, _Receiver] = {}
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sent: dict[Direction, deque[_Look]] = {
+            way: deque([()] * _AHEAD, _AHEAD) for way in Direction
+        }
+        """How the latest tensors looked that were sent."""
         for direction, source in (
             (Direction.ACTIVATION, previous),
             (Direction.GRADIENT, following),
@@ -244,14 +348,17 @@ class PipelineLinks:
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
-        tensor = tensor.contiguous()
+        tensor, look = tensor.contiguous(), _look(tensor)
         header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        description = (_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape)
-        header[: len(description)] = torch.tensor(description)
-        for part in (header, tensor):
-            work = dist.isend(part, target, tag=direction.value)
+        header[: len(look) + 1] = torch.tensor((look[0], tensor.dim(), *tensor.shape))
+        parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
+        if look != self._sent[direction][0]:
+            parts |= {_Part.PAYLOAD: _empty(()), _Part.EXTRA: tensor}
+        self._sent[direction].append(look)
+        for part, message in parts.items():
+            work = dist.isend(message, target, tag=part.tag(direction))
             assert work is not None
-            self._sends.append((work, part))
+            self._sends.append((work, message))
         while len(self._sends) > _MAX_PENDING_SENDS:
             self._sends.popleft()[0].wait()
 

@@ -38,8 +38,12 @@ class MessageTimes:
 
     one_way_s: Mapping[int, Sequence[float]]
     """Half of each round trip, by bytes of the message."""
-    posting_s: float
-    """How long the sender is busy with one of the largest, a median."""
+    posting_s: Mapping[int, float]
+    """How long the sender is busy with one, a median, by bytes of the message."""
+
+    def posting_near_s(self, num_bytes: int) -> float:
+        """Return how long the sender is busy with a message of about ``num_bytes``."""
+        return self.posting_s[min(self.posting_s, key=lambda b: abs(b - num_bytes))]
 
     def profile(self) -> LinkProfile:
         """Return the line through the medians, and the jitter around them."""
@@ -54,9 +58,9 @@ class MessageTimes:
 
 
 def message_sizes(largest_bytes: int) -> tuple[int, ...]:
-    """Return sizes from small to ``largest_bytes``, most of them near that."""
-    shares = (1, 2, 4, 16)
-    sizes = {max(SMALLEST_BYTES, largest_bytes // share) for share in shares}
+    """Return sizes around ``largest_bytes``: bandwidth shows in those above it."""
+    shares = (0.25, 1, 4, 16)
+    sizes = {max(SMALLEST_BYTES, int(largest_bytes / share)) for share in shares}
     return tuple(sorted({SMALLEST_BYTES, *sizes}))
 
 
@@ -86,34 +90,39 @@ def time_messages(
 ) -> MessageTimes | None:
     """Take the times that ``measure_link`` fits; same arguments and errors."""
     links = PipelineLinks(None if leads else peer, peer if leads else None)
+    times = None
     try:
-        times = _lead(links, sizes, budget_s) if leads else _echo(links)
+        if leads:
+            times = _lead(links, sizes, budget_s)
+        else:
+            _echo(links)
         links.flush()
     finally:
         links.close()
     return times
 
 
-def _lead(
-    links: PipelineLinks, sizes: Sequence[int], budget_s: float
-) -> MessageTimes:
+def _lead(links: PipelineLinks, sizes: Sequence[int], budget_s: float) -> MessageTimes:
     one_way_s: dict[int, list[float]] = {}
-    posting_s: list[float] = []
+    posting_s: dict[int, float] = {}
     for size in sizes:
         message = torch.zeros(size // _ELEMENT_BYTES)
         for _ in range(_WARM_UPS):
             _ping(links, message)
         times = one_way_s[message.numel() * _ELEMENT_BYTES] = []
-        posting_s = []
+        posted: list[float] = []
         end_s = time.perf_counter() + budget_s / len(sizes)
         while len(times) < _MOST_SAMPLES and not is_steady(times):
             posted_s, round_trip_s = _ping(links, message)
-            posting_s.append(posted_s)
+            posted.append(posted_s)
             times.append(round_trip_s / 2)
             if time.perf_counter() > end_s:
                 break
-    links.send(Direction.ACTIVATION, torch.zeros(1))  # too small to be measured: the end
-    return MessageTimes(one_way_s, statistics.median(posting_s))
+        posting_s[message.numel() * _ELEMENT_BYTES] = statistics.median(posted)
+    links.send(
+        Direction.ACTIVATION, torch.zeros(1)
+    )  # too small to be measured: the end
+    return MessageTimes(one_way_s, posting_s)
 
 
 def _ping(links: PipelineLinks, message: torch.Tensor) -> tuple[float, float]:

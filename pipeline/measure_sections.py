@@ -18,22 +18,25 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from spottrain.manifest import read_manifest
 from spottrain.pipeline.agreement import Decision
 from spottrain.pipeline.checkpoint import load_section
 from spottrain.pipeline.data import MicrobatchSource, random_seed
 from spottrain.pipeline.entrypoint import user_code
+from spottrain.pipeline.executor import saving_nothing
 from spottrain.pipeline.faults import FaultScript
 from spottrain.pipeline.handover import fill
 from spottrain.pipeline.heap import suit_activations
-from spottrain.pipeline.job import Batch
+from spottrain.pipeline.job import Batch, NamedParameters, TrainingJob
+from spottrain.pipeline.optimizer import build_optimizer
 from spottrain.pipeline.sampling import is_steady, spread
 from spottrain.pipeline.sections import parameter_slots
 from spottrain.pipeline.skeleton import materialise
 from spottrain.pipeline.slot import SlotMemory
 from spottrain.pipeline.stage import StageModel
-from spottrain.pipeline.tracking import TensorTracker
+from spottrain.pipeline.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.update import SectionOptimizer
 from spottrain.pipeline.worker import LoadedJob
 from spottrain.wire import SectionProfile
@@ -122,7 +125,9 @@ class SectionBench:
         """
         for run in self._runs:
             activation = run.warm_up(batch, activation)
-        suit_activations(max((run.largest_saved_bytes for run in self._runs), default=0))
+        suit_activations(
+            max((run.largest_saved_bytes for run in self._runs), default=0)
+        )
         return activation
 
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
@@ -158,9 +163,7 @@ class SectionBench:
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
             decision = Decision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
-            _timed(
-                times, functools.partial(updater.apply, decision, list(optimizers))
-            )
+            _timed(times, functools.partial(updater.apply, decision, list(optimizers)))
         return statistics.median(times[1:])
 
     def _source(self, microbatch_size: int) -> MicrobatchSource:
@@ -190,26 +193,24 @@ class _SectionRun:
             range(section, section + 1),
             {section: self._arena.parameters},
         )
-        for name, parameter in self._stage.parameters_of(section):
+        named = self._stage.parameters_of(section)
+        self._update_bytes = _first_update_bytes(loaded.job, named)
+        for name, parameter in named:
             parameter.grad = self._arena.gradients.get(name)
         self.largest_saved_bytes = 0
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
-        """Run once, counting what is saved; return what is sent to the next section."""
+        """Run once, counting bytes; return what is sent to the next section."""
         self._input = activation
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
         self.reaching_s: list[float] = []
-        parameters = [parameter for _, parameter in self._stage.parameters_of(self.section)]
-        tracker = TensorTracker(0, parameters)
-        received = self._received()
-        with user_code("model"), tracker.graph(0, received, keep=True):
-            out = self._stage.forward(batch, received, self._entered)
-        self._saved_bytes = tracker.peak_bytes
-        self.largest_saved_bytes = tracker.largest_saved_bytes
-        sent = out.detach() if isinstance(out, torch.Tensor) else None
-        self._output_bytes = 0 if sent is None else sent.numel() * sent.element_size()
-        self._backward(out)
-        self._times["b"].clear()
+        self._batch_bytes = batch_bytes(batch)
+        run = functools.partial(
+            self._stage.forward, batch, self._received(), self._entered
+        )
+        with user_code("model"):
+            self._bytes, sent = section_bytes(run, saving_nothing)
+        self.largest_saved_bytes = self._bytes.largest_saved_bytes
         return sent
 
     def repeat(self, batch: Batch) -> None:
@@ -222,7 +223,9 @@ class _SectionRun:
     @property
     def is_steady(self) -> bool:
         """Whether more repetitions would change nothing."""
-        return is_steady([sum(times) for times in zip(*self._times.values(), strict=True)])
+        return is_steady(
+            [sum(times) for times in zip(*self._times.values(), strict=True)]
+        )
 
     @property
     def round_s(self) -> float:
@@ -238,11 +241,16 @@ class _SectionRun:
             forward_s=median["f"],
             backward_s=median["b"],
             recompute_s=median["r"],
-            saved_bytes=self._saved_bytes,
-            output_bytes=self._output_bytes,
+            saved_bytes=self._bytes.saved_bytes,
+            output_bytes=self._bytes.output_bytes,
             forward_spread=around["f"],
             backward_spread=around["b"],
             recompute_spread=around["r"],
+            batch_bytes=self._batch_bytes,
+            forward_bytes=self._bytes.forward_bytes,
+            recompute_bytes=self._bytes.recompute_bytes,
+            backward_bytes=self._bytes.backward_bytes,
+            update_bytes=self._update_bytes,
         )
 
     def optimizer(self, memory: SlotMemory) -> SectionOptimizer:
@@ -281,11 +289,19 @@ class _SectionRun:
         self._times["b"].append(time.perf_counter() - began_s)
 
 
-def saving_nothing() -> AbstractContextManager[None]:
-    """Let autograd save no tensors, as the executor's forwards do."""
-    return torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: None, lambda nothing: nothing
-    )
+def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
+    """Return the bytes of an optimizer's first step, taken by copies."""
+    copies = [
+        (name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        for name, parameter in named
+    ]
+    optimizer = build_optimizer(job.optimizer, copies)
+    if optimizer is None:
+        return 0
+    for _, parameter in copies:
+        parameter.grad = torch.zeros_like(parameter)
+    with user_code("step of the optimizer"):
+        return update_bytes(optimizer.step)
 
 
 def _timed(times: list[float], call: Callable[[], T]) -> T:

@@ -122,7 +122,7 @@ class ExactReduction(GradientReduction):
             parameter.grad = None
         for gradient in gradients:
             if gradient is not None:
-                self._tracker.hold(gradient)
+                self._tracker.adopt(gradient)
         if self._replica == 0:
             self._add(gradients)
         else:
@@ -151,7 +151,6 @@ class ExactReduction(GradientReduction):
         for (_, total), gradient in zip(self._pairs, gradients, strict=True):
             if gradient is not None:
                 total.add_(gradient)
-                self._tracker.release(gradient)
 
 
 REDUCTIONS: Mapping[Reduction, type[GradientReduction]] = {

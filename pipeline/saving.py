@@ -32,6 +32,7 @@ from spottrain.pipeline.faults import Hook
 from spottrain.pipeline.handover import tensors_of
 from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.links import gather_json
+from spottrain.pipeline.tracking import TensorTracker
 from spottrain.wire import JobSpec, RunGeneration
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class CheckpointRound:
         arenas: The rank's sections.
         replica: Replicas take turns at writing the sections of a stage.
         store: Where rank 0 leaves a number that makes names unique.
+        tracker: Counts the copies that are being written.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class CheckpointRound:
         arenas: Mapping[int, SectionArena],
         replica: int,
         store: Store,
+        tracker: TensorTracker,
     ) -> None:
         self._context = context
         self._command = command
         self._arenas = arenas
+        self._tracker = tracker
         self._share = [
             section
             for section in arenas
@@ -84,13 +88,12 @@ class CheckpointRound:
 
     def start(self, step: int) -> None:
         """Copy this rank's share and have it written."""
-        self._submit(
-            step,
-            {
-                section: {name: tensor.clone() for name, tensor in tensors.items()}
-                for section, tensors in self._tensors().items()
-            },
-        )
+        copies = {
+            section: {name: tensor.clone() for name, tensor in tensors.items()}
+            for section, tensors in self._tensors().items()
+        }
+        self._tracker.adopt_all(copies)
+        self._submit(step, copies)
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is dealt with."""

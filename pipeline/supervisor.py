@@ -20,18 +20,17 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.calibrate import calibrate_here
 from spottrain.pipeline.forking import Body, Child, fork_child
+from spottrain.pipeline.greeting import Greeting, first_line
 from spottrain.pipeline.loading import load
 from spottrain.pipeline.store import serve_store
-from spottrain.pipeline.tasks import initialise_here
+from spottrain.pipeline.tasks import initialise_and_tell, measure_and_tell
 from spottrain.pipeline.worker import (
     MAX_MESSAGE_BYTES,
     LoadedJob,
@@ -39,33 +38,9 @@ from spottrain.pipeline.worker import (
     run_worker,
     user_code_failed,
 )
-from spottrain.wire import JobSpec
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What the agent says first."""
-
-    spec: JobSpec
-    workdir: Path
-    num_slots: int
-    private_address: str
-    vm_id: str
-
-    @classmethod
-    def parse(cls, line: str) -> Greeting:
-        """Read the first line of stdin."""
-        data: dict[str, Any] = json.loads(line)
-        return cls(
-            spec=wire.from_data(JobSpec, data["spec"]),
-            workdir=Path(data["workdir"]),
-            num_slots=data["num_slots"],
-            private_address=data["private_address"],
-            vm_id=data["vm_id"],
-        )
 
 
 @dataclass(slots=True)
@@ -135,9 +110,7 @@ class Supervisor:
     def _perform(self, command: wire.Command) -> None:
         match command:
             case wire.Initialise():
-                self._fork_task(
-                    "initialise", lambda loaded, link: link.report(initialise_here(loaded))
-                )
+                self._fork_with_job("initialise", initialise_and_tell)
             case wire.Calibrate():
                 self._calibrate(command)
             case wire.OpenStore(generation=generation):
@@ -168,9 +141,8 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            child = self._fork_task(
-                "measuring", functools.partial(measure_and_tell, command, rank, slot)
-            )
+            task = functools.partial(measure_and_tell, command, rank, slot)
+            child = self._fork_with_job("measuring", task)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
@@ -220,35 +192,30 @@ class Supervisor:
             return  # it is dying; its end is reported when the kernel says so
 
     def _fork_worker(self, slot: _Slot) -> Child:
-        held = frozenset(slot.pieces)
+        def work(loaded: LoadedJob, link: SupervisorLink) -> None:
+            run_worker(link, loaded, self._greeting.vm_id, slot.index)
+
+        slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
+        return slot.worker
+
+    def _fork_with_job(
+        self,
+        what: str,
+        task: Callable[[LoadedJob, SupervisorLink], None],
+        slot: _Slot | None = None,
+    ) -> Child:
+        """Fork a process that needs the user's job, for a slot or just for a while."""
+        held = frozenset[str]() if slot is None else frozenset(slot.pieces)
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, held)
             try:
-                loaded = self._loaded or load(
-                    self._greeting.spec, self._greeting.workdir
-                )
-                run_worker(link, loaded, self._greeting.vm_id, slot.index)
+                task(self._loaded or load(spec, workdir), link)
             except UserCodeError as error:
                 link.report(user_code_failed(error))
 
-        slot.worker = self._fork(f"worker of slot {slot.index}", body, slot.index)
-        return slot.worker
-
-    def _fork_task(
-        self, what: str, task: Callable[[LoadedJob, SupervisorLink], None]
-    ) -> Child:
-        def body(connection: socket.socket) -> None:
-            link = SupervisorLink(connection, frozenset())
-            try:
-                loaded = self._loaded or load(
-                    self._greeting.spec, self._greeting.workdir
-                )
-                task(loaded, link)
-            except UserCodeError as error:
-                link.report(user_code_failed(error))
-
-        return self._fork(what, body, None)
+        spec, workdir = self._greeting.spec, self._greeting.workdir
+        return self._fork(what, body, None if slot is None else slot.index)
 
     def _open_store(self, generation: int) -> None:
         host = self._greeting.private_address
@@ -379,7 +346,7 @@ def main() -> None:
     reports = os.dup(sys.stdout.fileno())
     os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
-    line = sys.argv[-1] if load_in_workers else _first_line()
+    line = sys.argv[-1] if load_in_workers else first_line()
     greeting = Greeting.parse(line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -421,14 +388,6 @@ def _may_fork() -> bool:
     threads = os.listdir("/proc/self/task")
     uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return len(threads) == 1 and not uses_cuda
-
-
-def _first_line() -> str:
-    """Read up to the first newline, leaving what follows in the pipe."""
-    line = bytearray()
-    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
-        line += byte
-    return line.decode()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a supervisor does once a job, in a process of its own: write the first weights."""
+"""What a supervisor has done once a job, in processes that end with it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
+from spottrain.pipeline.calibrate import calibrate_here
 from spottrain.pipeline.checkpoint import save_section
+from spottrain.pipeline.links import GenerationBrokenError
 from spottrain.pipeline.saving import make_manifest
 from spottrain.pipeline.sections import parameter_slots
 from spottrain.pipeline.skeleton import materialise
-from spottrain.pipeline.worker import LoadedJob
+from spottrain.pipeline.worker import LoadedJob, SupervisorLink, reason_of
 
 
 def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
@@ -37,3 +39,44 @@ def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.Checkpoint
     except CheckpointError as error:
         return wire.CheckpointFailed(step=0, reason=str(error))
     return wire.CheckpointSaved(name=name, step=0)
+
+
+def initialise_and_tell(loaded: LoadedJob, link: SupervisorLink) -> None:
+    """Write the first weights; tell the manager.
+
+    Raises:
+        UserCodeError: The model cannot be built.
+    """
+    link.report(initialise_here(loaded))
+
+
+def measure_and_tell(
+    command: wire.Calibrate,
+    rank: int,
+    slot: int,
+    loaded: LoadedJob,
+    link: SupervisorLink,
+) -> None:
+    """Take part in a round of measuring; tell the manager what came of it.
+
+    Args:
+        command: The round.
+        rank: Which of its participants this process is.
+        slot: The slot that it stands for.
+        loaded: The job.
+        link: To the supervisor.
+
+    Raises:
+        UserCodeError: The user's code raised.
+    """
+    try:
+        profile = calibrate_here(loaded, command, rank, link.report)
+    except (GenerationBrokenError, CheckpointError, RuntimeError) as error:
+        link.report(
+            wire.GenerationBroken(
+                generation=command.generation, slot=slot, reason=reason_of(error)
+            )
+        )
+    else:
+        if profile is not None:
+            link.report(wire.Calibrated(profile=profile, generation=command.generation))

@@ -16,6 +16,7 @@ from spottrain.pipeline.entrypoint import user_code
 from spottrain.pipeline.faults import FaultScript, Hook
 from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.job import NamedParameters, TrainingJob
+from spottrain.pipeline.links import gather_rows
 from spottrain.wire import Plan, TiedParameter
 
 _NORM_ELEMENTS = 1 << 16
@@ -166,9 +167,7 @@ class Gatherer:
                 (c.loss_sum, c.weight, c.square_norm, c.overflow), dtype=torch.float64
             )
         row[-3], row[-2], row[-1] = share, stop, checkpoint
-        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, row)
-        everything = torch.stack(rows)
+        everything = gather_rows(row)
         contributions = []
         for section, owner in enumerate(self._owners):
             at = section * self._FIELDS

@@ -175,11 +175,11 @@ def _run_one(
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)
-        return _reason(error)
+        return reason_of(error)
     return ""
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return what an error says, in one line and without gloo's place and advice."""
     line = (str(error).splitlines() or [""])[0].partition(" This is typically")[0]
     found = _GLOO_MESSAGE.search(line)

@@ -9,8 +9,8 @@ others filled the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from enum import StrEnum
 from statistics import mean
@@ -18,7 +18,9 @@ from statistics import mean
 from spottrain.errors import ConfigError
 from spottrain.pricing.price_file import INSTANCES, PriceFile
 from spottrain.pricing.switching import (
+    CHEAPEST_NOW,
     HOUR_S,
+    NO_FRICTIONS,
     Frictions,
     Place,
     Quote,
@@ -65,8 +67,8 @@ class Strategy(StrEnum):
 class Terms:
     """What a replay assumes; by default what the dissertation does."""
 
-    frictions: Frictions = Frictions()
-    rule: SwitchingRule = SwitchingRule()
+    frictions: Frictions = NO_FRICTIONS
+    rule: SwitchingRule = CHEAPEST_NOW
     losses_per_day: float = 0.0
     """Interruptions of a machine to expect, the same everywhere."""
 
@@ -91,6 +93,14 @@ class Rung:
     def usd(self) -> float:
         """Mean cost."""
         return mean(run.usd for run in self.runs)
+
+    def gain_over(self, other: Rung) -> float:
+        """Return the mean over start days of the other's cost over this one's.
+
+        The mean of ratios: Figure 6.6. Figure 6.5 has the ratio of means.
+        """
+        pairs = zip(other.runs, self.runs, strict=True)
+        return mean(theirs.usd / ours.usd for theirs, ours in pairs)
 
     @property
     def hours(self) -> float:
@@ -136,9 +146,7 @@ class Ladder:
         self.last = seen[-1]
         """From here on prices stay."""
 
-    def climb(
-        self, model: str, v100_days: float, terms: Terms
-    ) -> dict[Strategy, Rung]:
+    def climb(self, model: str, v100_days: float, terms: Terms) -> dict[Strategy, Rung]:
         """Return every strategy's runs of one model.
 
         Args:
@@ -146,17 +154,35 @@ class Ladder:
             v100_days: The job's length on one V100.
             terms: What is assumed.
         """
-        rungs = {}
         rates = THROUGHPUTS[model]
         examples = v100_days * DAY_H * HOUR_S * rates[REFERENCE_GPU]
+        rungs = {}
         for strategy in Strategy:
-            offers = _Offers(dict(self._quotes(strategy, rates, terms.losses_per_day)))
-            runs = tuple(
-                self._run(offers, examples, start, strategy, terms)
+            sights = self._sights(strategy, rates, terms.losses_per_day / DAY_H)
+            runs = [
+                self._run(_Job(examples, self.cloud, terms), start, strategy, sights)
                 for start in self.starts
-            )
-            rungs[strategy] = Rung(runs=runs)
+            ]
+            rungs[strategy] = Rung(runs=tuple(runs))
         return rungs
+
+    def _run(
+        self,
+        job: _Job,
+        start: date,
+        strategy: Strategy,
+        sights: Mapping[date, Mapping[Place, _Sight]],
+    ) -> Run:
+        day = start
+        while not job.done:
+            seen = sights.get(day, {})
+            if job.held is None or strategy is Strategy.DYNAMIC:
+                job.decide(seen)
+            elif sight := seen.get(job.held.place):
+                job.held = replace(job.held, usd_per_hour=sight.first_usd)
+            job.train(DAY_H if day < self.last else math.inf)
+            day += timedelta(days=1)
+        return Run(usd=job.usd, hours=job.hours, switches=job.switches)
 
     def _may(self, strategy: Strategy, place: Place) -> bool:
         """Return whether a strategy may choose a place."""
@@ -169,23 +195,92 @@ class Ladder:
             return gpus.count == 1 and gpus.gpu == REFERENCE_GPU
         return gpus.count == 1 or strategy is not Strategy.GPU_TYPE
 
-    def _quotes(
-        self, strategy: Strategy, rates: Mapping[str, float], losses_per_day: float
-    ) -> Iterator[tuple[date, tuple[list[Quote], dict[Place, float]]]]:
-        """Yield each day's cheapest quote of each place, and the first one's price."""
-        for day, sightings in self._prices.days.items():
-            quotes, first_usd = [], {}
+    def _sights(
+        self, strategy: Strategy, rates: Mapping[str, float], losses_per_hour: float
+    ) -> dict[date, dict[Place, _Sight]]:
+        """Return what a strategy may choose from, by day, for one GPU's worth."""
+        sights: dict[date, dict[Place, _Sight]] = {}
+        days = ((d, s) for d, s in self._prices.days.items() if d >= self.starts[0])
+        for day, sightings in days:
             for place, seen in sightings.prices.items():
-                gpus = INSTANCES[place.instance_type]
                 if not self._may(strategy, place):
                     continue
-                first_usd[place] = seen[0] / gpus.count
-                quotes.append(
-                    Quote(
-                        place=place,
-                        usd_per_hour=min(seen) / gpus.count,
-                        examples_per_s=rates[gpus.gpu],
-                        losses_per_hour=losses_per_day / DAY_H,
-                    )
+                gpus = INSTANCES[place.instance_type]
+                quote = Quote(
+                    place=place,
+                    usd_per_hour=min(seen) / gpus.count,
+                    examples_per_s=rates[gpus.gpu],
+                    losses_per_hour=losses_per_hour,
                 )
-            yield day, (quotes, first_usd)
+                sight = _Sight(quote, seen[0] / gpus.count)
+                sights.setdefault(day, {})[place] = sight
+        return sights
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What a place asked on one day for one GPU's worth."""
+
+    quote: Quote
+    """At the day's lowest price: to choose by."""
+    first_usd: float
+    """The day's first price in the file: paid by who stays whatever it costs, as in the
+    dissertation's own replay."""
+
+
+class _Job:
+    """A job on its way: what is left, where it is, what it has cost."""
+
+    def __init__(self, examples: float, home: str, terms: Terms) -> None:
+        self.terms = terms
+        self.held: Quote | None = None
+        self.usd = self.hours = 0.0
+        self.switches = 0
+        self._examples = self._left = examples
+        self._boot_h = 0.0
+        self._copies = frozenset({home})
+
+    @property
+    def done(self) -> bool:
+        """Whether all work is done, rounding aside."""
+        return self._left <= self._examples * 1e-12
+
+    def decide(self, seen: Mapping[Place, _Sight]) -> None:
+        """Stay or go; the price of a place not seen that day stays as it was."""
+        quotes = [sight.quote for sight in seen.values()]
+        held = self.held
+        if held is not None and held.place not in seen:
+            quotes.append(held)
+        here = None if held is None else held.place
+        standing = Standing(
+            examples=self._left,
+            held=here,
+            checkpoint=here,
+            copies=self._copies,
+        )
+        frictions = self.terms.frictions
+        decision = decide(quotes, standing, frictions, self.terms.rule)
+        self.held = decision.quote
+        if held is not None and not decision.moves:
+            return
+        there = decision.quote.place
+        self.usd += frictions.dataset_usd(there.cloud, self._copies)
+        self._copies |= {there.cloud}
+        self._boot_h = frictions.boot_s / HOUR_S
+        if held is not None:
+            self.switches += 1
+            self.usd += frictions.checkpoint_usd(held.place, there)
+            again = held.examples_per_s * frictions.move_s
+            self._left = min(self._examples, self._left + again)
+
+    def train(self, hours: float) -> None:
+        """Train for some hours, or until the end; boot comes first."""
+        if self.held is None:
+            raise ValueError("nothing was chosen to train on")
+        boot_h = min(self._boot_h, hours)
+        pace = self.terms.frictions.pace(self.held)
+        training_h = min(hours - boot_h, self._left / pace)
+        self._boot_h -= boot_h
+        self._left -= training_h * pace
+        self.hours += boot_h + training_h
+        self.usd += (boot_h + training_h) * self.held.usd_per_hour

@@ -109,7 +109,7 @@ class Hours:
     """[job][offer type]: how long the job runs there; times its machines for VM hours."""
     usd: float
     makespan_h: float
-    """Hours until the last job without a deadline of its own ends, at the earliest."""
+    """The least time in which these hours can be run under the quotas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

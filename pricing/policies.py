@@ -10,12 +10,13 @@ on one at a time; shares and hours are those of a fluid that takes no time to mo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.market import (
     HOUR_S,
+    Arrays,
     Demand,
     Hours,
     InfeasibleError,
@@ -26,7 +27,7 @@ from spottrain.pricing.market import (
 from spottrain.pricing.programs import HoursProgram, SharesProgram
 
 if TYPE_CHECKING:
-    from spottrain.pricing.market import Arrays, Floats
+    from spottrain.pricing.market import Floats
 
 _SLACK = 1e-9
 """What an LP's answer may be off, relatively: the solver's own tolerance."""
@@ -50,14 +51,15 @@ def cheapest(
 
     Raises:
         InfeasibleError: with the nearest deadlines, or the least budget, that would do.
-        ConfigError: an empty market, or one that does not fit the jobs.
+        ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
+    _check_budget(max_usd)
     deadlines_h = [job.deadline_h for job in jobs]
     program = HoursProgram(market, deadlines_h)
     hours = program.cheapest()
     if hours is None:
-        raise _too_tight(market, deadlines_h)
+        raise _too_tight(market, deadlines_h, _hours_stretch)
     if max_usd is not None and hours.usd > max_usd * (1 + _SLACK):
         raise _too_dear(program, hours.usd, max_usd)
     return hours
@@ -81,9 +83,10 @@ def shortest(
 
     Raises:
         InfeasibleError: the budget is below the least that the work costs.
-        ConfigError: an empty market, or one that does not fit the jobs.
+        ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
+    _check_budget(max_usd)
     alone_h = float(market.whole_h.min(axis=1).max())
     stretch = HoursProgram(market, [alone_h] * len(jobs)).stretch(max_usd)
     if stretch is None:
@@ -128,21 +131,11 @@ def most_for_money(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares
         worth = np.where(market.usd == best_usd, 1.0, best_usd / market.usd)
     worth = np.where(market.rates > 0, worth, 0.0)
     program = SharesProgram(market)
-    needed = _column([job.examples / (job.deadline_h * HOUR_S) for job in jobs])
-    shares = program.most(worth, at_least=needed)
-    if shares is not None:
-        return shares
-    reached = program.fairest(needed).objective
-    least_h = {
-        job.name: job.deadline_h / reached
-        for job in jobs
-        if math.isfinite(job.deadline_h)
-    }
-    raise InfeasibleError(
-        "deadlines: the quotas do not let all jobs run as fast as they must, now and "
-        f"all along; allow {1 / reached:.4g} times as long: {_named(least_h)}",
-        least_deadline_h=least_h,
-    )
+    deadlines_h = [job.deadline_h for job in jobs]
+    shares = program.most(worth, at_least=_needed(market, deadlines_h))
+    if shares is None:
+        raise _too_tight(market, deadlines_h, _shares_stretch)
+    return shares
 
 
 def fairest(
@@ -180,44 +173,62 @@ def fairest(
         given = given / np.maximum(given.sum(axis=1, keepdims=True), 1.0)
     normal = (market.rates * given).sum(axis=1)
     weights = np.array([job.weight for job in jobs])
-    return SharesProgram(market).fairest(
-        (normal * weights / market.machines)[:, None]
-    )
+    return SharesProgram(market).fairest((normal * weights / market.machines)[:, None])
 
 
-def _too_tight(market: Arrays, deadlines_h: list[float]) -> InfeasibleError:
+def _needed(market: Arrays, deadlines_h: Sequence[float]) -> Floats:
+    """Return the examples per second that deadlines ask of each job, [job, 1]."""
+    import numpy as np
+
+    examples = np.array([job.examples for job in market.jobs])
+    return (examples / (np.array(deadlines_h) * HOUR_S))[:, None]
+
+
+_Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
+"""(market, deadlines) to the least factor on the deadlines, and whose quota it is for."""
+
+
+def _hours_stretch(
+    market: Arrays, deadlines_h: list[float]
+) -> tuple[float, tuple[str, ...]]:
+    stretch = HoursProgram(market, deadlines_h).stretch(None)
+    return (1.0, ()) if stretch is None else (stretch.factor, stretch.short_of)
+
+
+def _shares_stretch(
+    market: Arrays, deadlines_h: list[float]
+) -> tuple[float, tuple[str, ...]]:
+    reached = SharesProgram(market).fairest(_needed(market, deadlines_h)).objective
+    return 1.0 / reached, ()
+
+
+def _too_tight(
+    market: Arrays, deadlines_h: list[float], stretch: _Stretch
+) -> InfeasibleError:
     """Return what is wrong with deadlines, and the nearest that can be met."""
-    alone_h = market.whole_h.min(axis=1)
-    late = {
-        job.name: float(least)
-        for job, least in zip(market.jobs, alone_h, strict=True)
-        if least > job.deadline_h
-    }
+    alone_h = [float(least) for least in market.whole_h.min(axis=1)]
+    late = [m for m, least in enumerate(alone_h) if least > deadlines_h[m]]
     if late:
-        name, least_h = max(late.items(), key=lambda item: item[1])
-        job = next(j for j, job in enumerate(market.jobs) if job.name == name)
-        fastest = market.types[int(market.whole_h[job].argmin())].name
-        lines = [
-            f"{name}: deadline {deadlines_h[job]:.4g} h: even on {fastest}, the fastest "
-            f"it may have, its work takes {least_h:.6g} h"
-        ]
+        worst = max(late, key=lambda m: alone_h[m] / deadlines_h[m])
+        fastest = market.types[int(market.whole_h[worst].argmin())].name
+        told = (
+            f"{market.jobs[worst].name}: deadline {deadlines_h[worst]:.4g} h: even on "
+            f"{fastest}, the fastest it may have, its work takes {alone_h[worst]:.6g} h"
+        )
     else:
-        lines = ["deadlines: each job alone could be in time, but not all of them"]
-    eased = [
-        max(deadline, float(least))
-        for deadline, least in zip(deadlines_h, alone_h, strict=True)
-    ]
-    stretch = HoursProgram(market, eased).stretch(None)
-    factor = 1.0 if stretch is None else max(1.0, stretch.factor)
-    if stretch is not None and factor > 1 + _SLACK and stretch.short_of:
-        lines.append(f"quotas of {', '.join(stretch.short_of)} are too small")
+        told = "deadlines: each job alone could be in time, but not all of them"
+    eased = list(map(max, deadlines_h, alone_h))
+    factor, short_of = stretch(market, eased)
+    if factor > 1 + _SLACK and short_of:
+        told += f"; quotas of {', '.join(short_of)} are too small"
     least = {
-        job.name: eased_h * factor
+        job.name: eased_h * max(1.0, factor)
         for job, given, eased_h in zip(market.jobs, deadlines_h, eased, strict=True)
         if math.isfinite(given) and eased_h * factor > given * (1 + _SLACK)
     }
-    lines.append(f"allow at least {_named(least)}")
-    return InfeasibleError("; ".join(lines), least_deadline_h=least)
+    return InfeasibleError(
+        f"{told}; allow at least {_named(least)}", least_deadline_h=least
+    )
 
 
 def _too_dear(
@@ -225,7 +236,9 @@ def _too_dear(
 ) -> InfeasibleError:
     """Return by how much a budget falls short, and what more time would do for it."""
     market = program.market
-    line = f"budget {_usd(max_usd)}: being in time costs {_usd(needed_usd)} at the least"
+    line = (
+        f"budget {_usd(max_usd)}: being in time costs {_usd(needed_usd)} at the least"
+    )
     stretch = program.stretch(max_usd)
     if stretch is None:
         least_usd = float(market.usd.min(axis=1).sum())
@@ -243,6 +256,11 @@ def _too_dear(
         least_usd=needed_usd,
         least_deadline_h=least,
     )
+
+
+def _check_budget(max_usd: float | None) -> None:
+    if max_usd is not None and not max_usd > 0:
+        raise ConfigError(f"budget: got {max_usd} USD; give more than 0, or none")
 
 
 def _column(values: Sequence[float]) -> Floats:

@@ -68,7 +68,9 @@ class PriceFile:
     def regions(self) -> dict[str, str]:
         """Return the cloud of each region, in the file's order."""
         return {
-            place.region: place.cloud for day in self.days.values() for place in day.prices
+            place.region: place.cloud
+            for day in self.days.values()
+            for place in day.prices
         }
 
 
@@ -120,7 +122,7 @@ def parse_prices(text: str) -> PriceFile:
 
 def _notices(unknown: Counter[str], priceless: int) -> list[str]:
     notices = [
-        f"{count} rows of {kind} left out: its GPUs are not known"
+        f"{count} rows of {kind} left out: not among the instance types compared"
         for kind, count in sorted(unknown.items())
     ]
     if priceless:

@@ -151,7 +151,9 @@ class HoursProgram:
         )
         used = hours * market.machines[:, None]
         with np.errstate(invalid="ignore"):
-            per_type = np.where(market.quotas > 0, used.sum(axis=0) / market.quotas, 0.0)
+            per_type = np.where(
+                market.quotas > 0, used.sum(axis=0) / market.quotas, 0.0
+            )
         prices = np.array([kind.usd_per_hour for kind in market.types])
         return Hours(
             hours=_tuples(hours),
@@ -279,7 +281,8 @@ def _solve(
     """
     from scipy.optimize import linprog
 
-    found = linprog(
+    solve: Any = linprog  # its stubs know no sparse matrices
+    found = solve(
         aim,
         A_ub=rows,
         b_ub=most,

@@ -7,12 +7,15 @@ offer's interruptions waste.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 HOUR_S = 3600.0
 GB_BYTES = 1e9
+CLOUD_USD_PER_GB = 0.09
+"""AWS to the internet in 2020, which the dissertation's Table 6.2 reckons with."""
 _TIE = 1e-9
 """Relative difference of two costs that is rounding."""
 
@@ -54,9 +57,8 @@ class Frictions:
     """Fetched once into each cloud that has no copy yet."""
     zone_usd_per_gb: float = 0.01
     region_usd_per_gb: float = 0.02
-    cloud_usd_per_gb: float = 0.09
-    """Egress out of a zone, a region, a cloud; coming in is free. As of 2020, the last
-    the first terabytes' price on AWS."""
+    cloud_usd_per_gb: float = CLOUD_USD_PER_GB
+    """Egress out of a zone, a region, a cloud; coming in is free."""
 
     def checkpoint_usd(self, here: Place, there: Place) -> float:
         """Return what moving the newest checkpoint costs."""
@@ -101,10 +103,14 @@ class SwitchingRule:
     """
 
     hysteresis: float = 0.0
-    """Share by which another offer must be cheaper per example."""
+    """Share by which another offer must train more for a dollar."""
     horizon_s: float | None = None
     """How long today's prices are believed; a saving counts no further. None: to the
     end of the job."""
+
+
+NO_FRICTIONS, CHEAPEST_NOW = Frictions(), SwitchingRule()
+"""What the dissertation assumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +149,8 @@ def decide(
 ) -> Decision:
     """Return whether to stay or where to go.
 
-    A move must save more over the horizon than it costs, and the new offer be cheaper
-    per example by the rule's hysteresis. Of several, the one that saves most after its
+    A move must save more over the horizon than it costs, and the new offer train more
+    for a dollar by the rule's hysteresis. Of several, the one that saves most after its
     cost; the first of equals. What is held has its say only through its quote: without
     one it cannot be had any more.
 
@@ -180,12 +186,12 @@ class _Option:
     """A move that could be made."""
 
     quote: Quote
-    cheaper: float
-    """Share of the held offer's cost per example that is saved."""
+    gain: float
+    """Examples per dollar over those of the held offer, less 1."""
     saving_usd: float
     switch_usd: float
     enough: bool
-    """Whether it is cheaper by the hysteresis, and by more than rounding."""
+    """Whether the gain reaches the hysteresis and is more than rounding."""
 
     @property
     def net_usd(self) -> float:
@@ -194,11 +200,11 @@ class _Option:
     def decision(self, held: Quote, rule: SwitchingRule) -> Decision:
         told = "/".join(self.quote.place)
         moves = self.enough and self.net_usd > 0
-        if self.cheaper <= _TIE:
-            reason = f"nothing is cheaper per example; next is {told}"
+        if self.gain <= _TIE:
+            reason = f"nothing trains more for a dollar; next is {told}"
         elif not self.enough:
             reason = (
-                f"{told} is cheaper per example by {self.cheaper:.1%}, less than the "
+                f"{told} trains {self.gain:.1%} more for a dollar, less than the "
                 f"{rule.hysteresis:.1%} asked for"
             )
         else:
@@ -224,12 +230,15 @@ def _option(
     rule: SwitchingRule,
 ) -> _Option:
     stays_usd, goes_usd = map(frictions.usd_per_example, (held, quote))
-    cheaper = 1.0 - goes_usd / stays_usd if stays_usd > 0 else 0.0
+    if goes_usd > 0:
+        gain = stays_usd / goes_usd - 1.0
+    else:
+        gain = math.inf if stays_usd > 0 else 0.0
     redone = held.examples_per_s * frictions.move_s
     switch_usd = _enter_usd(quote, standing, frictions) + redone * goes_usd
     saving_usd = (stays_usd - goes_usd) * examples
-    enough = cheaper > _TIE and cheaper >= rule.hysteresis
-    return _Option(quote, cheaper, saving_usd, switch_usd, enough)
+    enough = gain > _TIE and gain >= rule.hysteresis
+    return _Option(quote, gain, saving_usd, switch_usd, enough)
 
 
 def _cheapest_of(

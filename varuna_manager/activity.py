@@ -44,8 +44,11 @@ def _waiting(state: State) -> str:
     usable = sum(vm.is_usable for vm in state.vms.values())
     if usable and state.initialiser is not None:
         return "writing the first weights"
-    if usable and state.calibrator is not None:
-        return "measuring the model's sections"
+    if usable and (calibration := state.calibration) is not None:
+        how_far = f" ({calibration.done} of {calibration.total})" * (
+            calibration.done > 0
+        )
+        return f"measuring the model's sections{how_far}"
     if usable and state.plan_asked is not None:
         return "choosing a plan"
     waiting_for = []

@@ -16,13 +16,13 @@ import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager import (
     cli_plan,
+    cli_preview,
     cli_read,
     control,
     launch,
-    planning,
     tools,
 )
-from spottrain.varuna_manager.config import JobConfig, load_config
+from spottrain.varuna_manager.config import load_config
 from spottrain.varuna_manager.console import (
     NameArgument,
     Output,
@@ -33,7 +33,6 @@ from spottrain.varuna_manager.console import (
     show_json,
 )
 from spottrain.varuna_manager.jobs import JobDir, find
-from spottrain.varuna_manager.tables import preview_parts
 from spottrain.varuna_manager.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.words import size
 
@@ -87,7 +86,7 @@ def launch_command(
     """Start a job and watch it; Ctrl-C stops it, a closed terminal does not."""
     config = load_config(file)
     if dry_run:
-        _preview(config, output)
+        cli_preview.preview(config, output)
         return
     launch.check_name(config.name)
     launch.check_checkpoint_path(config)
@@ -100,12 +99,6 @@ def launch_command(
         f"workdir packed: {size(packed_bytes)}"
     )
     _drive(job, launch.start_manager(job), detach, output)
-
-
-@app.command()
-def plan(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
-    """Show which machines and which plan a launch would begin with; rents nothing."""
-    _preview(load_config(file), output)
 
 
 @app.command()
@@ -145,18 +138,6 @@ def down(name: NameArgument) -> None:
     say(f"job {name} is ended; VMs returned after its manager: {returned}")
 
 
-def _preview(config: JobConfig, output: Output) -> None:
-    launch.check_budget(config)
-    planning.fleet_for(config)
-    say(f"inspecting and measuring {config.entrypoint} on this machine")
-    facts = tools.inspect_model(config)
-    document = planning.preview(config, facts, tools.calibrate(config))
-    if output is Output.JSON:
-        show_json(document)
-    else:
-        show(*preview_parts(document))
-
-
 def _drive(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
@@ -183,6 +164,7 @@ def _drive(
 
 cli_read.register(app)
 cli_plan.register(app)
+cli_preview.register(app)
 
 
 def _tell_how_to_go_on(job: JobDir) -> None:

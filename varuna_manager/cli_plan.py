@@ -12,9 +12,9 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.lists import Kind, Schedule, compact_schedule
 from spottrain.morphing.schedule import format_schedule
-from spottrain.varuna_manager import cli_replay
+from spottrain.varuna_manager import cli_mix, cli_prices, cli_replay
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.step_spec import StepSpec, read_step_spec, simulate_spec
+from spottrain.varuna_manager.step_spec import StepSpec, read_spec, simulate_spec
 from spottrain.varuna_manager.words import number
 
 KINDS: tuple[Kind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
         cls=cli_replay.SimulateGroup,
     )
     simulate.command()(step)
+    cli_mix.register(simulate)
     cli_replay.register(simulate)
+    cli_prices.register(simulate)
     app.add_typer(simulate, name="simulate")
 
 
@@ -70,7 +72,7 @@ def step(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Simulate one mini-batch of one replica."""
-    asked = read_step_spec(spec)
+    asked = read_spec(spec, StepSpec)
     try:
         document = simulate_spec(asked)
     except PlanError as error:

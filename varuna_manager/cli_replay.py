@@ -93,7 +93,7 @@ def trace(
     do who knew the whole trace beforehand.
     """
     text, name = _read(file), file.name
-    workload = _workload(profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
+    workload = read_workload(profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     try:
         room = Room(
             morph_s=morph_s,
@@ -125,14 +125,18 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _workload(
+def read_workload(
     profile: Path,
     facts: Path | None,
     minibatch_size: int | None,
     gpu_memory_gib: float | None,
     usd_per_hour: float | None,
 ) -> Workload:
-    """Return what ``profile`` holds, with what the command line says instead."""
+    """Return what ``profile`` holds, with what the command line says instead.
+
+    Raises:
+        ConfigError: A file cannot be read or is none of that kind.
+    """
     text = _read(profile)
     if facts is None:
         workload: Workload = _decode(Workload, text, profile)

@@ -12,6 +12,7 @@ from typing import Literal
 from spottrain import wire
 from spottrain.cloud.provider import Offer
 from spottrain.morphing.choose import PlanInputs
+from spottrain.wire import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,13 @@ class ComputePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepProfile:
+    """Keep what was measured for later jobs on this machine; nothing comes back."""
+
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Feed ``TimerFired`` at this time; replaces every earlier timer.
 
@@ -124,6 +132,7 @@ Command = (
     | AskProvider
     | Send
     | ComputePlan
+    | KeepProfile
     | SetTimer
     | Finish
 )

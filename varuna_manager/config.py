@@ -26,6 +26,7 @@ from pydantic import (
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.errors import ConfigError
+from spottrain.morphing.inputs import Objective
 from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
 from spottrain.wire import Reduction, ScheduleKind
 
@@ -129,10 +130,24 @@ class MorphingConfig(Section):
 
     debounce_s: NonNegativeFloat = 2.0
     """Wait that long for further changes before growing."""
-    schedule: ScheduleKind = "varuna"
-    """Order of work inside a pipeline."""
-    recompute: bool = True
-    """Compute activations again in the backward pass to save memory."""
+    schedule: ScheduleKind | Literal["auto"] = "auto"
+    """Order of work inside a pipeline; `auto`: whichever is best for each plan."""
+    recompute: bool | Literal["auto"] = "auto"
+    """Compute activations again in the backward pass to save memory; `auto`: where that
+    pays."""
+    objective: Objective = "throughput"
+    """What plans are compared by: `throughput` (examples per second) or
+    `examples_per_dollar`, which may leave machines unused."""
+
+    @property
+    def asked_schedule(self) -> ScheduleKind | None:
+        """The schedule that every plan must have; ``None``: the planner chooses."""
+        return None if self.schedule == "auto" else self.schedule
+
+    @property
+    def asked_recompute(self) -> bool | None:
+        """Whether every plan must recompute; ``None``: the planner chooses."""
+        return None if self.recompute == "auto" else self.recompute
 
 
 class ManagerConfig(Section):
@@ -245,8 +260,8 @@ class JobConfig(Section):
     minibatch_size: PositiveInt
     """Examples per optimizer step; never changes, whatever the job runs on."""
     microbatch_size: PositiveInt | None = None
-    """Examples that a pipeline computes at once. By default the largest number up to 4
-    that divides minibatch_size."""
+    """Examples that a pipeline computes at once. By default the first plan settles it
+    for the whole job: the smallest that was measured to be nearly as good as the best."""
     steps: PositiveInt
     """Optimizer steps of the whole job."""
     seed: NonNegativeInt = 0

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager import (
+    core_calibration,
     core_ending,
     core_fleet,
     core_generation,
@@ -39,6 +40,7 @@ from spottrain.varuna_manager.events import (
     ManagerStarted,
     OffersSeen,
     PlanComputed,
+    ProfilesListed,
     ProviderAnswered,
     ReportReceived,
     StopRequested,
@@ -53,7 +55,7 @@ from spottrain.varuna_manager.events import (
 from spottrain.varuna_manager.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.varuna_manager.turn import Turn
-from spottrain.wire import Calibrate, Initialise, MinibatchCommitted
+from spottrain.wire import Initialise, MinibatchCommitted
 
 MAX_ROUNDS = 20
 """Rounds after which a state that still changes is a bug."""
@@ -92,6 +94,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             turn.state = replace(turn.state, timer_at_s=None)
         case CheckpointsListed(checkpoints=checkpoints):
             core_reports.checkpoints_listed(turn, checkpoints)
+        case ProfilesListed(profiles=profiles):
+            turn.state = replace(turn.state, known_profiles=profiles)
         case ReportReceived():
             core_reports.report_received(turn, event)
         case PlanComputed():
@@ -160,6 +164,7 @@ def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
             turn.state,
             phase=JobPhase.ACTIVE,
             settings=event.settings,
+            profile=event.settings.profile,
             submitted_at_s=event.at_s,
         )
         turn.say("submitted")
@@ -185,8 +190,8 @@ def _manager_started(turn: Turn) -> None:
         turn.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
             core_fleet.ask_again(turn, vm)
-    if turn.state.calibrator is not None:
-        turn.send((turn.state.calibrator,), Calibrate())
+    if turn.state.calibration is not None:
+        core_calibration.send(turn, turn.state.calibration)
     if turn.state.initialiser is not None:
         turn.send((turn.state.initialiser,), Initialise())
     _resume_generation(turn)

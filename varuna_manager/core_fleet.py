@@ -12,7 +12,7 @@ from dataclasses import replace
 from spottrain.cloud.provider import Offer, Vm, VmState
 from spottrain.pricing.budget import cost_usd
 from spottrain.pricing.offers import offer_key
-from spottrain.varuna_manager import core_generation, history
+from spottrain.varuna_manager import core_calibration, core_generation, history
 from spottrain.varuna_manager.commands import (
     AskProvider,
     StartAgent,
@@ -149,13 +149,13 @@ def gone(turn: Turn, vm: VmRecord, ended_at_s: float, reason: str) -> None:
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         history.interrupted(turn, "kill", vm.vm_id, reason)
     core_generation.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
+    core_calibration.lose_vm(turn, vm.vm_id)
     state, tally = turn.state, turn.state.tally
     lived_s = max(0.0, ended_at_s - vm.launched_at_s)
     vms = {k: v for k, v in state.vms.items() if k != vm.vm_id}
     turn.state = replace(
         state,
         vms=vms,
-        calibrator=None if state.calibrator == vm.vm_id else state.calibrator,
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
         fleet_changed_at_s=turn.now_s if vm.is_usable else state.fleet_changed_at_s,
         tally=replace(
@@ -175,6 +175,7 @@ def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
         return
     for vm in going:
         core_generation.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
+        core_calibration.lose_vm(turn, vm.vm_id)
         turn.put_vm(
             replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
         )
@@ -182,7 +183,6 @@ def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
     state = turn.state
     turn.state = replace(
         state,
-        calibrator=None if state.calibrator in ids else state.calibrator,
         initialiser=None if state.initialiser in ids else state.initialiser,
         fleet_changed_at_s=turn.now_s,
     )
@@ -252,7 +252,8 @@ def advance(turn: Turn) -> None:
         elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
             return_vms(turn, (vm,), "handed over before the cloud takes it")
         elif vm.slow is not None and vm.is_replaced and not _is_needed(turn, vm):
-            history.replaced(turn, vm.slow)
+            if vm.phase is not VmPhase.RETURNING:
+                history.replaced(turn, vm.slow)
             return_vms(turn, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
 
 

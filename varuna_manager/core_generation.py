@@ -62,6 +62,8 @@ def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
         section_steps=(state.progress.step,) * plan.num_sections,
         inputs_hash=inputs_hash,
+        decision_hash=inputs_hash,
+        candidates=state.answer.candidates if state.answer else (),
     )
     turn.state = replace(
         state, generation=generation, next_generation=generation.number + 1

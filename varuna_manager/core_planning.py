@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain.morphing import policy
-from spottrain.morphing.choose import Candidate, Device, PlanInputs
-from spottrain.varuna_manager import core_generation
+from spottrain.morphing.choose import Device, PlanInputs
+from spottrain.varuna_manager import core_calibration, core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.launching import room
@@ -27,7 +27,7 @@ from spottrain.varuna_manager.records import (
 )
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.varuna_manager.turn import Turn
-from spottrain.wire import Calibrate, Initialise, Plan, Profile, Slot
+from spottrain.wire import Initialise, Plan, Profile, Slot
 
 MORPH_COST_S = 5.0
 """What a planned morph is taken to cost until one was measured."""
@@ -68,13 +68,14 @@ def advance(turn: Turn) -> None:
 
 
 def _prepare(turn: Turn) -> None:
-    """Have the first weights written, then the sections measured, each on one VM.
+    """Have the first weights written on one VM, then everything measured on all.
 
-    One after the other, so that nothing disturbs the measurement.
+    One after the other, and once no VM boots any more, so that nothing disturbs the
+    measurement.
     """
-    state = turn.state
-    vm_id = next((vm.vm_id for vm in usable_vms(state)), None)
-    if state.initialiser is not None or state.calibrator is not None:
+    state, vms = turn.state, usable_vms(turn.state)
+    vm_id = next((vm.vm_id for vm in vms), None)
+    if state.initialiser is not None or state.calibration is not None:
         if turn.due(state.prepare_since_s + PREPARE_BOUND_S):
             fail_preparation(turn, f"no answer in {PREPARE_BOUND_S:g} s")
     elif vm_id is None:
@@ -82,18 +83,16 @@ def _prepare(turn: Turn) -> None:
     elif state.newest_checkpoint is None:
         turn.state = replace(state, initialiser=vm_id, prepare_since_s=state.now_s)
         turn.send((vm_id,), Initialise())
-    elif state.profile is None:
-        turn.state = replace(state, calibrator=vm_id, prepare_since_s=state.now_s)
-        turn.send((vm_id,), Calibrate())
+    elif state.profile is None and _is_enough(turn, vms):
+        core_calibration.get_profile(turn, vms)
 
 
 def fail_preparation(turn: Turn, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, but not for ever."""
     state = turn.state
     failures = state.failed_preparations + 1
-    turn.state = replace(
-        state, calibrator=None, initialiser=None, failed_preparations=failures
-    )
+    turn.state = replace(state, initialiser=None, failed_preparations=failures)
+    core_calibration.give_up(turn)
     what = "the first weights" if state.initialiser else "the measurement"
     turn.say(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
@@ -273,7 +272,8 @@ def _answer(turn: Turn, vms: Sequence[VmRecord], profile: Profile) -> PlanAnswer
 
 def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInputs:
     job = state.job
-    generation = state.generation
+    previous = state.generation.plan if state.generation else state.previous_plan
+    settled = None if previous is None else previous.microbatch_size
     return PlanInputs(
         facts=job.facts,
         profile=profile,
@@ -282,16 +282,18 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
                 slot=Slot(vm_id=vm.vm_id, index=index),
                 memory_bytes=vm.offer.gpu_memory_bytes,
                 speed=vm.offer.gpu_speed,
+                usd_per_hour=vm.offer.usd_per_hour / vm.num_slots,
             )
             for vm in vms
             for index in range(vm.num_slots)
         ),
         minibatch_size=job.spec.minibatch_size,
-        microbatch_size=job.spec.microbatch_size,
+        microbatch_size=job.microbatch_size or settled,
         reduction=job.spec.reduction,
-        previous=generation.plan if generation else state.previous_plan,
+        previous=previous,
         schedule=job.schedule,
         recompute=job.recompute,
+        objective=job.objective,
         lag_share=_lag_share(state),
     )
 
@@ -300,20 +302,16 @@ def plan_computed(turn: Turn, event: PlanComputed) -> None:
     """Keep the newest answer; one to an older question is ignored."""
     if event.inputs_hash != turn.state.plan_asked:
         return
-    why_not = "" if event.plan is not None else _why_not(event.candidates)
-    answer = PlanAnswer(inputs_hash=event.inputs_hash, plan=event.plan, why_not=why_not)
+    why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
+    answer = PlanAnswer(
+        inputs_hash=event.inputs_hash,
+        plan=event.plan,
+        why_not=why_not,
+        candidates=event.candidates,
+    )
     turn.state = replace(turn.state, answer=answer, plan_asked=None)
     if why_not:
         turn.say(why_not)
-
-
-def _why_not(candidates: Sequence[Candidate]) -> str:
-    """One line for people: why no shape can run; the deepest came nearest."""
-    if not candidates:
-        return "no plan fits: there is no slot"
-    deepest = candidates[-1]
-    shape = f"{deepest.pipeline_depth}x{deepest.data_parallel_width}"
-    return f"no plan fits the fleet: {shape}: {deepest.why_not}"
 
 
 def plan_failed(turn: Turn, event: CommandFailed) -> None:

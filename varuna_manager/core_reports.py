@@ -7,6 +7,7 @@ from typing import assert_never
 
 from spottrain import wire
 from spottrain.varuna_manager import (
+    core_calibration,
     core_generation,
     core_planning,
     core_stutter,
@@ -39,9 +40,10 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
     match report:
         case wire.SupervisorReady():
             _supervisor_ready(turn, event.vm_id, report)
-        case wire.Calibrated(profile=profile):
-            turn.state = replace(turn.state, profile=profile, calibrator=None)
-            turn.say(_measured(profile))
+        case wire.CalibrationProgress():
+            core_calibration.progressed(turn, report)
+        case wire.Calibrated():
+            core_calibration.calibrated(turn, report)
         case wire.StoreOpened():
             _store_opened(turn, report)
         case (
@@ -79,6 +81,10 @@ def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> N
             vm,
             phase=VmPhase.READY,
             num_slots=report.num_slots,
+            device=report.device,
+            software=report.software,
+            machine=report.machine,
+            cores=report.cores,
             ready_at_s=turn.now_s,
         )
     )
@@ -88,7 +94,9 @@ def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> N
 
 def _store_opened(turn: Turn, report: wire.StoreOpened) -> None:
     generation = turn.state.generation
-    if (
+    if report.generation < 0:
+        core_calibration.store_opened(turn, report)
+    elif (
         generation is not None
         and generation.number == report.generation
         and generation.phase is GenerationPhase.OPENING
@@ -135,11 +143,16 @@ def _worker_died(turn: Turn, slot: Slot, reason: str) -> None:
 def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
     """What comes from a generation that is over is stale.
 
-    But a worker that calibrates or initialises may die too.
+    But who measures or writes the first weights may die too.
     """
-    busy = slot.vm_id in (turn.state.calibrator, turn.state.initialiser)
-    if busy and isinstance(report, wire.WorkerDied) and report.generation == 0:
-        core_planning.fail_preparation(turn, report.reason)
+    state = turn.state
+    if not isinstance(report, wire.WorkerDied | wire.GenerationBroken):
+        return
+    initialises = report.generation == 0 and slot.vm_id == state.initialiser
+    calibration = state.calibration
+    measures = calibration is not None and calibration.number == report.generation
+    if initialises or measures:
+        core_planning.fail_preparation(turn, f"{slot.vm_id}: {report.reason}")
 
 
 def checkpoints_listed(turn: Turn, listed: tuple[CheckpointRef, ...]) -> None:
@@ -166,16 +179,6 @@ def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
         initialiser=None,
     )
     turn.say(f"checkpoint {checkpoint.name} saved")
-
-
-def _measured(profile: wire.Profile) -> str:
-    one = profile.microbatches[0]
-    forward_s = sum(section.forward_s for section in one.sections)
-    backward_s = sum(section.backward_s for section in one.sections)
-    return (
-        f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
-        f"ms for a micro-batch of {one.microbatch_size}"
-    )
 
 
 def _checkpoint_failed(turn: Turn, report: wire.CheckpointFailed) -> None:

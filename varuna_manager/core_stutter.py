@@ -29,6 +29,7 @@ from spottrain.varuna_manager.records import (
     GenerationPhase,
     Pulse,
     SlowVm,
+    VmPhase,
     VmRecord,
 )
 from spottrain.varuna_manager.state import JobPhase, State, rate_usd_per_hour
@@ -318,7 +319,7 @@ def advance(turn: Turn) -> None:
     """Let a spare take a slow VM's place, as soon as there is one."""
     generation = turn.state.generation
     for vm in tuple(turn.state.vms.values()):
-        if vm.slow is None:
+        if vm.slow is None or vm.phase is VmPhase.RETURNING:
             continue
         if vm.is_replaced and _is_missing(turn.state, vm.slow.replaced_by):
             vm = _put(turn, vm, vm.slow, "")

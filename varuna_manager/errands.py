@@ -34,13 +34,17 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
+from spottrain.errors import ConfigError
 from spottrain.manifest import list_checkpoints
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.inputs import question_of
+from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.certificates import Identity, token_sha256
 from spottrain.varuna_manager.commands import (
     AskProvider,
     ComputePlan,
+    KeepProfile,
     LaunchVms,
     StartAgent,
     TerminateVms,
@@ -56,6 +60,7 @@ from spottrain.varuna_manager.events import (
     LaunchRefused,
     OffersSeen,
     PlanComputed,
+    ProfilesListed,
     ProviderAnswered,
     RefusalKind,
     VmLost,
@@ -246,7 +251,9 @@ class Errands:
                 at_s=time.time(),
                 inputs_hash=command.inputs_hash,
                 plan=choice.plan,
-                candidates=choice.candidates,
+                candidates=choice.decisive,
+                why_not=choice.why_not,
+                question=question_of(command.inputs),
             )
         )
 
@@ -267,6 +274,18 @@ class Errands:
         found = await asyncio.to_thread(list_checkpoints, root)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
         self._desk.feed(CheckpointsListed(at_s=time.time(), checkpoints=refs))
+
+    async def list_profiles(self) -> None:
+        """Tell which profiles of the job's model this machine keeps."""
+        found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
+        self._desk.feed(ProfilesListed(at_s=time.time(), profiles=found))
+
+    async def keep_profile(self, command: KeepProfile) -> None:
+        """Keep a profile for later jobs; this one does without it."""
+        try:
+            await asyncio.to_thread(profiles.keep, command.profile)
+        except ConfigError as error:
+            logger.warning("profile not kept: %s", error)
 
     async def look_around(self) -> None:
         """Look at offers and VMs for ever, and tell what has changed."""

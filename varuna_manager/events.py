@@ -13,8 +13,9 @@ from typing import Literal, get_args
 
 from spottrain import wire
 from spottrain.cloud.provider import Offer, Vm, VmState
-from spottrain.morphing.choose import Candidate
-from spottrain.wire import JobSpec, ModelFacts, Plan, ScheduleKind
+from spottrain.morphing.choose import Candidate, Objective
+from spottrain.morphing.inputs import Question
+from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,14 @@ class JobSettings:
     """Seconds since the epoch."""
     capacity_wait_s: float | None = None
     """Give up (exit code 5) after waiting this long without a VM; None waits on."""
-    schedule: ScheduleKind = "varuna"
-    recompute: bool = True
+    microbatch_size: int | None = None
+    """What every plan must have; None: the first plan settles it."""
+    schedule: ScheduleKind | None = None
+    """What every plan must have; None: the planner chooses."""
+    recompute: bool | None = None
+    """What every plan must have; None: the planner chooses."""
+    objective: Objective = "throughput"
+    """What plans are compared by."""
     suspect_s: float = 5.0
     """Heartbeats missing for this long make a VM suspect."""
     debounce_s: float = 2.0
@@ -46,6 +53,10 @@ class JobSettings:
     """How long the first plan waits for VMs that are still booting."""
     cooldown_s: float = 30.0
     """How long an offer that was refused is left alone."""
+    microbatch_sizes: tuple[int, ...] = ()
+    """Micro-batch sizes that a profile must know; none: that of ``spec``."""
+    profile: Profile | None = None
+    """A profile that the user gives: nothing is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +115,26 @@ class CheckpointsListed:
 
     at_s: float
     checkpoints: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownProfile:
+    """A profile that was measured for an earlier job."""
+
+    profile: Profile
+    measured_at_s: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesListed:
+    """The profiles of the job's model that this machine keeps, newest first.
+
+    The shell feeds it right after ``ManagerStarted``.
+    """
+
+    at_s: float
+    profiles: tuple[KnownProfile, ...]
 
 
 # --- The cloud ------------------------------------------------------------------------
@@ -252,7 +283,13 @@ class PlanComputed:
     inputs_hash: str
     plan: Plan | None
     candidates: tuple[Candidate, ...] = ()
-    """What the plan was weighed against, and why not."""
+    """The chosen one and the two best that were rejected, with their numbers; without a
+    plan, those that came nearest to one."""
+    why_not: str = ""
+    """One line: why there is no plan; empty if there is one."""
+    question: Question | None = None
+    """What was asked; facts are in the journal's first event, the profile in its newest
+    ``Calibrated``."""
 
 
 FailedCommand = Literal["compute_plan", "start_agent", "terminate_vms", "ask_provider"]
@@ -275,6 +312,7 @@ Event = (
     | StopRequested
     | TimerFired
     | CheckpointsListed
+    | ProfilesListed
     | OffersSeen
     | LaunchIntended
     | VmsLaunched

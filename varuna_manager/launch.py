@@ -147,8 +147,10 @@ def settings_of(
         max_usd_per_hour=config.budget.max_usd_per_hour,
         deadline_s=config.deadline_s(at_s),
         capacity_wait_s=config.resources.capacity_wait_s,
-        schedule=config.morphing.schedule,
-        recompute=config.morphing.recompute,
+        microbatch_size=config.microbatch_size,
+        schedule=config.morphing.asked_schedule,
+        recompute=config.morphing.asked_recompute,
+        objective=config.morphing.objective,
         suspect_s=config.manager.suspect_s,
         debounce_s=config.morphing.debounce_s,
     )

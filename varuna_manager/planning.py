@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.errors import CapacityError
-from spottrain.morphing.choose import Candidate, Device, PlanInputs, choose_plan
+from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
+from spottrain.morphing.shapes import Workload
 from spottrain.pricing.budget import cost_usd
 from spottrain.varuna_manager.config import JobConfig, ZoneConfig
-from spottrain.varuna_manager.views import SCHEMA_VERSION
+from spottrain.varuna_manager.views import SCHEMA_VERSION, candidate_view
 from spottrain.wire import ModelFacts, Profile, Slot
 
 
@@ -72,38 +73,102 @@ def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str,
             slot=Slot(vm_id=f"vm-{number}", index=index),
             memory_bytes=vm.zone.slot_memory_bytes,
             speed=vm.zone.slot_speed,
+            usd_per_hour=vm.usd_per_hour / vm.zone.slots,
         )
         for number, vm in enumerate(fleet)
         for index in range(vm.zone.slots)
     )
-    choice = choose_plan(
-        PlanInputs(
-            facts=facts,
-            profile=profile,
-            slots=devices,
-            minibatch_size=config.minibatch_size,
-            microbatch_size=config.chosen_microbatch_size,
-            reduction=config.reduction,
-            schedule=config.morphing.schedule,
-            recompute=config.morphing.recompute,
-        )
+    inputs = PlanInputs(
+        facts=facts,
+        profile=profile,
+        slots=devices,
+        minibatch_size=config.minibatch_size,
+        microbatch_size=config.microbatch_size,
+        reduction=config.reduction,
+        schedule=config.morphing.asked_schedule,
+        recompute=config.morphing.asked_recompute,
+        objective=config.morphing.objective,
     )
+    choice = choose_plan(inputs)
     usd_per_hour = sum(vm.usd_per_hour for vm in fleet)
     plan = choice.plan
     train_s = None if plan is None else plan.predicted_step_s * config.steps
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
-        "parameters": facts.num_parameters,
-        "sections": len(facts.sections),
-        "microbatch_size": config.chosen_microbatch_size,
         "fleet": [_vm(vm) for vm in fleet],
-        "plan": None if plan is None else plan.shape,
-        "candidates": [_candidate(candidate) for candidate in choice.candidates],
+        **_weighed(inputs, choice),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
+    }
+
+
+def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
+    """Return what a plan for a workload on so many of its VMs is made from.
+
+    All is left to the planner: schedule, recompute, and the micro-batch size among those
+    of the profile.
+    """
+    return PlanInputs(
+        facts=workload.facts,
+        profile=workload.profile,
+        slots=tuple(
+            Device(
+                slot=Slot(vm_id=f"vm-{number:05}", index=0),
+                memory_bytes=workload.gpu_memory_bytes,
+                speed=1.0,
+                usd_per_hour=workload.usd_per_hour,
+            )
+            for number in range(gpus)
+        ),
+        minibatch_size=workload.minibatch_size,
+        microbatch_size=None,
+        reduction="fast",
+    )
+
+
+def preview_workload(name: str, inputs: PlanInputs, sources: tuple[str, ...]) -> Any:
+    """Return the plan for machines that one need not have, and why.
+
+    Args:
+        name: Of the workload's file.
+        inputs: See ``workload_inputs``.
+        sources: Where its numbers are from.
+
+    Raises:
+        PlanError: No plan can be made from them.
+    """
+    choice = choose_plan(inputs)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "sources": list(sources),
+        **_weighed(inputs, choice),
+    }
+
+
+def _weighed(inputs: PlanInputs, choice: Choice) -> dict[str, Any]:
+    """Return what was planned from, and all that was weighed, the best first."""
+    plan, facts, profile = choice.plan, inputs.facts, inputs.profile
+    size = inputs.microbatch_size
+    if choice.candidates:
+        size = choice.candidates[0].microbatch_size
+    return {
+        "parameters": facts.num_parameters,
+        "sections": len(facts.sections),
+        "minibatch_size": inputs.minibatch_size,
+        "microbatch_size": size,
+        "slots": len(inputs.slots),
+        "device": profile.device,
+        "profile_origin": profile.origin,
+        "objective": inputs.objective,
+        "equally_good_within": NOISE,
+        "plan": None if plan is None else plan.shape,
+        "stage_bounds": None if plan is None else list(plan.stage_bounds),
+        "why_not": choice.why_not,
+        "candidates": [candidate_view(one) for one in choice.candidates],
     }
 
 
@@ -114,15 +179,4 @@ def _vm(vm: Rented) -> dict[str, Any]:
         "spot": vm.spot,
         "slots": vm.zone.slots,
         "usd_per_hour": vm.usd_per_hour,
-    }
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "shape": f"{candidate.pipeline_depth}x{candidate.data_parallel_width}",
-        "unused_slots": candidate.unused_slots,
-        "predicted_step_s": candidate.step_s,
-        "examples_per_s": candidate.examples_per_s,
-        "max_stage_bytes": max(candidate.stage_bytes, default=None),
-        "why_not": candidate.why_not,
     }

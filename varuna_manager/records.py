@@ -10,6 +10,7 @@ from typing import Literal
 
 from spottrain.cloud.provider import Offer
 from spottrain.morphing.balance import Controller
+from spottrain.morphing.choose import Candidate
 from spottrain.morphing.stutter import Watch
 from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
 
@@ -104,6 +105,12 @@ class VmRecord:
     private_address: str
     token_sha256s: tuple[str, ...] = ()
     num_slots: int = 0
+    device: str = ""
+    """As in ``Profile``, once its supervisor has told; so are the next three."""
+    software: str = ""
+    machine: str = ""
+    """The computer that it is on."""
+    cores: int = 0
     used_slots: tuple[int, ...] = ()
     """Slots that were ever part of a generation: their memory may hold sections."""
     reports_received: int = 0
@@ -144,6 +151,20 @@ class VmRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A round of measuring that runs now."""
+
+    number: int
+    """Negative, see ``wire.Calibrate``."""
+    participants: tuple[Slot, ...]
+    store_host: str = ""
+    """Empty: the store is being opened."""
+    store_port: int = 0
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """How fast the ranks of a generation are, mini-batch by mini-batch."""
 
@@ -176,6 +197,10 @@ class Generation:
     """Newest mini-batch that a live rank has reported, for every section."""
     inputs_hash: str = ""
     """The planner's inputs that ``plan`` answers."""
+    decision_hash: str = ""
+    """The planner's inputs when ``plan`` was chosen; later ones may have changed nothing."""
+    candidates: tuple[Candidate, ...] = ()
+    """The plan as it was predicted, and the two best that were rejected for it."""
     from_step: int | None = None
     store_host: str = ""
     store_port: int = 0
@@ -219,6 +244,10 @@ class GenerationSummary:
     ended_at_s: float | None
     """None: it still runs."""
     ended_by: str = ""
+    inputs_hash: str = ""
+    """The planner's inputs: the journal's ``PlanComputed`` of that hash has them."""
+    candidates: tuple[Candidate, ...] = ()
+    """The plan as it was predicted, and the two best that were rejected for it."""
 
 
 InterruptionKind = Literal["notice", "kill", "silence", "worker_death"]
@@ -260,6 +289,8 @@ class PlanAnswer:
     plan: Plan | None
     why_not: str = ""
     """Why there is no plan; empty if there is one."""
+    candidates: tuple[Candidate, ...] = ()
+    """The chosen one, and the two best that were rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

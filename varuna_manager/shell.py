@@ -28,6 +28,7 @@ from spottrain.varuna_manager.commands import (
     ComputePlan,
     Finish,
     IntendLaunch,
+    KeepProfile,
     LaunchVms,
     Outcome,
     Send,
@@ -112,6 +113,7 @@ class Shell:
         )
         for work in (
             self._errands.list_checkpoints(),
+            self._errands.list_profiles(),
             self._errands.look_around(),
             self._look_for_silence(),
         ):
@@ -214,6 +216,8 @@ class Shell:
                 self._start(self._errands.ask(command))
             case ComputePlan():
                 self._start(self._errands.plan(command))
+            case KeepProfile():
+                self._start(self._errands.keep_profile(command))
             case Send(vm_id=vm_id, command=message):
                 self.links.send(vm_id, message)
             case SetTimer(at_s=at_s):

@@ -13,8 +13,13 @@ from enum import StrEnum
 from spottrain.cloud.provider import Offer
 from spottrain.pricing.budget import Budget, cost_usd
 from spottrain.varuna_manager.commands import Outcome
-from spottrain.varuna_manager.events import CheckpointRef, JobSettings
+from spottrain.varuna_manager.events import (
+    CheckpointRef,
+    JobSettings,
+    KnownProfile,
+)
 from spottrain.varuna_manager.records import (
+    Calibration,
     Generation,
     GenerationPhase,
     GenerationSummary,
@@ -75,8 +80,13 @@ class State:
     vmless_since_s: float | None = None
     # What training needs
     profile: Profile | None = None
-    calibrator: str | None = None
-    """The VM that calibrates."""
+    known_profiles: tuple[KnownProfile, ...] = ()
+    """Measured for earlier jobs, newest first."""
+    calibration: Calibration | None = None
+    """The round of measuring that runs now."""
+    next_round: int = -1
+    measure_after_s: float = 0.0
+    """When the next round may begin, after one that failed."""
     initialiser: str | None = None
     """The VM that writes the checkpoint of step 0."""
     prepare_since_s: float = 0.0
@@ -177,6 +187,8 @@ def summary_of(
         started_at_s=generation.started_at_s or generation.opened_at_s,
         ended_at_s=ended_at_s,
         ended_by=ended_by,
+        inputs_hash=generation.decision_hash,
+        candidates=generation.candidates,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -36,6 +36,9 @@ class Part(BaseModel):
     """A part of the file: unknown keys are refused, and text where a number belongs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+SpecT = TypeVar("SpecT", bound=Part)
 
 
 class StageSpec(Part):
@@ -160,11 +163,11 @@ class StepSpec(Part):
         return Conditions.RUNTIME
 
 
-def read_step_spec(path: Path) -> StepSpec:
+def read_spec(path: Path, model: type[SpecT]) -> SpecT:
     """Read and check a file.
 
     Raises:
-        ConfigError: No such file, no JSON, or not what ``StepSpec`` says; one line.
+        ConfigError: No such file, no JSON, or not what ``model`` says; one line.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -179,9 +182,9 @@ def read_step_spec(path: Path) -> StepSpec:
             f"{path.name}: must hold keys and values: got a {type(data).__name__}"
         )
     try:
-        return StepSpec.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path.name}: {explain(error, StepSpec)}") from None
+        raise ConfigError(f"{path.name}: {explain(error, model)}") from None
 
 
 def simulate_spec(spec: StepSpec) -> dict[str, Any]:

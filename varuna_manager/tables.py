@@ -149,6 +149,8 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"
+    for slow in report["slow_vms"]:
+        yield Text(f"{slow['reason']}: replaced by {slow['replaced_by']}")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -170,6 +172,7 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "money", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
     yield "mini-batches", f"{lost} lost, {twice} computed twice"
+    yield "slow VMs", f"{report['slow_vms_replaced']} replaced"
     if report["checkpoint_error"]:
         yield "checkpoints", f"the newest failed: {report['checkpoint_error']}"
 
@@ -213,52 +216,83 @@ def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
     return table
 
 
-def candidates_table(candidates: Iterable[dict[str, Any]], chosen: str) -> Table:
-    """Return the shapes that the planner looked at.
-
-    Args:
-        candidates: Plans with ``shape``, ``unused_slots``, ``predicted_step_s``,
-            ``examples_per_s``, ``max_stage_bytes`` and ``why_not``.
-        chosen: The shape that was chosen, ``PxD``; empty if none was.
-    """
-    names = ("PLAN", "UNUSED", "STEP TIME", "EXAMPLES/S", "MEMORY", "")
-    table = _table(*names, right={"UNUSED", "STEP TIME", "EXAMPLES/S", "MEMORY"})
+def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
+    """Return the plans that were weighed, as ``views.candidate_view`` gives them."""
+    right = {"MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY"}
+    table = _table(
+        "PLAN", "SCHEDULE", "MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY", "",
+        right=right,
+    )  # fmt: skip
     for plan in candidates:
-        mark = "chosen" if plan["shape"] == chosen else plan["why_not"]
+        needed, room = size(plan["stage_bytes"]), size(plan["device_bytes"])
+        known = plan["stage_bytes"] is not None
         table.add_row(
             plan["shape"],
+            manner_line(plan),
+            str(plan["microbatch_size"]),
             str(plan["unused_slots"]),
-            step_time(plan["predicted_step_s"]),
+            step_time(plan["step_s"]),
             number(plan["examples_per_s"], 1),
-            size(plan["max_stage_bytes"]),
-            Text(mark),
+            dollars(plan["usd_per_million_examples"]),
+            f"{needed} of {room}" if known else needed,
+            Text(plan["why_not"] or "chosen"),
         )
     return table
 
 
-def preview_parts(preview: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield what a launch would begin with, as ``plan`` shows it to people."""
-    fleet = Counter(
-        f"{vm['instance_type']} in {vm['zone']}{'' if vm['spot'] else ' on demand'} "
-        f"at {dollars(vm['usd_per_hour'])}/hour"
-        for vm in preview["fleet"]
-    )
-    machines = ", ".join(f"{count} {what}" for what, count in fleet.items())
+def manner_line(plan: dict[str, Any]) -> str:
+    """Return how a pipeline is run, such as ``1f1b recompute, 3 in flight``."""
+    words = plan["schedule"]
+    if plan["chunks"] > 1:
+        words += f" of {plan['chunks']}"
+    if plan["recompute"]:
+        words += " recompute"
+    bound = plan["in_flight_bound"]
+    return words if bound is None else f"{words}, {bound} in flight"
+
+
+SHORT_TABLE = 6
+"""Rows that are shown without ``--explain``."""
+
+
+def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[RenderableType]:
+    """Yield what a launch would begin with, as ``plan`` shows it to people.
+
+    Args:
+        preview: See ``planning.preview`` and ``planning.preview_workload``.
+        explain: Show all that was weighed, not only what came nearest.
+    """
+    if "fleet" in preview:
+        fleet = Counter(
+            f"{vm['instance_type']} in {vm['zone']}{'' if vm['spot'] else ' on demand'} "
+            f"at {dollars(vm['usd_per_hour'])}/hour"
+            for vm in preview["fleet"]
+        )
+        machines = ", ".join(f"{count} {what}" for what, count in fleet.items())
+    else:
+        machines = f"{preview['slots']} {preview['device']}"
     yield f"fleet    {machines}"
     yield (
         f"model    {preview['parameters']:,} parameters in {preview['sections']} "
-        f"sections, micro-batches of {preview['microbatch_size']}"
+        f"sections, mini-batches of {preview['minibatch_size']}, micro-batches of "
+        f"{preview['microbatch_size']}"
     )
-    yield candidates_table(preview["candidates"], preview["plan"] or "")
+    candidates = preview["candidates"]
+    yield candidates_table(candidates if explain else candidates[:SHORT_TABLE])
+    if not explain and len(candidates) > SHORT_TABLE:
+        yield f"         {len(candidates) - SHORT_TABLE} more with --explain"
     if preview["plan"] is None:
-        yield "plan     none: no shape fits these machines"
+        yield f"plan     none: {preview['why_not']}"
         return
-    budget = preview["usd_budget"]
-    of = "" if budget is None else f" of {dollars(budget)}"
-    yield (
-        f"plan     {preview['plan']}, undisturbed {duration(preview['train_s'])} and "
-        f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
-    )
+    words = f"plan     {preview['plan']}, {manner_line(candidates[0])}"
+    if "train_s" in preview:
+        budget = preview["usd_budget"]
+        of = "" if budget is None else f" of {dollars(budget)}"
+        words += (
+            f": undisturbed {duration(preview['train_s'])} and "
+            f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
+        )
+    yield words
 
 
 def sections_table(facts: ModelFacts) -> Table:

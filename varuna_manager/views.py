@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
+from spottrain.morphing.choose import Candidate
 from spottrain.varuna_manager.records import (
     GenerationSummary,
     Interruption,
@@ -171,6 +173,10 @@ def _present_plan(state: State) -> dict[str, Any] | None:
         "from_step": generation.from_step,
         "predicted_step_s": generation.plan.predicted_step_s,
         "measured_step_s": generation.measured_step_s,
+        "schedule": generation.plan.schedule,
+        "recompute": generation.plan.recompute,
+        "microbatch_size": generation.plan.microbatch_size,
+        "decision": decision(generation.decision_hash, generation.candidates),
     }
 
 
@@ -202,6 +208,19 @@ def _vm(vm: VmRecord) -> dict[str, Any]:
     }
 
 
+def decision(inputs_hash: str, candidates: tuple[Candidate, ...]) -> dict[str, Any]:
+    """Return how a plan was chosen: the hash of what from, and what it was weighed with."""
+    return {
+        "inputs_hash": inputs_hash,
+        "candidates": [candidate_view(candidate) for candidate in candidates],
+    }
+
+
+def candidate_view(candidate: Candidate) -> dict[str, Any]:
+    """Return a plan that was weighed as plain data."""
+    return {"shape": candidate.shape, **asdict(candidate)}
+
+
 def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
     ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
     return {
@@ -216,6 +235,7 @@ def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
         "started_at_s": plan.started_at_s,
         "ran_s": ended_at_s - plan.started_at_s,
         "ended_by": plan.ended_by,
+        "decision": decision(plan.inputs_hash, plan.candidates),
     }
 
 

@@ -63,6 +63,19 @@ def shared_job() -> TrainingJob:
     return _with_model(model)
 
 
+def deep_job() -> TrainingJob:
+    """Eight blocks; two of them share a weight, which may be one stage's or two's."""
+
+    def model() -> nn.Module:
+        model = tiny.Tiny()
+        blocks = [tiny.Block() for _ in range(2 * tiny.BLOCKS)]
+        blocks[4].up.weight = blocks[1].up.weight
+        model.blocks = nn.ModuleList(blocks)
+        return model
+
+    return _with_model(model)
+
+
 def detached_job() -> TrainingJob:
     """No gradient reaches what comes before the third block."""
 

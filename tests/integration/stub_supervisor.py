@@ -92,8 +92,9 @@ class Stub:
                 self.store.mkdir(parents=True, exist_ok=True)
                 self.step = 0
                 self.save()
-            case wire.Calibrate():
-                say(wire.Calibrated(profile=PROFILE))
+            case wire.Calibrate(generation=generation, participants=participants):
+                if self.vm_id == participants[0].vm_id:
+                    say(wire.Calibrated(profile=PROFILE, generation=generation))
             case wire.OpenStore(generation=generation):
                 say(wire.StoreOpened(generation=generation, host="127.0.0.1", port=1))
             case wire.RunGeneration() if self.slot_of(command) is not None:
@@ -103,6 +104,8 @@ class Stub:
                     if checkpoint:
                         self.save()
                     self.stop(done=False)
+            case wire.AbandonGeneration(generation=generation) if generation < 0:
+                pass
             case wire.AbandonGeneration() | wire.RunGeneration() | wire.Retire():
                 self.generation = None
 

@@ -137,7 +137,8 @@ def greeting_of(spec: wire.JobSpec) -> str:
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
 from spottrain import wire
-from spottrain.pipeline.supervisor import Greeting, Supervisor
+from spottrain.pipeline.greeting import Greeting
+from spottrain.pipeline.supervisor import Supervisor
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read

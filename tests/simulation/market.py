@@ -37,6 +37,8 @@ class SimulatedVm:
     frozen: bool = False
     """Silent: nothing on it runs any more, though the cloud says it does."""
     agent: bool = False
+    slowness: float = 1.0
+    """How many times longer everything takes on it."""
     doomed: bool = False
     """Already chosen by the market."""
     reports: int = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.market import SimulatedVm
 
 from spottrain import wire
+from spottrain.morphing.stutter import expected_busy_s
 from spottrain.varuna_manager.events import CheckpointRef
 from spottrain.wire import Slot
 
@@ -25,6 +27,21 @@ class Group:
     step: int | None = None
     stop: wire.StopGeneration | None = None
     broken: bool = False
+    known: dict[str, wire.ShareMinibatch] = field(default_factory=dict)
+    """The newest share that each VM knows."""
+    share: wire.ShareMinibatch | None = None
+    """What all ranks follow, if not the plan's."""
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return (self.share or self.order.plan).replica_bounds
+
+    def change_over(self) -> None:
+        """Follow the newest share if every VM knows the same."""
+        vms = {slot.vm_id for slot in self.order.plan.slots}
+        shares = {self.known.get(vm_id) for vm_id in vms}
+        if len(shares) == 1:
+            self.share = shares.pop()
 
     @property
     def number(self) -> int:
@@ -39,6 +56,9 @@ class Workers:
         self.groups: dict[int, Group] = {}
         self.checkpoints: list[CheckpointRef] = []
         self.committed = 0
+        self.noise = random.Random(0)
+        self.shared = 0
+        """Commands to share a mini-batch anew."""
 
     def vm(self, slot: Slot) -> SimulatedVm:
         return self.world.cloud.vms[slot.vm_id]
@@ -53,10 +73,11 @@ class Workers:
         match order:
             case wire.Initialise():
                 soon(lambda: self.save(vm, 0), 3.0)
-            case wire.Calibrate():
+            case wire.Calibrate(generation=number, participants=participants):
                 profile = profile_of(self.world.settings.facts)
-                calibrated = wire.Calibrated(profile=profile)
-                soon(lambda: report(vm, calibrated), 3.0)
+                calibrated = wire.Calibrated(profile=profile, generation=number)
+                if vm_id == participants[0].vm_id:
+                    soon(lambda: self.measure(vm, participants, calibrated), 3.0)
             case wire.OpenStore(generation=number):
                 opened = wire.StoreOpened(generation=number, host="h", port=1)
                 soon(lambda: report(vm, opened))
@@ -64,10 +85,29 @@ class Workers:
                 self.join(vm, order)
             case wire.StopGeneration(generation=number) if number in self.groups:
                 self.groups[number].stop = order
+            case wire.ShareMinibatch(generation=number) if number in self.groups:
+                self.shared += 1
+                known = self.groups[number].known
+                if vm_id not in known or known[vm_id].number < order.number:
+                    known[vm_id] = order
             case wire.AbandonGeneration(generation=number) if number in self.groups:
                 self.abandon(vm, self.groups[number])
             case _:
                 pass
+
+    def measure(
+        self, vm: SimulatedVm, slots: tuple[Slot, ...], calibrated: wire.Calibrated
+    ) -> None:
+        """A round comes to its end only if all its participants still live."""
+        if all(self.vm(slot).alive for slot in slots):
+            self.world.report(vm, calibrated)
+        elif vm.alive:
+            broken = wire.GenerationBroken(
+                generation=calibrated.generation,
+                slot=slots[0].index,
+                reason="a peer is gone",
+            )
+            self.world.report(vm, broken)
 
     def join(self, vm: SimulatedVm, order: wire.RunGeneration) -> None:
         """All participants must come before training begins; doubles are ignored."""
@@ -108,7 +148,7 @@ class Workers:
                 sections_loaded=0,
             )
             self.report(slot, started)
-        self.world.after(plan.predicted_step_s, lambda: self.train(group))
+        self.begin(group)
 
     def newest_version(self, group: Group) -> int | None:
         held = [
@@ -125,7 +165,44 @@ class Workers:
 
     # --- Training ---------------------------------------------------------------------
 
-    def train(self, group: Group) -> None:
+    def begin(self, group: Group) -> None:
+        """Begin a mini-batch: all wait for the slowest replica."""
+        plan = group.order.plan
+        reports = self.busy(group)
+        expected_s = max(
+            expected_busy_s(
+                plan,
+                self.profile,
+                stage,
+                len(plan.virtual_nodes_of(replica)),
+                len(plan.virtual_nodes_of(replica)),
+            )
+            for stage in range(plan.pipeline_depth)
+            for replica in range(plan.data_parallel_width)
+        )
+        busy_s = max(busy for busy, _ in reports)
+        step_s = plan.predicted_step_s * busy_s / expected_s
+        self.world.after(step_s, lambda: self.train(group, reports, step_s))
+
+    def busy(self, group: Group) -> list[tuple[float, int]]:
+        """Time and micro-batches of every rank in one mini-batch."""
+        plan = group.order.plan
+        rows = []
+        for rank, slot in enumerate(plan.slots):
+            replica, stage = divmod(rank, plan.pipeline_depth)
+            count = group.bounds[replica + 1] - group.bounds[replica]
+            busy_s = expected_busy_s(plan, self.profile, stage, count, count)
+            noise = self.noise.uniform(0.95, 1.05)
+            rows.append((busy_s * self.vm(slot).slowness * noise, count))
+        return rows
+
+    @property
+    def profile(self) -> wire.Profile:
+        return profile_of(self.world.settings.facts)
+
+    def train(
+        self, group: Group, reports: list[tuple[float, int]], step_s: float
+    ) -> None:
         """One mini-batch; nothing moves while a rank is frozen or gone."""
         if group.broken or not all(self.vm(s).alive for s in group.training):
             return
@@ -135,7 +212,7 @@ class Workers:
         if group.step < steps:
             group.step += 1
             self.committed = group.step
-            self.commit(group)
+            self.commit(group, reports, step_s)
         spec = self.world.settings.spec
         done = group.step >= steps
         wished = group.stop is not None and group.stop.checkpoint
@@ -144,9 +221,12 @@ class Workers:
         if done or group.stop is not None:
             self.stopped(group, done=done)
         else:
-            self.world.after(plan.predicted_step_s, lambda: self.train(group))
+            group.change_over()
+            self.begin(group)
 
-    def commit(self, group: Group) -> None:
+    def commit(
+        self, group: Group, reports: list[tuple[float, int]], step_s: float
+    ) -> None:
         plan, step = group.order.plan, group.step
         assert step is not None
         for rank, slot in enumerate(plan.slots):
@@ -161,8 +241,12 @@ class Workers:
                     sections=tuple(sections),
                     loss=10.0 / step,
                     grad_norm=1.0,
-                    step_s=plan.predicted_step_s,
+                    step_s=step_s,
                     peak_bytes=1,
+                    busy_s=reports[rank][0],
+                    microbatches=reports[rank][1],
+                    recomputes=reports[rank][1],
+                    tasks_s=reports[rank][0],
                 ),
             )
 
@@ -190,7 +274,9 @@ class Workers:
 
     def vm_gone(self, vm: SimulatedVm) -> None:
         for group in self.groups.values():
-            if any(s.vm_id == vm.vm_id for s in group.arrived):
+            # A donor that has handed over is not needed any more.
+            needed = group.arrived if group.step is None else group.training
+            if any(s.vm_id == vm.vm_id for s in needed):
                 group.training = {s for s in group.training if s.vm_id != vm.vm_id}
                 self.break_up(group)
 

@@ -18,6 +18,7 @@ from tests.simulation.workers import Workers
 
 from spottrain.cloud.provider import Vm, VmState
 from spottrain.morphing.choose import choose_plan
+from spottrain.morphing.inputs import question_of
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
@@ -191,6 +192,8 @@ class World:
                 self.later(lambda: self.answer(vm_id))
             case c.ComputePlan():
                 self.plan(command)
+            case c.KeepProfile():
+                pass
             case c.Send():
                 self.deliver(command)
             case c.SetTimer(at_s=at_s):
@@ -208,7 +211,9 @@ class World:
                 at_s=self.now_s,
                 inputs_hash=command.inputs_hash,
                 plan=choice.plan,
-                candidates=choice.candidates,
+                candidates=choice.decisive,
+                why_not=choice.why_not,
+                question=question_of(command.inputs),
             )
         )
 

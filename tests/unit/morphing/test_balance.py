@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.balance import LEAST_OBSERVATIONS, Controller, start
@@ -57,20 +57,17 @@ def test_unlike_machines_settle_within_two_changes(total: int, fixed_s: float) -
 
 
 @pytest.mark.parametrize("total", [20, 60, 200])
-def test_noise_of_a_tenth_makes_no_share_oscillate(total: int) -> None:
-    counts = []
+def test_under_noise_of_a_tenth_shares_settle_within_two_changes_and_stay(
+    total: int,
+) -> None:
     cluster = cores(3, 5, 12, fixed_s=0.2)
+    even = [total // 3 + (k < total % 3) for k in range(3)]
     for seed in range(200):
-        even = [total // 3 + (k < total % 3) for k in range(3)]
-        first, changes = run(start(even), cluster, 40, Random(seed))
-        assert 1 <= len(changes) <= 3
-        settled, more = run(first, cluster, 460, Random(seed + 1000))
-        counts.append(len(more))
-        # Within the dead-band that 10 % of noise asks for, and one virtual node.
+        controller, changes = run(start(even), cluster, 300, Random(seed))
+        assert 1 <= len(changes) <= 2
+        # Within the dead-band that such noise asks for, and one virtual node.
         best_s = 0.2 + total / 20
-        assert max(cluster(settled.shares)) <= best_s * 1.15 + 1 / 3
-    assert sum(counts) <= 0.1 * len(counts)
-    assert max(counts) <= 1
+        assert max(cluster(controller.shares)) <= best_s * 1.12 + 1 / 3
 
 
 @pytest.mark.parametrize("replicas", [2, 8, 64])
@@ -83,6 +80,7 @@ def test_like_machines_keep_their_shares_whatever_the_noise(replicas: int) -> No
     assert changed <= 2
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(0.2, 20), min_size=2, max_size=6),
     st.integers(0, 5),
@@ -180,11 +178,11 @@ def test_one_outlier_changes_nothing() -> None:
 
 
 def test_what_slows_all_alike_is_not_taken_for_noise() -> None:
-    controller = start([10, 10])
+    controller = start([15, 15])
     for turn in range(LEAST_OBSERVATIONS):
         factor = 1.0 + turn
         controller = controller.observe([1.0 * factor, 2.0 * factor])
-    assert controller.shares == (13, 7)
+    assert controller.shares == (20, 10)
 
 
 def test_a_single_replica_is_left_alone() -> None:

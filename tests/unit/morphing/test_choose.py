@@ -81,6 +81,7 @@ def measured(sections: int) -> Profile:
         within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
         between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
         origin="written",
+        sources=("a test",),
     )
 
 

@@ -10,7 +10,7 @@ from spottrain.cloud.provider import Offer, Vm, VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.records import Generation
+from spottrain.varuna_manager.records import Calibration, Generation
 from spottrain.varuna_manager.state import State, check_invariants
 from spottrain.wire import Plan, Slot
 
@@ -54,7 +54,17 @@ PROFILE = wire.Profile(
     microbatches=(
         wire.MicrobatchProfile(
             microbatch_size=1,
-            sections=(),
+            sections=tuple(
+                wire.SectionProfile(
+                    index=index,
+                    forward_s=0.1,
+                    backward_s=0.2,
+                    recompute_s=0.1,
+                    saved_bytes=1,
+                    output_bytes=1,
+                )
+                for index in range(2)
+            ),
         ),
     ),
     optimizer_s_per_byte=0.0,
@@ -200,12 +210,33 @@ class Story:
         self.report(vm_id, wire.SupervisorReady(num_slots=slots, torch_version="2"))
 
     def prepare(self) -> None:
-        """Write the first weights and measure, wherever the core wants it."""
+        """Write the first weights and measure, once nobody boots any more."""
         (initialiser,) = self.sent(wire.Initialise) or [self.state.initialiser]
         assert initialiser is not None
         self.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))
-        (calibrator,) = self.sent(wire.Calibrate)
-        self.report(calibrator, wire.Calibrated(profile=PROFILE))
+        if self.state.calibration is None:
+            self.wait(self.state.job.boot_wait_s)
+        self.measure()
+
+    def open_round(self) -> Calibration:
+        """Open the store of the round of measuring that the core wants."""
+        calibration = self.state.calibration
+        assert calibration is not None, self.state.activity
+        first = calibration.participants[0].vm_id
+        number = calibration.number
+        self.report(first, wire.StoreOpened(generation=number, host="h", port=1))
+        return calibration
+
+    def measure(self, profile: wire.Profile = PROFILE) -> None:
+        """Go through a round of measuring."""
+        calibration = self.open_round()
+        assert set(self.sent(wire.Calibrate)) == {
+            slot.vm_id for slot in calibration.participants
+        }
+        self.report(
+            calibration.participants[0].vm_id,
+            wire.Calibrated(profile=profile, generation=calibration.number),
+        )
 
     def plan(self, *ids: str, step_s: float = 1.0) -> None:
         """Answer the planner's question with a plan over ``ids``, if any."""

@@ -19,14 +19,16 @@ FOUR = ("a", "b", "c", "d")
 # --- From nothing to training ---------------------------------------------------------------
 
 
-def test_the_first_ready_vm_writes_the_weights_and_then_measures() -> None:
+def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story = Story()
     story.start()
     story.intend()
     story.boot("a", "b")
     assert story.state.initialiser == "a"
     story.report("a", wire.CheckpointSaved(name="step-0", step=0))
-    assert list(story.sent(wire.Calibrate)) == ["a"]
+    assert list(story.sent(wire.OpenStore)) == ["a"]
+    story.open_round()
+    assert set(story.sent(wire.Calibrate)) == {"a", "b"}
     story.report("a", wire.Calibrated(profile=PROFILE))
     assert story.state.profile == PROFILE
 
@@ -62,10 +64,10 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story.intend()
     story.boot("a", "b")
     assert story.state.initialiser is None
-    assert story.state.calibrator == "a"
+    assert story.state.calibration is not None
 
 
-def test_the_first_plan_waits_for_vms_that_boot_but_not_for_ever() -> None:
+def three_of_four_ready() -> Story:
     story = Story(boot_wait_s=30.0)
     story.start()
     story.intend()
@@ -73,22 +75,22 @@ def test_the_first_plan_waits_for_vms_that_boot_but_not_for_ever() -> None:
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     for vm_id in ("a", "b", "c"):
         story.ready(vm_id)
-    story.prepare()
-    assert story.state.plan_asked is None
+    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+    return story
+
+
+def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
+    story = three_of_four_ready()
+    assert story.state.calibration is None
     story.wait(30.0)
+    story.measure()
     assert len(story.wished(c.ComputePlan)) == 1
 
 
-def test_the_first_plan_is_made_as_soon_as_nobody_boots_any_more() -> None:
-    story = Story(boot_wait_s=30.0)
-    story.start()
-    story.intend()
-    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
-    story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
-    for vm_id in ("a", "b", "c"):
-        story.ready(vm_id)
-    story.prepare()
+def test_measuring_and_the_first_plan_begin_when_nobody_boots_any_more() -> None:
+    story = three_of_four_ready()
     story.ready("d")
+    story.measure()
     assert len(story.wished(c.ComputePlan)) == 1
 
 

@@ -19,6 +19,7 @@ IDS = tuple("abcdef")
 VM_IDS = st.sampled_from(IDS)
 STEPS = st.integers(0, 120)
 NUMBERS = st.integers(0, 6)
+ROUNDS = st.integers(-3, -1)
 SLOTS = st.integers(0, 1)
 REASONS = st.just("reason")
 
@@ -26,8 +27,20 @@ REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
     st.builds(
         wire.SupervisorReady, num_slots=st.integers(1, 2), torch_version=st.just("2")
     ),
-    st.builds(wire.Calibrated, profile=st.just(PROFILE)),
-    st.builds(wire.StoreOpened, generation=NUMBERS, host=st.just("h"), port=st.just(1)),
+    st.builds(wire.Calibrated, profile=st.just(PROFILE), generation=ROUNDS),
+    st.builds(
+        wire.CalibrationProgress,
+        generation=ROUNDS,
+        done=st.integers(1, 2),
+        total=st.just(3),
+        what=st.just("sections"),
+    ),
+    st.builds(
+        wire.StoreOpened,
+        generation=st.one_of(NUMBERS, ROUNDS),
+        host=st.just("h"),
+        port=st.just(1),
+    ),
     st.builds(
         wire.GenerationStarted,
         generation=NUMBERS,
@@ -57,8 +70,18 @@ REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
         step=STEPS,
         done=st.booleans(),
     ),
-    st.builds(wire.GenerationBroken, generation=NUMBERS, slot=SLOTS, reason=REASONS),
-    st.builds(wire.WorkerDied, generation=NUMBERS, slot=SLOTS, reason=REASONS),
+    st.builds(
+        wire.GenerationBroken,
+        generation=st.one_of(NUMBERS, ROUNDS),
+        slot=SLOTS,
+        reason=REASONS,
+    ),
+    st.builds(
+        wire.WorkerDied,
+        generation=st.one_of(NUMBERS, ROUNDS),
+        slot=SLOTS,
+        reason=REASONS,
+    ),
     st.builds(wire.CheckpointSaved, name=st.sampled_from(["x", "y"]), step=STEPS),
     st.builds(wire.CheckpointDamaged, name=st.sampled_from(["x"]), reason=REASONS),
     st.builds(wire.CheckpointFailed, step=st.just(5), reason=REASONS),
@@ -85,6 +108,13 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         now=st.booleans(),
     ),
     st.builds(e.TimerFired, at_s=AT),
+    st.builds(
+        e.ProfilesListed,
+        at_s=AT,
+        profiles=st.sampled_from(
+            [(), (e.KnownProfile(profile=PROFILE, measured_at_s=0.0),)]
+        ),
+    ),
     st.builds(
         e.OffersSeen,
         at_s=AT,

@@ -196,6 +196,7 @@ def test_the_report_has_every_field_that_was_promised() -> None:
     promised = (
         "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
         "preemptions_noticed preemptions_unnoticed silent_losses plans "
+        "slow_vms_replaced slow_vms "
         "minibatches_lost minibatches_recomputed usd_spent usd_on_demand "
         "examples_per_s wall_s"
     )

@@ -127,6 +127,9 @@ def test_a_market_that_contradicts_itself_is_refused(
     [
         {"at_s": -1, "kind": "kill"},
         {"at_s": 0, "kind": "price", "zone": "a"},
+        {"at_s": 0, "kind": "slow"},
+        {"at_s": 0, "kind": "slow", "factor": 1.0},
+        {"at_s": 0, "kind": "kill", "factor": 2.0},
         {"at_s": 0, "kind": "kill", "usd_per_hour": 1.0},
         {"at_s": 0, "kind": "capacity", "count": 2},
     ],

@@ -136,9 +136,9 @@ def test_the_groups_of_a_vm_are_stopped_and_go_on_as_one(
     found = groups([marker])
     assert found == {os.getpgid(pid) for pid in pids}
     signal_groups(found, signal.SIGSTOP)
-    machine.until(lambda: {machine.state(pid) for pid in pids} == {"T"})
+    machine.eventually(lambda: {machine.state(pid) for pid in pids} == {"T"})
     signal_groups(found, signal.SIGCONT)
-    machine.until(lambda: "T" not in {machine.state(pid) for pid in pids})
+    machine.eventually(lambda: "T" not in {machine.state(pid) for pid in pids})
     kill_all([marker])
     signal_groups(found, signal.SIGSTOP)  # nobody is left
 

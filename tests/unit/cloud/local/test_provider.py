@@ -120,6 +120,34 @@ def test_a_silent_vm_stands_still_and_is_said_to_run(
     assert cloud.client().offers()[0].available == 2
 
 
+def test_a_slow_vm_stops_and_goes_on_all_the_time_and_can_still_be_ended(
+    cloud: Cloud, machine: Machine
+) -> None:
+    vm, other = cloud.launch(2)
+    pids, others = cloud.boot(vm)["pids"], cloud.boot(other)["pids"]
+    if cloud.hit("slow", factor=4.0) == (other.vm_id,):
+        vm, pids, others = other, others, pids
+    for _ in range(5):
+        machine.eventually(lambda: machine.state(pids[0]) == "T")
+        assert "T" not in {machine.state(pid) for pid in others}
+        machine.eventually(lambda: machine.state(pids[0]) != "T")
+    assert cloud.client().offers()[0].available == 1
+    cloud.client().terminate([vm.vm_id])
+    assert not any(machine.runs(pid) for pid in pids)
+
+
+def test_a_slow_vm_that_falls_silent_stands_still_for_good(
+    cloud: Cloud, machine: Machine
+) -> None:
+    (vm,) = cloud.launch()
+    cloud.hit("slow", factor=2.0)
+    pids = cloud.boot(vm)["pids"]  # found although it came later
+    machine.eventually(lambda: machine.state(pids[0]) == "T")
+    cloud.hit("silence")
+    for _ in range(100):
+        assert {machine.state(pid) for pid in pids} == {"T"}
+
+
 def test_a_vm_that_fell_silent_before_its_agent_started_stays_silent(
     cloud: Cloud, machine: Machine
 ) -> None:

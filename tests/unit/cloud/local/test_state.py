@@ -242,7 +242,9 @@ class Market(RuleBasedStateMachine):
         assert self.driver.apply("capacity", zone=zone, count=count) == ()
 
     @rule(
-        kind=st.sampled_from(sorted({*get_args(EventKind)} - {"capacity", "price"})),
+        kind=st.sampled_from(
+            sorted({*get_args(EventKind)} - {"capacity", "price", "slow"})
+        ),
         zone=st.sampled_from([None, "a", "b"]),
         count=st.integers(0, 4),
     )

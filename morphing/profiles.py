@@ -1,0 +1,152 @@
+"""Profiles as planning needs them: checked before use, or derived for another device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+
+from spottrain.morphing.errors import PlanError
+from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Profile,
+    RingProfile,
+    SectionProfile,
+)
+
+BETWEEN_AS_WITHIN = "between_vms: taken from within_vm, for there was one VM"
+WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot each"
+LINKS_ASSUMED = "links: assumed, for a process alone has nobody to send to"
+
+_SECTION_TIMES = ("forward_s", "backward_s", "recompute_s")
+
+
+def check_profile(
+    profile: Profile, facts: ModelFacts | None = None, source: str = "the profile"
+) -> None:
+    """Check that a profile can be planned with.
+
+    Args:
+        profile: From whatever source.
+        facts: The model that it has to be of, if one is known.
+        source: What to call it in errors, such as its file.
+
+    Raises:
+        PlanError: Names the source, the first field that is wrong, and what it holds.
+    """
+    for field, value, least, above in _numbers(profile):
+        good = value > least if above else value >= least
+        if not good:  # so NaN is refused too
+            bound = "above" if above else "at least"
+            raise PlanError(
+                f"{source}: {field} must be {bound} {least}: got {value}; "
+                "calibrate again or mend the file"
+            )
+    sizes = profile.microbatch_sizes
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise PlanError(
+            f"{source}: microbatches must be of ascending microbatch_size: got "
+            f"{list(sizes)}; calibrate again or mend the file"
+        )
+    if profile.origin != "measured" and not profile.sources:
+        raise PlanError(
+            f"{source}: sources must say where the numbers of a profile that is "
+            f"{profile.origin} are from: got none; add them"
+        )
+    for number, one in enumerate(profile.microbatches):
+        indices = [section.index for section in one.sections]
+        wanted = range(
+            len(facts.sections if facts else profile.microbatches[0].sections)
+        )
+        if indices != list(wanted):
+            raise PlanError(
+                f"{source}: microbatches[{number}].sections must be those of a model "
+                f"of {len(wanted)} sections, in order: got {indices}; calibrate again"
+            )
+    if facts is not None and profile.fingerprint != facts.fingerprint:
+        raise PlanError(
+            f"{source}: fingerprint must be {facts.fingerprint}, this model's: got "
+            f"{profile.fingerprint}; it is of another model: calibrate again"
+        )
+
+
+def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
+    """Yield (field, value, bound, whether it must be above the bound)."""
+    for i, one in enumerate(profile.microbatches):
+        place = f"microbatches[{i}]"
+        yield f"{place}.microbatch_size", one.microbatch_size, 0, True
+        for k, section in enumerate(one.sections):
+            for name in _SECTION_TIMES:
+                value = getattr(section, name)
+                yield f"{place}.sections[{k}].{name}", _finite(value), 0, True
+            for field in fields(section):
+                if field.name.endswith(("_bytes", "_spread")):
+                    value = _finite(getattr(section, field.name))
+                    yield f"{place}.sections[{k}].{field.name}", value, 0, False
+    yield "optimizer_s_per_byte", _finite(profile.optimizer_s_per_byte), 0, False
+    yield "task_overhead_s", _finite(profile.task_overhead_s), 0, False
+    links: Mapping[str, LinkProfile | RingProfile] = {
+        "within_vm": profile.within_vm,
+        "between_vms": profile.between_vms,
+        **{f"rings[{i}]": ring for i, ring in enumerate(profile.rings)},
+    }
+    for place, link in links.items():
+        yield f"{place}.latency_s", _finite(link.latency_s), 0, False
+        bandwidth = _finite(link.bandwidth_bytes_per_s)
+        yield f"{place}.bandwidth_bytes_per_s", bandwidth, 0, True
+        if isinstance(link, LinkProfile):
+            yield f"{place}.jitter", _finite(link.jitter), 0, False
+        else:
+            yield f"{place}.ranks", link.ranks, 2, False
+            yield f"{place}.rings", link.rings, 1, False
+
+
+def _finite(value: float) -> float:
+    """Return ``value``, but what is infinite as no number at all."""
+    return value if math.isfinite(value) else math.nan
+
+
+def assumes_links(profile: Profile) -> bool:
+    """Return whether links between VMs are no more than assumed."""
+    return BETWEEN_AS_WITHIN in profile.sources or LINKS_ASSUMED in profile.sources
+
+
+def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
+    """Return what a profile would be on a device that is ``ratio`` times as fast.
+
+    What the device computes takes ``1 / ratio`` of the time: sections, the optimizer.
+    Links, all-reduces and the overhead of tasks, which are the host's, stay.
+
+    Args:
+        profile: Measured, usually.
+        device: What to call the other device.
+        ratio: Its speed over that of ``profile.device``.
+
+    Raises:
+        PlanError: The ratio is not above 0.
+    """
+    if not 0 < ratio < math.inf:
+        raise PlanError(f"ratio must be above 0: got {ratio}; give speed over speed")
+
+    def scaled(section: SectionProfile) -> SectionProfile:
+        return replace(
+            section, **{name: getattr(section, name) / ratio for name in _SECTION_TIMES}
+        )
+
+    source = f"derived: times of {profile.device} ({profile.origin}) / {ratio:g}"
+    return replace(
+        profile,
+        device=device,
+        microbatches=tuple(
+            MicrobatchProfile(
+                microbatch_size=one.microbatch_size,
+                sections=tuple(map(scaled, one.sections)),
+            )
+            for one in profile.microbatches
+        ),
+        optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
+        origin="derived",
+        sources=(*profile.sources, source),
+    )

@@ -1,0 +1,161 @@
+"""Runs plans on real workers and sets what they track against the planner's model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
+
+from spottrain import wire
+from spottrain.morphing.memory import StageMemory, rank_bytes
+from spottrain.pipeline.entrypoint import load_job
+from spottrain.pipeline.inspect import model_facts
+from spottrain.pipeline.tracer import trace
+from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, Reduction
+
+EXAMPLES = HERE.parents[1] / "examples"
+WORKDIRS = {"byte_gpt:training_job": EXAMPLES}
+NAMES = "abcdefghijkl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One plan of one model."""
+
+    entrypoint: str
+    depth: int
+    width: int
+    schedule: wire.ScheduleKind = "varuna"
+    recompute: bool = True
+    reduction: Reduction = "fast"
+    microbatch_size: int = 2
+    nodes: int = 12
+    """Virtual nodes of a mini-batch."""
+    chunks: int = 1
+    in_flight_bound: int | None = None
+    checkpoint_every_steps: int = 1000
+    steps: int = 3
+
+    def __str__(self) -> str:
+        name = self.entrypoint.partition(":")[0 if "byte" in self.entrypoint else 2]
+        name = self.entrypoint.partition(":")[2].removesuffix("_job")
+        kind = self.schedule + (f"/{self.chunks}" if self.chunks > 1 else "")
+        bound = f" <={self.in_flight_bound}" if self.in_flight_bound else ""
+        again = "recompute" if self.recompute else "keep"
+        return (
+            f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
+            f"m{self.microbatch_size}"
+        )
+
+    @property
+    def workdir(self) -> Path:
+        """Where the model's module is."""
+        return WORKDIRS.get(self.entrypoint, HERE)
+
+    def spec(self, folder: Path) -> JobSpec:
+        """Return the job's settings."""
+        return JobSpec(
+            name="memory",
+            entrypoint=self.entrypoint,
+            seed=1,
+            steps=self.steps,
+            minibatch_size=self.nodes * self.microbatch_size,
+            microbatch_size=self.microbatch_size,
+            reduction=self.reduction,
+            checkpoint_path=str(folder / "checkpoints"),
+            checkpoint_every_steps=self.checkpoint_every_steps,
+            checkpoint_keep=2,
+            lease_s=100.0,
+            heartbeat_s=1.0,
+        )
+
+    def plan(self, spec: JobSpec, num_sections: int) -> Plan:
+        """Return the plan, its stages cut evenly."""
+        runs = self.depth * self.chunks
+        return make_plan(
+            spec,
+            self.depth,
+            self.width,
+            NAMES,
+            num_sections,
+            schedule=self.schedule,
+            recompute=self.recompute,
+            chunks=self.chunks,
+            in_flight_bound=self.in_flight_bound,
+            stage_bounds=tuple(num_sections * k // runs for k in range(runs + 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one worker tracked at most, and what the planner allows it."""
+
+    stage: int
+    replica: int
+    tracked_bytes: int
+    allowed: StageMemory
+
+    @property
+    def share(self) -> float:
+        """Tracked over allowed."""
+        return self.tracked_bytes / self.allowed.total_bytes
+
+
+@functools.cache
+def facts_of(entrypoint: str) -> ModelFacts:
+    """Return what planning needs to know of a model."""
+    job = load_job(entrypoint, WORKDIRS.get(entrypoint, HERE))
+    return model_facts(job, trace(job))
+
+
+def measure_profile(
+    zygote: Zygote, folder: Path, entrypoint: str, sizes: tuple[int, ...]
+) -> Profile:
+    """Have one worker measure a model at some micro-batch sizes."""
+    run = Run(entrypoint=entrypoint, depth=1, width=1)
+    spec = replace(run.spec(folder), minibatch_size=16)
+    with Fleet(spec, "a", folder / "log", zygote, workdir=run.workdir) as fleet:
+        fleet.ready()
+        fleet.machines["a"].send(wire.Calibrate(microbatch_sizes=sizes))
+        return fleet.wait_for(
+            "profile",
+            lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
+        )
+
+
+def track(
+    zygote: Zygote,
+    folder: Path,
+    run: Run,
+    profile: Profile,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[Rank], dict[str, Any]]:
+    """Train by the plan; return what every worker tracked, and the fleet's pids."""
+    facts = facts_of(run.entrypoint)
+    spec = run.spec(folder)
+    plan = run.plan(spec, len(facts.sections))
+    names = NAMES[: run.depth * run.width]
+    with Fleet(
+        spec, names, folder / "log", zygote, environment, run.workdir
+    ) as fleet:
+        fleet.ready()
+        fleet.train(lambda _: plan, fleet.initialise())
+        history = fleet.history
+    tracked = {
+        name: r.peak_bytes
+        for name, r in history
+        if isinstance(r, wire.MinibatchCommitted)
+    }
+    allowed = rank_bytes(facts, profile, plan, run.reduction)
+    if run.checkpoint_every_steps >= run.steps:
+        allowed = tuple(replace(one, snapshot_bytes=0) for one in allowed)
+    return [
+        Rank(
+            rank % run.depth, rank // run.depth, tracked[slot.vm_id], allowed[rank]
+        )
+        for rank, slot in enumerate(plan.slots)
+    ], {}

@@ -1,0 +1,83 @@
+"""Fast and slow devices in one job, from the choice of the plan to its predicted time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
+
+from spottrain.morphing.choose import Device, choose_plan
+from spottrain.morphing.simulator import simulate_step
+from spottrain.wire import Plan
+
+
+def chosen(devices: tuple[Device, ...], previous: Plan | None = None) -> Plan:
+    plan = choose_plan(inputs(devices, previous=previous)).plan
+    assert plan is not None
+    return plan
+
+
+def speeds(plan: Plan, devices: tuple[Device, ...]) -> list[tuple[float, ...]]:
+    """Return those of each replica's devices."""
+    of_slot = {device.slot: device.speed for device in devices}
+    every = [of_slot[slot] for slot in plan.slots]
+    depth = plan.pipeline_depth
+    return [tuple(every[i : i + depth]) for i in range(0, len(every), depth)]
+
+
+def shares(plan: Plan) -> list[int]:
+    return [b - a for a, b in itertools.pairwise(plan.replica_bounds)]
+
+
+def test_two_fast_and_eight_slow_devices_beat_either_kind_alone() -> None:
+    both = fleet((2, 4.0), (8, 1.0))
+    together, fast, slow = (chosen(f) for f in (both, both[:2], both[2:]))
+    own = speeds(together, both)
+    assert all(len(set(one)) == 1 for one in own)
+    assert own[0][0] == 4.0
+    assert {one[0] for one in own[1:]} == {1.0}
+    first, *others = shares(together)
+    assert first == pytest.approx(4 * others[0], rel=0.1)
+    assert max(others) - min(others) <= 1
+    for alone in (fast, slow):
+        assert alone.predicted_step_s > 1.7 * together.predicted_step_s
+
+
+def test_shares_by_speed_beat_even_ones() -> None:
+    both = fleet((2, 4.0), (8, 1.0))
+    plan = chosen(both)
+    width, last = plan.data_parallel_width, plan.replica_bounds[-1]
+    even = replace(
+        plan, replica_bounds=tuple(last * d // width for d in range(width + 1))
+    )
+    flat = [speed for own in speeds(plan, both) for speed in own]
+    step = simulate_step(even, profile(), facts(), reduction="fast", speeds=flat)
+    assert step.step_s > 1.4 * plan.predicted_step_s
+
+
+def test_devices_that_are_too_slow_are_left_out() -> None:
+    both = fleet((4, 4.0), (2, 0.004))
+    plan = chosen(both)
+    assert {speed for own in speeds(plan, both) for speed in own} == {4.0}
+
+
+def test_a_fast_pair_that_joins_becomes_a_replica_of_its_own() -> None:
+    both = fleet((8, 1.0), (2, 4.0))
+    before = chosen(both[:8])
+    after = chosen(both, previous=before)
+    assert after.data_parallel_width == before.data_parallel_width + 1
+    assert speeds(after, both)[0] == (4.0, 4.0)
+    stage_before = {s: rank % 2 for rank, s in enumerate(before.slots)}
+    stage_after = {s: rank % 2 for rank, s in enumerate(after.slots)}
+    assert all(stage_after[slot] == stage for slot, stage in stage_before.items())
+
+
+def test_a_pipeline_of_unlike_devices_has_its_fast_ones_on_the_heavy_stages() -> None:
+    both = fleet((1, 4.0), (1, 1.0))
+    plan = chosen(both)
+    assert plan.pipeline_depth == 2
+    heavier = max(range(2), key=lambda p: len(plan.sections_of(p)))
+    assert len(plan.sections_of(0)) != len(plan.sections_of(1))
+    assert speeds(plan, both)[0][heavier] == 4.0

@@ -1,0 +1,123 @@
+"""``spottrain plan``: what would be rented, how it would train, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from spottrain.errors import ConfigError
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.inputs import Objective
+from spottrain.varuna_manager import launch, planning, tools
+from spottrain.varuna_manager.cli_replay import read_workload
+from spottrain.varuna_manager.config import JobConfig, load_config
+from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
+from spottrain.varuna_manager.tables import preview_parts
+from spottrain.wire import ScheduleKind
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Job file; or a model and its profile as JSON (see examples/profiles), "
+        "with --gpus."
+    ),
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Show all that was weighed, and why not.")
+]
+GpusOption = Annotated[
+    int | None, typer.Option(min=1, help="Of JSON: GPUs, one in each VM.")
+]
+MinibatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Of JSON: examples, instead of those it says.")
+]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(help="throughput or examples_per_dollar, instead of the file's."),
+]
+ScheduleOption = Annotated[
+    str | None, typer.Option(help="One schedule for all, instead of the file's.")
+]
+RecomputeOption = Annotated[
+    bool | None,
+    typer.Option("--recompute/--no-recompute", help="One way for all, as above."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(plan)
+
+
+def plan(
+    file: FileArgument,
+    explain: ExplainOption = False,
+    gpus: GpusOption = None,
+    minibatch_size: MinibatchOption = None,
+    objective: ObjectiveOption = None,
+    schedule: ScheduleOption = None,
+    recompute: RecomputeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show which machines and which plan a launch would begin with; rents nothing.
+
+    Given a model and a profile as JSON, which need no machine at all: the plan for so
+    many of its GPUs.
+    """
+    asked = {
+        "objective": _one_of("--objective", objective, get_args(Objective)),
+        "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
+        "recompute": recompute,
+    }
+    changes: dict[str, Any] = {
+        key: value for key, value in asked.items() if value is not None
+    }
+    if file.suffix != ".json":
+        if gpus is not None or minibatch_size is not None:
+            raise ConfigError(
+                "--gpus and --minibatch-size go with a profile as JSON: got "
+                f"{file.name}; a job file says them itself"
+            )
+        config = load_config(file)
+        morphing = config.morphing.model_copy(update=changes)
+        preview(config.model_copy(update={"morphing": morphing}), output, explain)
+        return
+    if gpus is None:
+        raise ConfigError(f"{file.name}: --gpus says on how many; give it")
+    workload = read_workload(file, None, minibatch_size, None, None)
+    inputs = replace(planning.workload_inputs(workload, gpus), **changes)
+    try:
+        document = planning.preview_workload(file.name, inputs, workload.sources)
+    except PlanError as error:
+        raise ConfigError(f"{file.name}: {error}") from None
+    _show(document, output, explain)
+
+
+def preview(config: JobConfig, output: Output, explain: bool = False) -> None:
+    """Show what a launch of ``config`` would begin with.
+
+    Raises:
+        SpottrainError: It cannot be launched.
+    """
+    launch.check_budget(config)
+    planning.fleet_for(config)
+    say(f"inspecting and measuring {config.entrypoint} on this machine")
+    facts = tools.inspect_model(config)
+    document = planning.preview(config, facts, tools.calibrate(config))
+    _show(document, output, explain)
+
+
+def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*preview_parts(document, explain))
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} must be one of {', '.join(known)}: got {value}")
+    return value
