@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spottrain.morphing.reducing import Hop, least_hop
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
@@ -134,6 +135,7 @@ def least_steps_s(
     stage_bytes: Array,
     profile: Profile,
     reduction: Reduction,
+    finish_s: Array | None = None,
 ) -> Array:
     """Return what a mini-batch takes at least, for each of several widths.
 
@@ -145,18 +147,22 @@ def least_steps_s(
         stage_bytes: Parameters of each stage, which are reduced and updated.
         profile: Rings and the optimizer.
         reduction: How gradients are summed up.
+        finish_s: When the first stage has drained at the earliest, as far as that is
+            known, see ``mixed_bounds``.
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
     to_first = pipe.there_s + busy + pipe.back_s
+    if finish_s is not None:
+        to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
     # The latest over the stages from here on, less the way that is not gone.
     drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.back_s
     if places is not None:
         turns = np.ceil(many / np.minimum(places, many))
         drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
-    fixed, per_byte = _reduce(pipe.link, widths, reduction)
+    fixed, per_byte = _reduce(pipe.link, least_hop(profile), widths, reduction)
     prepared = (drained + fixed + per_byte * stage_bytes).max(axis=1)
-    gather_s = (widths * pipe.depth - 1) * pipe.link.latency_s
+    gather_s = np.ceil(np.log2(widths * pipe.depth)) * pipe.link.latency_s
     update_s = profile.optimizer_s_per_byte * stage_bytes.max() / pipe.speed
     # The simulator counts in whole nanoseconds.
     rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
@@ -165,17 +171,14 @@ def least_steps_s(
 
 
 def _reduce(
-    link: LinkProfile, widths: NDArray[np.int64], reduction: Reduction
+    link: LinkProfile, hop: Hop, widths: NDArray[np.int64], reduction: Reduction
 ) -> tuple[Array, Array]:
     """Return what reducing takes at least: for each width, and for each byte besides."""
     ring = widths[:, None].astype(float)
     if reduction == "fast":
-        messages = 2 * (ring - 1)
-        parts = ring
-    else:
-        # The sum comes from the replica before, unless it is the first one's.
-        messages = np.array([[float(math.ceil(math.log2(w)))] for w in widths.tolist()])
-        parts = np.ones_like(ring)
-    per_byte: Array = messages / parts / link.bandwidth_bytes_per_s
+        return (ring - 1) * hop.latency_s, (ring - 1) / ring * hop.s_per_byte
+    # The sum comes from the replica before, unless it is the first one's.
+    messages = np.array([[float(math.ceil(math.log2(w)))] for w in widths.tolist()])
+    per_byte: Array = messages / link.bandwidth_bytes_per_s
     fixed: Array = messages * link.latency_s
     return fixed, per_byte

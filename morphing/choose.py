@@ -168,9 +168,12 @@ class Search:
                 break
             heapq.heappop(self._open)
             self._seen.append(weighed)
-            if not self._may_be_chosen(weighed):
-                continue
-            self._look_at(weighed)
+            if self._may_be_chosen(weighed):
+                self._look_at(weighed)
+        # What was passed over was so for the one preferred then.
+        for weighed in list(self._seen):
+            if weighed.outcome is None and self._may_be_chosen(weighed):
+                self._look_at(weighed)
         if self.best is None:
             self._look_again()
 
@@ -204,7 +207,8 @@ class Search:
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return what plans are compared by: time or money for a mini-batch."""
-        cost = step_s * handicap(depth, width, self.inputs.lag_share)
+        share = self.inputs.lag_share
+        cost = step_s * handicap(depth, width, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
     def _liking(self, draft: Draft) -> tuple[bool, Manner, int, int]:
@@ -220,11 +224,11 @@ class Search:
         return not runs, manner, draft.depth, draft.width
 
     def _may_be_chosen(self, weighed: _Weighed) -> bool:
-        if self.best is None or self.chosen is None:
+        """Whether it could be better by more than noise, or as good and preferred."""
+        chosen = self.chosen
+        if chosen is None or weighed.least_cost * (1 + NOISE) < chosen.cost:
             return True
-        if weighed.least_cost < self.best.cost:
-            return True
-        return self._liking(weighed.draft) < self._liking(self.chosen.draft)
+        return self._liking(weighed.draft) < self._liking(chosen.draft)
 
     def _look_at(self, weighed: _Weighed) -> None:
         draft = weighed.draft

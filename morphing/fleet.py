@@ -7,7 +7,9 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from spottrain.morphing import placement
 from spottrain.morphing.inputs import PlanInputs
+from spottrain.morphing.placement import Device
 from spottrain.wire import ScheduleKind
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe")
@@ -104,6 +106,13 @@ class Fleet:
             width -= 1
         return width
 
+    def take(self, order: list[Device], depth: int, width: int) -> list[Device] | None:
+        """Take the first devices of ``order`` that a plan can be placed on."""
+        most = depth * (width - 1) if width > 1 else depth
+        if max(self._sizes) <= most:
+            return order[: depth * width]
+        return placement.take(order, depth, width)
+
     def _placeable(self, depth: int, width: int) -> int:
         most = depth * (width - 1)
         return sum(count * min(size, most) for size, count in self._sizes.items())
@@ -121,7 +130,7 @@ class Fleet:
         widest = self.widest(depth, shares)
         if widest < 1:
             return []
-        found = {1, widest}
+        found = {1, widest} if len(self.speeds) > 1 else {1}
         for speed in self.speeds[:-1]:
             found.add(sum(d.speed >= speed for d in self.devices) // depth)
         share = math.ceil(shares / widest)

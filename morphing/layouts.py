@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from spottrain.morphing.memory import (
     virtual_nodes_apart,
 )
 from spottrain.morphing.partition import partition, spread
-from spottrain.morphing.placement import Device, place, take
+from spottrain.morphing.placement import Device, place
 from spottrain.morphing.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.simulator import simulate_step
 from spottrain.wire import Plan
@@ -36,7 +37,7 @@ SHORT = 8
 """Micro-batches a stage of a schedule long enough to tell what its stages hold."""
 NEVER_BYTES = 1 << 62
 """More than any device has."""
-UNEVEN = 1.5
+UNEVEN = 1.25
 """How much slower than evenly cut a stage may be made for want of memory, at first."""
 
 
@@ -102,7 +103,7 @@ class Layouts:
             pipe,
             counts,
             ring,
-            places=self._places(depth, manner),
+            places=self.places(depth, manner),
             stage_bytes=self._stage_params(depth, manner),
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
@@ -110,7 +111,8 @@ class Layouts:
         steps: list[float] = least_s.tolist()
         return steps
 
-    def _places(self, depth: int, manner: Manner) -> NDArray[np.int64] | None:
+    def places(self, depth: int, manner: Manner) -> NDArray[np.int64] | None:
+        """Return the most micro-batches in flight on each stage, as far as known."""
         bound = manner.in_flight_bound or None
         if manner.schedule == "1f1b":
             return np.minimum(np.arange(depth, 0, -1), bound or depth)
@@ -143,13 +145,18 @@ class Layouts:
     def _stage_loads(
         self, depth: int, manner: Manner, count: int
     ) -> tuple[StageLoad, ...]:
+        if bound := manner.in_flight_bound:
+            free = self._loads(depth, replace(manner, in_flight_bound=0), count)
+            return tuple(
+                replace(
+                    load,
+                    in_flight=min(load.in_flight, bound),
+                    inputs_held=min(load.inputs_held, bound),
+                )
+                for load in free
+            )
         return stage_loads(
-            manner.schedule,
-            depth,
-            count,
-            manner.recompute,
-            chunks=manner.chunks,
-            in_flight_bound=manner.in_flight_bound or None,
+            manner.schedule, depth, count, manner.recompute, chunks=manner.chunks
         )
 
     def loads(self, depth: int, manner: Manner, count: int) -> tuple[StageLoad, ...]:
@@ -212,14 +219,29 @@ class Layouts:
         count, apart, width = crowd
         loads = self.loads(depth, manner, count)
 
-        def fits(stage: int, start: int, end: int) -> bool:
-            needed = self._needed((range(start, end),), loads[stage], apart, width)
-            return needed <= room_bytes
+        sections = len(self.inputs.facts.sections)
+
+        def excess(stage: int, start: int, end: int) -> int:
+            run = (range(start, end),)
+            return self._needed(run, loads[stage], apart, width) - room_bytes
+
+        @cache
+        def farthest(stage: int, start: int) -> int:
+            # Longer runs need more.
+            ends = range(start + 1, sections - (depth - stage - 1) + 1)
+            key = partial(excess, stage, start)
+            return start + bisect.bisect_right(ends, 0, key=key)
 
         costs_s, last_s = self.times.costs_s(manner.recompute)
         even = self.cut(manner.recompute, depth)
         slowest_s = max(sum(costs_s[a:b]) for a, b in itertools.pairwise(even))
-        return partition(costs_s, depth, fits, last_s, uneven * slowest_s)
+        return partition(
+            costs_s,
+            depth,
+            lambda stage, start, end: end <= farthest(stage, start),
+            last_s,
+            uneven * slowest_s,
+        )
 
     def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
@@ -297,7 +319,7 @@ class Layouts:
         refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
         room = 0
         for order in fleet.orders:
-            devices = take(order, draft.depth, draft.width)
+            devices = fleet.take(order, draft.depth, draft.width)
             if devices is None:
                 return refusal
             smallest = min(device.memory_bytes for device in devices)

@@ -21,8 +21,6 @@ from spottrain.morphing.loops.stage import RUNS, peaks
 from spottrain.morphing.loops.types import Codes, Numbers
 from spottrain.wire import MOST_CHUNKS, ScheduleKind
 
-Kind: TypeAlias = ScheduleKind
-"""The name that people give on the command line is the plan's own."""
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and how often it comes."""
 QUANTA_A_STAGE = 8
@@ -90,7 +88,7 @@ class Schedule:
 
 
 def compact_schedule(
-    kind: Kind,
+    kind: ScheduleKind,
     pipeline_depth: int,
     num_microbatches: int,
     *,
@@ -153,7 +151,7 @@ def pack(
     )
 
 
-def _check(kind: Kind, depth: int, num_microbatches: int, chunks: int) -> None:
+def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -> None:
     if depth < 1 or num_microbatches < 1:
         raise PlanError(
             "a schedule needs a stage and a micro-batch: got pipeline_depth "

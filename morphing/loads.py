@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spottrain.morphing.lists import Schedule, compact_schedule
-from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.loops.compiled import fast
+from spottrain.morphing.loops.loads import CHUNK, NEEDED, RECOMPUTED, count_loads
 from spottrain.wire import ScheduleKind
 
 
@@ -63,35 +64,23 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
+    counted = fast(count_loads, len(compact.codes))(compact.codes, compact.runs, chunks)
+    rows: list[list[int]] = counted.tolist()
     bound = in_flight_bound or num_microbatches * chunks
-    in_flight = [min(bound, peak) for peak in compact.max_in_flight]
-    return tuple(_load(compact, p, in_flight) for p in range(pipeline_depth))
-
-
-def _load(compact: Schedule, stage: int, in_flight: list[int]) -> StageLoad:
-    recomputes = _recomputes(compact, stage)
-    if compact.chunks == 1:
-        return StageLoad(
-            in_flight=in_flight[stage],
-            inputs_held=in_flight[max(stage - 1, 0)],
-            gradients_waiting=_waiting(compact, stage, in_flight[stage]),
-            recomputes=recomputes,
+    in_flight = [min(bound, sum(row[CHUNK:])) for row in rows]
+    return tuple(
+        StageLoad(
+            in_flight=in_flight[p],
+            # In a ring of several chunks some come from the last stage; see docs.
+            inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
+            gradients_waiting=_waiting(compact, p, in_flight[p]),
+            recomputes=row[NEEDED],
+            by_chunk=tuple(row[CHUNK:]) if chunks > 1 else (),
+            keeps=tuple(not row[RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
+            if chunks > 1
+            else (),
         )
-    counts = _peak_counts(compact, stage)
-    again = {
-        int(code) // 3
-        for codes, _ in compact.runs_of(stage)
-        for code in codes
-        if code % 3 == RECOMPUTE
-    }
-    return StageLoad(
-        in_flight=in_flight[stage],
-        # The stage before is at most two ahead, and so on around the ring.
-        inputs_held=in_flight[stage] + 1,
-        gradients_waiting=1,
-        recomputes=recomputes,
-        by_chunk=counts,
-        keeps=tuple(chunk not in again for chunk in range(compact.chunks)),
+        for p, row in enumerate(rows)
     )
 
 
@@ -102,59 +91,8 @@ def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
     all forwards come first, the stage after has backwards to run as often as it would
     have to wait, which is about one time in three.
     """
+    if compact.chunks > 1:
+        return 1
     if stage == compact.pipeline_depth - 1:
         return 0
     return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
-
-
-def _recomputes(compact: Schedule, stage: int) -> int:
-    """Count the recomputes but for those that come right after their forward.
-
-    From one repeat of a pattern to the next only the first differs, by what came before.
-    """
-    done = [0, 0, 0]
-    before, total = -1, 0
-    for codes, repeats in compact.runs_of(stage):
-        works = [int(code) % 3 for code in codes]
-        counted = 0
-        for _ in range(min(repeats, 2)):
-            counted = 0
-            for work in works:
-                spared = (
-                    before == FORWARD
-                    and done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
-                )
-                counted += work == RECOMPUTE and not spared
-                done[work] += 1
-                before = work
-            total += counted
-        more = max(0, repeats - 2)
-        total += more * counted
-        for work in works:
-            done[work] += more
-    return total
-
-
-def _peak_counts(compact: Schedule, stage: int) -> tuple[int, ...]:
-    """Return how many micro-batches of each chunk are in flight when most are."""
-    now = [0] * compact.chunks
-    peak, most = tuple(now), 0
-
-    def play(pattern: list[int]) -> None:
-        nonlocal peak, most
-        for code in pattern:
-            chunk, work = divmod(code, 3)
-            now[chunk] += (work == FORWARD) - (work == BACKWARD)
-            if sum(now) > most:
-                peak, most = tuple(now), sum(now)
-
-    for codes, repeats in compact.runs_of(stage):
-        pattern = codes.tolist()
-        before = tuple(now)
-        play(pattern)
-        grown = [a - b for a, b in zip(now, before, strict=True)]
-        for chunk, more in enumerate(grown):
-            now[chunk] += max(0, repeats - 2) * more
-        if repeats > 1:
-            play(pattern)
-    return peak

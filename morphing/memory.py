@@ -255,7 +255,8 @@ def _moment(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _Training:
         work = max(work, task - min(graphs, 1) * chunk.held)
     return _Training(
         stash=stash + spare * max(chunk.input for chunk in chunks),
-        batches=load.in_flight * max(chunk.batch for chunk in chunks),
+        # Examples stay from the first chunk's forward to its backward.
+        batches=load.counts[0] * max(chunk.batch for chunk in chunks),
         activations=kept + work,
         apart=apart,
     )

@@ -105,8 +105,10 @@ def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
     allowed = np.full_like(runs, np.inf)
     count = len(runs) - 1
     # The stages before and after need a section each.
-    first, end = stage, count - (stages - stage - 1)
-    for start, stop in np.argwhere(np.isfinite(runs[first:end, : end + 1])).tolist():
-        if fits(stage, first + start, stop):
-            allowed[first + start, stop] = runs[first + start, stop]
+    before = range(stage, count - (stages - stage) + 1) if stage else [0]
+    for start in before:
+        end = count - (stages - stage - 1)
+        for stop in range(start + 1, end + 1) if stage < stages - 1 else [count]:
+            if math.isfinite(runs[start, stop]) and fits(stage, start, stop):
+                allowed[start, stop] = runs[start, stop]
     return allowed

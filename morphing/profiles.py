@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
@@ -19,6 +20,9 @@ from spottrain.wire import (
 BETWEEN_AS_WITHIN = "between_vms: taken from within_vm, for there was one VM"
 WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot each"
 LINKS_ASSUMED = "links: assumed, for a process alone has nobody to send to"
+
+MOST_SPREAD = 0.25
+"""Typical spread of sections' times beyond which a profile is not kept."""
 
 _SECTION_TIMES = ("forward_s", "backward_s", "recompute_s")
 
@@ -111,6 +115,17 @@ def _finite(value: float) -> float:
 def assumes_links(profile: Profile) -> bool:
     """Return whether links between VMs are no more than assumed."""
     return BETWEEN_AS_WITHIN in profile.sources or LINKS_ASSUMED in profile.sources
+
+
+def is_noisy(profile: Profile) -> bool:
+    """Return whether the machine was too busy for the times to be used again later."""
+    spreads = [
+        spread
+        for one in profile.microbatches
+        for section in one.sections
+        for spread in (section.forward_spread, section.backward_spread)
+    ]
+    return statistics.median(spreads) > MOST_SPREAD
 
 
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:

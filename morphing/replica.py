@@ -6,9 +6,8 @@ that what happens at the same instant is seen at the same instant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -31,11 +30,15 @@ MOST_NANOSECONDS = 1 << 58
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """What one micro-batch takes on one stage."""
+    """What one micro-batch takes on one stage, or on one of its runs of sections."""
 
     forward_s: float
     recompute_s: float
     backward_s: float
+    forward_spread: float = 0.0
+    """Standard deviation as a share of the time; so are the others."""
+    recompute_spread: float = 0.0
+    backward_spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +46,16 @@ class Link:
     """What a micro-batch takes between two neighbouring stages, either way.
 
     A direction carries one message at a time: it is taken for ``transfer_s``, and the
-    message arrives ``latency_s`` after that.
+    message arrives ``latency_s`` after that. Links between VMs share the VMs' NICs, which
+    send one message at a time and receive one at a time.
     """
 
     latency_s: float = 0.0
     transfer_s: float = 0.0
+    jitter: float = 0.0
+    """Standard deviation of the sum as a share of it."""
+    vms: tuple[int, int] | None = None
+    """Numbers of the VMs where it begins and ends, if it shares their NICs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +85,18 @@ class Conditions(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """Chance in what tasks and transfers take, each on its own."""
+    """Chance in what tasks and messages take, each on its own."""
 
-    relative: float
-    """Standard deviation as a share of the time; the mean stays (log-normal)."""
+    relative: float = 0.0
+    """Standard deviation as a share of the time, besides what ``StageTimes`` and ``Link``
+    say; the mean stays (log-normal)."""
     seed: int = 0
     """The same seed gives the same run."""
 
 
 def simulate_pipeline(
     lists: Schedule | Sequence[StageSchedule],
-    stages: Sequence[StageTimes],
+    stages: Sequence[StageTimes | Sequence[StageTimes]],
     links: Sequence[Link],
     *,
     bound: int | None = None,
@@ -103,13 +112,14 @@ def simulate_pipeline(
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
-        stages: One a stage. The chunks of an interleaved schedule take equal shares.
+        stages: One a stage. The chunks of an interleaved schedule take equal shares, or
+            what the stage's times say for each of them.
         links: One between each two neighbouring stages, and for an interleaved schedule
             one from the last stage to the first; as slow as the slowest if not given.
         bound: Most micro-batches in flight on any stage; for each stage that of its
             list if not given. Only the runtime's conditions heed it.
-        conditions: What to take as given; an interleaved schedule, which the runtime
-            does not run, is played in order in the runtime's conditions too.
+        conditions: What to take as given; an interleaved schedule is played in order
+            in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
         to_the_end: Whether to play every micro-batch, for comparison.
 
@@ -118,12 +128,14 @@ def simulate_pipeline(
             or not finite; or jitter or chunks are asked for in the original's conditions.
     """
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
-    _check(schedule, stages, links, conditions, jitter)
+    parts = [_parts(stage, schedule.chunks) for stage in stages]
+    _check(schedule, parts, links, conditions, jitter)
     if not jitter and _never_waits(schedule):
-        return _run_alone(schedule, stages[0], bound, conditions)
+        return _run_alone(schedule, parts[0][0], bound, conditions)
     if conditions is Conditions.ORIGINAL:
-        return _run(_play_original(schedule, stages, links))
-    durations, transfer, latency = _times(schedule, stages, links, jitter)
+        return _run(_play_original(schedule, [own for (own,) in parts], links))
+    around = _around(links, len(stages))
+    durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
     rows, _ = fast(play, schedule.num_tasks)(
         schedule.codes,
@@ -132,11 +144,53 @@ def simulate_pipeline(
         durations,
         transfer,
         latency,
+        _carriers(around),
         schedule.num_microbatches,
         rule.FREE if free else rule.IN_ORDER,
         -1 if to_the_end or jitter else int(durations.sum(axis=1).argmax()),
     )
     return _run(rows)
+
+
+def _parts(
+    stage: StageTimes | Sequence[StageTimes], chunks: int
+) -> Sequence[StageTimes]:
+    """Return the times of each of a stage's chunks."""
+    if not isinstance(stage, StageTimes):
+        if len(stage) != chunks:
+            raise PlanError(
+                f"a stage of {chunks} chunks needs times for each: got {len(stage)}"
+            )
+        return stage
+    if chunks == 1:
+        return (stage,)
+    share = replace(
+        stage,
+        forward_s=stage.forward_s / chunks,
+        recompute_s=stage.recompute_s / chunks,
+        backward_s=stage.backward_s / chunks,
+    )
+    return (share,) * chunks
+
+
+def _around(links: Sequence[Link], depth: int) -> list[Link]:
+    """Return also the link from the last stage to the first."""
+    slowest = max(links, key=lambda k: k.transfer_s + k.latency_s, default=Link())
+    return [*links, *[replace(slowest, vms=None)] * (depth - len(links))]
+
+
+def _carriers(links: Sequence[Link]) -> Numbers:
+    """Return which carriers each link's messages take: see ``play``."""
+    nics: dict[tuple[str, int], int] = {}
+    carriers = np.empty((len(links), 2, 2), np.int64)
+    for number, link in enumerate(links):
+        for way in range(2):
+            if link.vms is None:
+                ends = [("link", 2 * number + way)] * 2
+            else:
+                ends = [("out", link.vms[way]), ("into", link.vms[1 - way])]
+            carriers[number, way] = [nics.setdefault(end, len(nics)) for end in ends]
+    return carriers
 
 
 def _packed(lists: Sequence[StageSchedule]) -> Schedule:
@@ -149,7 +203,7 @@ def _packed(lists: Sequence[StageSchedule]) -> Schedule:
 
 def _check(
     schedule: Schedule,
-    stages: Sequence[StageTimes],
+    stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
     conditions: Conditions,
     jitter: Jitter | None,
@@ -161,7 +215,12 @@ def _check(
             f"lists of {depth} stages need as many stages and {depth - 1} links: got "
             f"{len(stages)} stages and {len(links)} links"
         )
-    times = [t for s in stages for t in (s.forward_s, s.recompute_s, s.backward_s)]
+    times = [
+        t
+        for parts in stages
+        for s in parts
+        for t in (s.forward_s, s.recompute_s, s.backward_s)
+    ]
     times += [t for link in links for t in (link.latency_s, link.transfer_s)]
     # One comparison for all: a time that is not a number fails it too.
     limit_s = MOST_NANOSECONDS / NANOSECONDS / (schedule.num_tasks + depth)
@@ -212,39 +271,51 @@ def _run(rows: Numbers) -> PipelineRun:
 
 def _times(
     schedule: Schedule,
-    stages: Sequence[StageTimes],
+    stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
     jitter: Jitter | None,
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return durations, transfers and latencies as ``play`` wants them."""
-    chunks = schedule.chunks
-    works_s = [
-        [[s.forward_s / chunks], [s.recompute_s / chunks], [s.backward_s / chunks]]
-        * chunks
-        for s in stages
-    ]
-    slowest = max(links, key=lambda k: k.transfer_s + k.latency_s, default=Link())
-    around = [*links, *[slowest] * (len(stages) - len(links))]
-    transfers_s = [[[link.transfer_s]] * 2 for link in around]
-    latencies_s = np.array([link.latency_s for link in around])
-    durations_s, transfer_s = np.array(works_s), np.array(transfers_s)
+    works_s = np.array(
+        [
+            [
+                [time_s]
+                for s in parts
+                for time_s in (s.forward_s, s.recompute_s, s.backward_s)
+            ]
+            for parts in stages
+        ]
+    )
+    transfers_s = np.array([[[link.transfer_s]] * 2 for link in links])
+    latencies_s = np.array([[[link.latency_s]] * 2 for link in links])
     if jitter is not None:
-        random = np.random.default_rng(jitter.seed)
-        durations_s = _jittered(durations_s, schedule.num_microbatches, jitter, random)
-        transfer_s = _jittered(transfer_s, schedule.num_microbatches, jitter, random)
-    return _whole(durations_s), _whole(transfer_s), _whole(latencies_s)
+        count, random = schedule.num_microbatches, np.random.default_rng(jitter.seed)
+        spreads = [
+            [
+                spread
+                for s in parts
+                for spread in (s.forward_spread, s.recompute_spread, s.backward_spread)
+            ]
+            for parts in stages
+        ]
+        works_s = works_s * _factors(spreads, jitter.relative, count, random)
+        jitters = [[link.jitter] * 2 for link in links]
+        # Of a message's time, all is late together.
+        late = _factors(jitters, jitter.relative, count, random)
+        transfers_s, latencies_s = transfers_s * late, latencies_s * late
+    return _whole(works_s), _whole(transfers_s), _whole(latencies_s)
 
 
-def _jittered(
-    times_s: NDArray[np.float64],
+def _factors(
+    spreads: Sequence[Sequence[float]],
+    relative: float,
     count: int,
-    jitter: Jitter,
     random: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Return a time for each of ``count`` micro-batches."""
-    spread = math.sqrt(math.log1p(jitter.relative**2))
-    shape = (*times_s.shape[:2], count)
-    return times_s * np.exp(random.normal(-(spread**2) / 2, spread, shape))
+    """Return factors of mean 1 for each of ``count`` micro-batches (log-normal)."""
+    variance = np.log1p(np.square(spreads) + relative**2)[..., None]
+    drawn = random.standard_normal((*variance.shape[:2], count))
+    return np.exp(np.sqrt(variance) * drawn - variance / 2)
 
 
 def _whole(times_s: NDArray[np.float64]) -> Numbers:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.loops import rule
+from spottrain.wire import ScheduleKind
 
 
 class Work(StrEnum):
@@ -67,7 +68,7 @@ StageSchedule = tuple[Task, ...]
 
 
 def make_schedule(
-    kind: Kind,
+    kind: ScheduleKind,
     pipeline_depth: int,
     num_microbatches: int,
     *,

@@ -127,8 +127,11 @@ class Shapes:
 
     def fewest(self) -> int | None:
         """Return how many GPUs the model needs at least; ``None``: no number is enough."""
-        depths = range(1, len(self.workload.facts.sections) + 1)
-        return next((p for p in depths if self.at(p, 1) is not None), None)
+        most = len(self.workload.facts.sections)
+        for slots in range(1, most + 1):
+            if any(self.at(p, slots // p) is not None for p in range(1, slots + 1)):
+                return slots
+        return None
 
     def _near(self, slots: int) -> list[Shape]:
         """Return the fastest shape, and all that could be better if losses count.

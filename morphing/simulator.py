@@ -1,17 +1,20 @@
 """What a mini-batch takes under a plan.
 
-``simulate_step`` plays every replica's pipeline (``replica``) and adds what follows it:
-reductions, the gather of the commit, the optimizer.
+``simulate_step`` plays every replica's pipeline (``replica``) over the links that its
+placement gives it (``wiring``) and adds what follows it: reductions (``reducing``), tied
+parameters, the gather of the commit, the optimizer.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.lists import Schedule, compact_schedule
+from spottrain.morphing.reducing import Reducer, gather_s
 from spottrain.morphing.replica import (
     Conditions,
     Jitter,
@@ -20,6 +23,7 @@ from spottrain.morphing.replica import (
     StageTimes,
     simulate_pipeline,
 )
+from spottrain.morphing.wiring import wire_replicas
 from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
 
 __all__ = [
@@ -29,13 +33,21 @@ __all__ = [
     "PipelineRun",
     "StageTimes",
     "StepTime",
-    "least_step_s",
+    "expect_step",
     "simulate_pipeline",
     "simulate_step",
     "stage_times",
 ]
 
 FLOAT32_BYTES = 4
+SEEDS = range(4)
+"""Runs by chance that a prediction under jitter is the mean of."""
+CALM = 0.02
+"""Jitter of a link from which on chance is played. Below, pipelines hardly feel it."""
+MOST_PLAYED = 256
+"""Micro-batches a replica that are played by chance; more are slowed down as these are."""
+MOST_REPLICAS = 4
+"""Replicas that are played each by a chance of its own; more go by those of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,7 @@ def simulate_step(
     *,
     reduction: Reduction,
     speeds: Sequence[float] | None = None,
+    seed: int | None = None,
 ) -> StepTime:
     """Return what one mini-batch takes under ``plan``.
 
@@ -68,9 +81,10 @@ def simulate_step(
         plan: Its ``predicted_step_s`` is not read.
         profile: Times on a device of speed 1.
         facts: Bytes to reduce and update.
-        reduction: ``fast``: a ring all-reduce a stage. ``exact``: the sum goes from
-            replica to replica, then is broadcast by a tree.
+        reduction: See ``Reducer``.
         speeds: Of the devices, in the order of ``plan.slots``; 1 for all if not given.
+        seed: If given, tasks and messages vary by chance as they did when measured, the
+            same for the same seed; see ``expect_step``.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     speeds = [1.0] * (depth * width) if speeds is None else speeds
@@ -79,24 +93,23 @@ def simulate_step(
             f"a plan of {depth * width} slots needs as many speeds above 0: "
             f"got {list(speeds)}"
         )
-    runs = _run_replicas(plan, profile, speeds)
+    runs = _run_replicas(plan, profile, speeds, seed)
     stage_bytes = [
         sum(facts.sections[k].param_bytes for k in plan.sections_of(p))
         for p in range(depth)
     ]
+    reducer = Reducer(plan, profile, reduction)
     reduced = [
-        _reduced_s(
-            [run.finish_s[p] for run in runs], stage_bytes[p], profile, reduction
-        )
+        reducer.reduced_s(p, [run.finish_s[p] for run in runs], stage_bytes[p])
         for p in range(depth)
     ]
     prepared_s = _tied_s(plan, facts, profile, reduced)
-    gather_s = (depth * width - 1) * profile.between_vms.latency_s
+    between_vms = len({slot.vm_id for slot in plan.slots}) > 1
     apply_s = profile.optimizer_s_per_byte * max(
         stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
     )
     return StepTime(
-        step_s=prepared_s + gather_s + apply_s,
+        step_s=prepared_s + gather_s(profile, depth * width, between_vms) + apply_s,
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(
@@ -105,103 +118,143 @@ def simulate_step(
     )
 
 
-def stage_times(
-    measured: Sequence[SectionProfile], sections: Iterable[int], speed: float
-) -> StageTimes:
-    """Return what a micro-batch takes on a stage of ``sections`` at ``speed``."""
-    own = [measured[k] for k in sections]
-    return StageTimes(
-        forward_s=sum(s.forward_s for s in own) / speed,
-        recompute_s=sum(s.recompute_s for s in own) / speed,
-        backward_s=sum(s.backward_s for s in own) / speed,
+def expect_step(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    *,
+    reduction: Reduction,
+    speeds: Sequence[float] | None = None,
+) -> StepTime:
+    """Return what a mini-batch takes on the mean where links jitter.
+
+    A pipeline waits for what is late and gains nothing from what is early, so jitter
+    slows it down. Arguments are those of ``simulate_step``; where links are calm
+    (``CALM``) the answer is its, otherwise the mean over ``SEEDS``.
+    """
+
+    def play(seed: int | None) -> StepTime:
+        return simulate_step(
+            plan, profile, facts, reduction=reduction, speeds=speeds, seed=seed
+        )
+
+    jitters = [link.jitter for link in (profile.within_vm, profile.between_vms)]
+    if max(jitters) < CALM or plan.pipeline_depth == 1:
+        return play(None)
+    steps = [play(seed) for seed in SEEDS]
+    return StepTime(
+        step_s=statistics.fmean(step.step_s for step in steps),
+        pipeline_s=statistics.fmean(step.pipeline_s for step in steps),
+        busy_s=tuple(
+            map(statistics.fmean, zip(*(s.busy_s for s in steps), strict=True))
+        ),
+        peak_in_flight=tuple(
+            map(max, zip(*(step.peak_in_flight for step in steps), strict=True))
+        ),
     )
 
 
-def least_step_s(
-    plan: Plan, profile: Profile, recomputes: Sequence[int], speeds: Sequence[float]
-) -> float:
-    """Return what ``simulate_step`` cannot fall below, at a fraction of its cost.
-
-    No stage of replica 0, which has the most micro-batches, is faster than the way of
-    the first activation to it, all its tasks, and the way of the last gradient back.
+def stage_times(
+    measured: Sequence[SectionProfile],
+    sections: Iterable[int],
+    speed: float,
+    task_overhead_s: float = 0.0,
+) -> StageTimes:
+    """Return what a micro-batch takes on a run of ``sections`` at ``speed``.
 
     Args:
-        plan: As for ``simulate_step``.
-        profile: As for ``simulate_step``.
-        recomputes: Of each stage of replica 0, at least.
-        speeds: As for ``simulate_step``.
+        measured: All sections.
+        sections: Those of the run.
+        speed: Of the device.
+        task_overhead_s: Added to each task, at any speed.
     """
-    count = len(plan.virtual_nodes_of(0))
-    measured = profile.sections_at(plan.microbatch_size)
-    least_s = way_s = 0.0
-    for p, link in enumerate([*_links(plan, profile), None]):
-        times = stage_times(measured, plan.sections_of(p), speeds[p])
-        once_s = times.forward_s + times.backward_s
-        busy_s = count * once_s + recomputes[p] * times.recompute_s
-        least_s = max(least_s, way_s + busy_s)
-        if link is not None:
-            way_s += once_s + 2 * (link.latency_s + link.transfer_s)
-    return least_s
-
-
-def _links(plan: Plan, profile: Profile) -> list[Link]:
-    """Return the links between neighbouring stages."""
-    link, measured = profile.between_vms, profile.sections_at(plan.microbatch_size)
-    return [
-        Link(
-            latency_s=link.latency_s,
-            transfer_s=measured[bound - 1].output_bytes / link.bandwidth_bytes_per_s,
-        )
-        for bound in plan.stage_bounds[1:-1]
-    ]
+    own = [measured[k] for k in sections]
+    times = {}
+    for work in ("forward", "recompute", "backward"):
+        parts = [getattr(s, f"{work}_s") / speed for s in own]
+        spreads = [getattr(s, f"{work}_spread") for s in own]
+        total_s = sum(parts) + task_overhead_s
+        varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
+        times[f"{work}_s"] = total_s
+        times[f"{work}_spread"] = varies_s / total_s if total_s else 0.0
+    return StageTimes(**times)
 
 
 def _run_replicas(
-    plan: Plan, profile: Profile, speeds: Sequence[float]
+    plan: Plan, profile: Profile, speeds: Sequence[float], seed: int | None
 ) -> list[PipelineRun]:
-    """Simulate every replica, those that are alike once."""
+    """Simulate every replica, those that are alike once (by chance: a few times)."""
     depth = plan.pipeline_depth
-    links = _links(plan, profile)
     measured = profile.sections_at(plan.microbatch_size)
+    known: dict[object, PipelineRun] = {}
     lists: dict[int, Schedule] = {}
-    known: dict[tuple[int, tuple[float, ...]], PipelineRun] = {}
     runs = []
-    for replica in range(plan.data_parallel_width):
+    for replica, links in enumerate(wire_replicas(plan, profile)):
         count = len(plan.virtual_nodes_of(replica))
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
-        if (count, own) not in known:
-            if count not in lists:
-                lists[count] = compact_schedule(
-                    plan.schedule, depth, count, recompute=plan.recompute
-                )
+        chance = None if seed is None else seed + SEEDS.stop * (replica % MOST_REPLICAS)
+        alike = count, own, _shape(links), chance
+        if alike not in known:
             stages = [
-                stage_times(measured, plan.sections_of(p), own[p]) for p in range(depth)
+                [
+                    stage_times(measured, run, own[p], profile.task_overhead_s)
+                    for run in plan.runs_of(p)
+                ]
+                for p in range(depth)
             ]
-            known[count, own] = simulate_pipeline(lists[count], stages, links)
-        runs.append(known[count, own])
+            known[alike] = _play(plan, count, stages, links, chance, lists)
+        runs.append(known[alike])
     return runs
 
 
-def _ring_s(ranks: int, num_bytes: float, profile: Profile) -> float:
-    """Return the time of a ring all-reduce (2 (n - 1) messages of 1/n of the bytes)."""
-    link = profile.between_vms
-    message_s = num_bytes / ranks / link.bandwidth_bytes_per_s
-    return 2 * (ranks - 1) * (link.latency_s + message_s)
+def _shape(links: Sequence[Link]) -> tuple[object, ...]:
+    """Return what tells links apart, whatever their VMs are called."""
+    numbers: dict[int, int] = {}
+    return tuple(
+        (
+            link.latency_s,
+            link.transfer_s,
+            link.vms and tuple(numbers.setdefault(vm, len(numbers)) for vm in link.vms),
+        )
+        for link in links
+    )
 
 
-def _reduced_s(
-    drained_s: Sequence[float], num_bytes: int, profile: Profile, reduction: Reduction
-) -> float:
-    """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
-    width = len(drained_s)
-    if reduction == "fast":
-        return max(drained_s) + _ring_s(width, num_bytes, profile)
-    link = profile.between_vms
-    send_s = link.latency_s + num_bytes / link.bandwidth_bytes_per_s
-    summed_s = drained_s[0]
-    for own_s in drained_s[1:]:
-        summed_s = max(own_s, summed_s + send_s)
-    return summed_s + math.ceil(math.log2(width)) * send_s
+def _play(
+    plan: Plan,
+    count: int,
+    stages: Sequence[Sequence[StageTimes]],
+    links: Sequence[Link],
+    seed: int | None,
+    lists: dict[int, Schedule],
+) -> PipelineRun:
+    """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
+
+    def run(count: int, jitter: Jitter | None) -> PipelineRun:
+        if count not in lists:
+            lists[count] = compact_schedule(
+                plan.schedule,
+                plan.pipeline_depth,
+                count,
+                recompute=plan.recompute,
+                chunks=plan.chunks,
+            )
+        return simulate_pipeline(
+            lists[count], stages, links, bound=plan.in_flight_bound, jitter=jitter
+        )
+
+    jitter = None if seed is None else Jitter(seed=seed)
+    fewer = MOST_PLAYED // plan.pipeline_depth * plan.pipeline_depth
+    if jitter is None or count <= max(fewer, plan.pipeline_depth):
+        return run(count, jitter)
+    calm, brief = run(count, None), max(fewer, plan.pipeline_depth)
+    shaken = zip(run(brief, jitter).finish_s, run(brief, None).finish_s, strict=True)
+    slower = max(late_s / early_s for late_s, early_s in shaken)
+    return PipelineRun(
+        finish_s=tuple(slower * finish_s for finish_s in calm.finish_s),
+        busy_s=calm.busy_s,
+        peak_in_flight=calm.peak_in_flight,
+    )
 
 
 def _tied_s(
@@ -209,8 +262,9 @@ def _tied_s(
 ) -> float:
     """Return when tied gradients are summed over their stages, one after the other.
 
-    Facts do not say how large a tied parameter is, but what sections count beyond the
-    distinct parameters (of 4 bytes an element) is theirs; it is shared out evenly.
+    Every section's copy is broadcast to the stages of the others. Facts do not say how
+    large a tied parameter is, but what sections count beyond the distinct parameters (of
+    4 bytes an element) is theirs; it is shared out evenly.
     """
     at_s = list(reduced_s)
     counted = sum(s.param_bytes for s in facts.sections)
@@ -219,8 +273,11 @@ def _tied_s(
     for tied in facts.tied:
         owners = {plan.stage_of(section) for section in tied.sections}
         if len(owners) > 1:
-            begin_s = max(at_s[p] for p in owners)
-            end_s = begin_s + _ring_s(len(owners), excess / extra_uses, profile)
+            vms = {plan.slots[p].vm_id for p in owners}
+            link = profile.between_vms if len(vms) > 1 else profile.within_vm
+            copy_s = excess / extra_uses / link.bandwidth_bytes_per_s + link.latency_s
+            hops = len(tied.sections) * math.ceil(math.log2(len(owners)))
+            end_s = max(at_s[p] for p in owners) + hops * copy_s
             for p in owners:
                 at_s[p] = end_s
     return max(at_s)

@@ -14,13 +14,19 @@ from dataclasses import dataclass, replace
 from spottrain.wire import Plan, Profile
 
 MARGIN = 0.15
-"""An outlier takes that much longer than the median of its peers, or more."""
+"""An outlier takes that much longer than the median of its peers, or more; and more
+than what is usual among ranks that scatter by more than that (their median)."""
 WINDOW = 20
 """Mini-batches that are looked at, the newest ones."""
 OUTLYING = 14
 """Mini-batches of them in which a slow rank is an outlier. With noise of 10 % and one
 peer, an even one is in 14 % of them, one that is slower by 30 % in 81 %: the one is
 found slow in no more than 2 of 100 million windows, the other in 93 of 100."""
+
+TRUST = 2.0
+"""With one replica only, a rank has no peers that run the same. The profile may then be
+wrong about a stage by up to that factor, as the generation's first mini-batches show it:
+what becomes slower later is found, and what takes even longer than that at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,8 @@ class Watch:
     """Of each of the newest mini-batches, oldest first: every rank's."""
     slowness: tuple[tuple[float, ...], ...] = ()
     """Of each of them: every rank's time over that of its peers."""
+    usual: tuple[float, ...] = ()
+    """With one replica: what each rank's slowness was at first, from 1 to ``TRUST``."""
 
     def observe(self, beats: Sequence[Beat]) -> Watch:
         """Return the watch after one more mini-batch.
@@ -73,26 +81,40 @@ class Watch:
             beats: Of every rank, in order; all with micro-batches and times above 0.
         """
         seen = slowness_of([beat.ratio for beat in beats], self.pipeline_depth)
-        return replace(
+        alone = len(beats) == self.pipeline_depth
+        if alone:
+            usual = self.usual or (TRUST,) * len(beats)
+            seen = tuple(one / was for one, was in zip(seen, usual, strict=True))
+        watch = replace(
             self,
             beats=(*self.beats, tuple(beats))[-WINDOW:],
             slowness=(*self.slowness, seen)[-WINDOW:],
         )
+        if alone and not self.usual and len(watch.slowness) == WINDOW:
+            first = (
+                statistics.median(column)
+                for column in zip(*watch.slowness, strict=True)
+            )
+            usual = tuple(min(max(1.0, TRUST * one), TRUST) for one in first)
+            watch = replace(watch, usual=usual)
+        return watch
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the ranks that are slow, the slowest first."""
-        counts = [0] * len(self.slowness[0]) if self.slowness else []
-        for row in self.slowness:
-            for rank, slowness in enumerate(row):
-                counts[rank] += slowness > 1 + MARGIN
+        if len(self.slowness) < OUTLYING:
+            return ()
+        columns = tuple(zip(*self.slowness, strict=True))
+        margin = MARGIN
+        if any(_outlying(column, margin) >= OUTLYING for column in columns):
+            margin = max(margin, statistics.median(map(_scatter, columns)))
         slow = [
             Verdict(
                 rank=rank,
-                slowness=statistics.median(r[rank] for r in self.slowness[-OUTLYING:]),
-                outlying=count,
+                slowness=statistics.median(column[-OUTLYING:]),
+                outlying=_outlying(column, margin),
             )
-            for rank, count in enumerate(counts)
-            if count >= OUTLYING
+            for rank, column in enumerate(columns)
+            if _outlying(column, margin) >= OUTLYING
         ]
         return tuple(sorted(slow, key=lambda verdict: -verdict.slowness))
 
@@ -122,12 +144,22 @@ class Watch:
         return [max(paces[i : i + depth]) for i in range(0, len(paces), depth)]
 
 
+def _outlying(column: Sequence[float], margin: float) -> int:
+    return sum(slowness > 1 + margin for slowness in column)
+
+
+def _scatter(column: Sequence[float]) -> float:
+    """Return the standard deviation of a rank's slowness, robust to outliers."""
+    median = statistics.median(column)
+    return 1.4826 * statistics.median(abs(one - median) for one in column)
+
+
 def slowness_of(ratios: Sequence[float], pipeline_depth: int) -> tuple[float, ...]:
     """Return every rank's time over the median of its peers'.
 
     Peers are the other replicas of its stage. With one replica only, they are all other
-    ranks, and what the profile has wrong about a stage shows as slowness. A rank without
-    any peer is as it should be.
+    ranks, and what the profile has wrong about a stage shows as slowness (``TRUST``). A
+    rank without any peer is as it should be.
 
     Args:
         ratios: Of every rank, time taken over time expected.

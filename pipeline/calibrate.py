@@ -50,7 +50,8 @@ from spottrain.wire import (
 )
 
 SECTIONS_BUDGET_S = 2.0
-"""For the sections at one micro-batch size, unless steady before."""
+LEAST_SECTIONS_BUDGET_S = 0.7
+"""For the sections at all micro-batch sizes, unless steady before; least for one."""
 LINK_BUDGET_S = 0.6
 RINGS_BUDGET_S = 0.6
 MOST_ROUND_S = 5.0
@@ -193,7 +194,8 @@ class _Round:
         if self._rank in self._computing:
             self._relay(size)
         _gather(None)
-        return self._bench.measure(size, SECTIONS_BUDGET_S)
+        share_s = SECTIONS_BUDGET_S / len(self._sizes)
+        return self._bench.measure(size, max(LEAST_SECTIONS_BUDGET_S, share_s))
 
     def _relay(self, size: int) -> None:
         batch, place = self._bench.batch(size), self._computing.index(self._rank)

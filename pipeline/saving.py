@@ -172,7 +172,8 @@ class CheckpointRound:
         if errors:
             report(wire.CheckpointFailed(step=step, reason=errors[0]))
             return
-        spec = self._context.spec
+        size = self._command.plan.microbatch_size
+        spec = dataclasses.replace(self._context.spec, microbatch_size=size)
         root, name = Path(spec.checkpoint_path), self._name(step)
         try:
             write_manifest(

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.agreement import Contribution, Decision

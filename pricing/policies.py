@@ -221,11 +221,16 @@ def _too_tight(
     factor, short_of = stretch(market, eased)
     if factor > 1 + _SLACK and short_of:
         told += f"; quotas of {', '.join(short_of)} are too small"
-    least = {
+    nearest = {
         job.name: eased_h * max(1.0, factor)
-        for job, given, eased_h in zip(market.jobs, deadlines_h, eased, strict=True)
-        if math.isfinite(given) and eased_h * factor > given * (1 + _SLACK)
+        for job, eased_h in zip(market.jobs, eased, strict=True)
+        if math.isfinite(eased_h)
     }
+    least = {
+        job.name: nearest[job.name]
+        for job, given in zip(market.jobs, deadlines_h, strict=True)
+        if job.name in nearest and nearest[job.name] > given * (1 + _SLACK)
+    } or nearest
     return InfeasibleError(
         f"{told}; allow at least {_named(least)}", least_deadline_h=least
     )

@@ -15,6 +15,7 @@ import typer
 import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager import (
+    cli_calibrate,
     cli_plan,
     cli_preview,
     cli_read,
@@ -163,6 +164,7 @@ def _drive(
 
 
 cli_read.register(app)
+cli_calibrate.register(app)
 cli_plan.register(app)
 cli_preview.register(app)
 

@@ -10,14 +10,15 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.schedule import format_schedule
 from spottrain.varuna_manager import cli_mix, cli_prices, cli_replay
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.step_spec import StepSpec, read_spec, simulate_spec
 from spottrain.varuna_manager.words import number
+from spottrain.wire import ScheduleKind
 
-KINDS: tuple[Kind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
+KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 
 
 def register(app: typer.Typer) -> None:

@@ -30,6 +30,8 @@ from spottrain.morphing.inputs import Objective
 from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
 from spottrain.wire import Reduction, ScheduleKind
 
+LARGEST_MEASURED_MICROBATCH = 16
+"""Bound on the micro-batch sizes that are measured when the job file names none."""
 LARGEST_DEFAULT_MICROBATCH = 4
 """Bound on the micro-batch size that is chosen when the job file names none."""
 
@@ -269,6 +271,9 @@ class JobConfig(Section):
     reduction: Reduction = "fast"
     """`exact`: the same weights, bit for bit, whatever the shape and the interruptions;
     `fast`: the usual rounding differences."""
+    profile: Annotated[str, AfterValidator(_local_path)] | None = None
+    """A profile to plan with instead of measuring, see docs/calibration.md; relative to
+    the job file."""
     resources: ResourcesConfig = ResourcesConfig()
     budget: BudgetConfig = BudgetConfig()
     slo: SloConfig = SloConfig()
@@ -297,6 +302,15 @@ class JobConfig(Section):
             for m in range(1, LARGEST_DEFAULT_MICROBATCH + 1)
             if self.minibatch_size % m == 0
         )
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The micro-batch sizes to measure: the one given, or those to choose from."""
+        if self.microbatch_size is not None:
+            return (self.microbatch_size,)
+        powers = (2**n for n in range(LARGEST_MEASURED_MICROBATCH.bit_length()))
+        fitting = {m for m in powers if self.minibatch_size % m == 0}
+        return tuple(sorted(fitting | {self.chosen_microbatch_size}))
 
     def deadline_s(self, launched_at_s: float) -> float | None:
         """Return the deadline in seconds since the epoch, if there is one."""
@@ -327,6 +341,9 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     if not workdir.is_dir():
         raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
     update: dict[str, Any] = {"workdir": str(workdir)}
+    if config.profile is not None:
+        profile = (base / Path(config.profile).expanduser()).resolve()
+        update["profile"] = str(profile)
     if config.checkpoint.path is not None:
         folder = (base / Path(config.checkpoint.path).expanduser()).resolve()
         update["checkpoint"] = config.checkpoint.model_copy(

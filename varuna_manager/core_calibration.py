@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from spottrain import wire
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import assumes_links, check_profile
+from spottrain.morphing.profiles import assumes_links, check_profile, is_noisy
 from spottrain.varuna_manager.commands import KeepProfile
 from spottrain.varuna_manager.events import KnownProfile
 from spottrain.varuna_manager.records import Calibration, VmRecord
@@ -151,7 +151,8 @@ def calibrated(turn: Turn, report: wire.Calibrated) -> None:
         return
     profile = report.profile
     turn.state = replace(turn.state, profile=profile, calibration=None)
-    turn.do(KeepProfile(profile=profile))
+    if not is_noisy(profile):
+        turn.do(KeepProfile(profile=profile))
     turn.say(describe(profile))
 
 
@@ -163,6 +164,8 @@ def describe(profile: Profile) -> str:
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
         f"ms for a micro-batch of {one.microbatch_size}"
+        + "; not kept, for the machine was busy"
+        * is_noisy(profile)
     )
 
 

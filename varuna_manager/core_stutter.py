@@ -65,17 +65,24 @@ def committed(turn: Turn, slot: Slot, report: MinibatchCommitted) -> None:
 
 
 def _begin(state: State, generation: Generation, profile: Profile) -> Pulse:
-    plan = generation.plan
-    shares = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
-    most = _most(state, plan, profile)
-    sharing = len(shares) > 1 and plan.chunks == 1 and max(shares) <= most
     return Pulse(
-        watch=Watch(pipeline_depth=plan.pipeline_depth),
-        controller=balance.start(shares, most=[most] * len(shares))
-        if sharing
-        else None,
+        watch=Watch(pipeline_depth=generation.plan.pipeline_depth),
+        controller=_controller(state, generation.plan, profile),
         pending={},
     )
+
+
+def _controller(
+    state: State, plan: Plan, profile: Profile
+) -> balance.Controller | None:
+    """Return what shares the mini-batch out; None where there is nothing to share."""
+    if plan.data_parallel_width == 1 or plan.chunks > 1:
+        return None
+    shares = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
+    most = _most(state, plan, profile)
+    if most < max(shares):
+        return None
+    return balance.start(shares, most=[most] * len(shares))
 
 
 def _most(state: State, plan: Plan, profile: Profile) -> int:

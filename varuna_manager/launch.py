@@ -20,6 +20,7 @@ from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.journal import Journal, JournalError
 from spottrain.varuna_manager.packing import pack, packed_files
+from spottrain.varuna_manager.profiles import given_profile
 from spottrain.varuna_manager.state import JobPhase
 from spottrain.wire import JobSpec, ModelFacts
 
@@ -152,6 +153,8 @@ def settings_of(
         recompute=config.morphing.asked_recompute,
         objective=config.morphing.objective,
         suspect_s=config.manager.suspect_s,
+        microbatch_sizes=config.microbatch_sizes,
+        profile=given_profile(config, facts),
         debounce_s=config.morphing.debounce_s,
     )
 

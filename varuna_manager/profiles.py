@@ -19,6 +19,7 @@ from pathlib import Path
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.profiles import assumes_links, check_profile
+from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.events import KnownProfile
 from spottrain.varuna_manager.jobs import home
 from spottrain.wire import ModelFacts, Profile, decode
@@ -65,6 +66,24 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
     return profile
 
 
+def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
+    """Return the profile that the job file names, if it names one.
+
+    Raises:
+        ConfigError: It cannot be planned with; names the file and the field.
+    """
+    if config.profile is None:
+        return None
+    profile = read_profile(Path(config.profile), facts)
+    wanted = config.microbatch_size
+    if wanted is not None and wanted not in profile.microbatch_sizes:
+        raise ConfigError(
+            f"{config.profile}: microbatches must have one of microbatch_size {wanted}, "
+            f"the job's: got {list(profile.microbatch_sizes)}; change one of them"
+        )
+    return profile
+
+
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile, whole or not at all.
 
@@ -81,13 +100,20 @@ def write_profile(path: Path, profile: Profile) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def keep(profile: Profile) -> Path:
-    """Keep what was measured; return its file."""
+def path_of(profile: Profile) -> Path:
+    """Return the file that a measured profile is kept in."""
     where = hashlib.sha256(f"{profile.device}\0{profile.software}".encode()).hexdigest()
     sizes = "-".join(map(str, profile.microbatch_sizes))
-    path = folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
-    write_profile(path, profile)
-    return path
+    return folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
+
+
+def keep(profile: Profile) -> None:
+    """Keep what was measured for later.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    write_profile(path_of(profile), profile)
 
 
 def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:

@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import spottrain
+from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError, WireError
+from spottrain.morphing.profiles import is_noisy
+from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.jobs import home
+from spottrain.varuna_manager.measuring import OnProgress, measure_here
 from spottrain.varuna_manager.packing import fingerprint, packed_files
 from spottrain.wire import ModelFacts, Profile, decode, encode
 
@@ -43,16 +47,40 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     return facts
 
 
-def calibrate(config: JobConfig) -> Profile:
-    """Return the profile of the user's model, measured on this machine.
+def calibrate(
+    config: JobConfig,
+    on_progress: OnProgress = lambda progress: None,
+    *,
+    again: bool = False,
+) -> Profile:
+    """Return a profile of the user's model for this machine.
+
+    The one that the job file names; else one that was measured here before, for the
+    same model, device and software; else it is measured now, and
+    kept unless the machine was busy.
+
+    Args:
+        config: The job.
+        on_progress: Told whenever a step of measuring is done.
+        again: Measure in any case.
 
     Raises:
+        ConfigError: The profile that the job file names does not fit; it cannot be kept.
         UserCodeError: The user's code is missing, raises or misfits.
         ToolError: The tool did not answer.
+        MeasuringError: Measuring failed.
     """
-    arguments = [config.entrypoint, config.workdir]
-    arguments += ["--microbatch-size", str(config.chosen_microbatch_size)]
-    profile: Profile = _ask("calibrate", arguments, Profile, config)
+    facts = inspect_model(config)
+    if not again:
+        if (given := profiles.given_profile(config, facts)) is not None:
+            return given
+        here = machine.device(), machine.software()
+        known = profiles.find(facts, *here, config.microbatch_sizes)
+        if known is not None:
+            return known.profile
+    profile = measure_here(config, on_progress)
+    if not is_noisy(profile):
+        profiles.keep(profile)
     return profile
 
 

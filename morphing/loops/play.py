@@ -61,11 +61,15 @@ def send(
     counts: Numbers,
     transfer: Numbers,
     latency: Numbers,
+    carriers: Numbers,
     free: Numbers,
+    latest: Numbers,
     heap: Numbers,
     now: int,
 ) -> Numbers:
     """Send what the task ``code`` of stage ``p`` yields; returns the heap.
+
+    It leaves when both its carriers are free, and arrives after all that was sent before.
 
     The last stage's link leads on to the first, whose next chunk follows.
     """
@@ -82,10 +86,13 @@ def send(
         return heap
     way = ACTIVATIONS if forward else GRADIENTS
     done = counts[p, chunk, CHUNK_FORWARDS if forward else CHUNK_BACKWARDS]
-    takes = transfer[link, way, (done - 1) % transfer.shape[2]]
-    free[link, way] = max(now, free[link, way]) + takes
+    nth = (done - 1) % transfer.shape[2]
+    out, into = carriers[link, way, 0], carriers[link, way, 1]
+    sent = max(now, free[out], free[into]) + transfer[link, way, nth]
+    free[out] = free[into] = sent
+    latest[link, way] = max(latest[link, way], sent + latency[link, way, nth])
     what = way + KINDS * (to + depth * to_chunk)
-    return push(heap, free[link, way] + latency[link], what)
+    return push(heap, latest[link, way], what)
 
 
 def play(
@@ -95,6 +102,7 @@ def play(
     durations: Numbers,
     transfer: Numbers,
     latency: Numbers,
+    carriers: Numbers,
     num_microbatches: int,
     conduct: int,
     watched: int,
@@ -109,7 +117,10 @@ def play(
         bound: Most micro-batches in flight on any stage; 0 for that of each list.
         durations: By stage, code and micro-batch (or one for all micro-batches).
         transfer: By link, way (forward, backward) and micro-batch (or one for all).
-        latency: By link.
+        latency: The same.
+        carriers: By link and way: the two that carry its messages, such as the sending
+            and the receiving VM's NIC, or twice the same. A carrier takes a message at a
+            time.
         num_microbatches: Of the replica.
         conduct: ``FREE`` or ``IN_ORDER``.
         watched: Stage whose tasks are the moments at which repetitions are looked for
@@ -122,7 +133,8 @@ def play(
     depth, chunks = len(runs), durations.shape[1] // 3
     stages = make_stages(codes, runs, bound)
     counts = make_counts(depth, chunks, num_microbatches)
-    free = np.zeros((depth, 2), np.int64)
+    free = np.zeros(carriers.max() + 1, np.int64)
+    latest = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
     # Stages to which something happened at this instant, and how many.
     touched, at_once = np.arange(depth), depth
@@ -154,7 +166,18 @@ def play(
                 continue
             code = complete(conduct, stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
-                heap = send(p, code, counts, transfer, latency, free, heap, now)
+                heap = send(
+                    p,
+                    code,
+                    counts,
+                    transfer,
+                    latency,
+                    carriers,
+                    free,
+                    latest,
+                    heap,
+                    now,
+                )
             looks = looks or p == watched
         if not looks:
             continue

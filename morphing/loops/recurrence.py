@@ -79,11 +79,10 @@ def alike(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
 
 @part
 def links_alike(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
-    """Whether the links are taken for as long as they were."""
-    for link in range(len(free)):
-        for way in range(2):
-            if max(then[link, way] - then_at, 0) != max(free[link, way] - now, 0):
-                return False
+    """Whether the carriers are taken for as long as they were."""
+    for carrier in range(len(free)):
+        if max(then[carrier] - then_at, 0) != max(free[carrier] - now, 0):
+            return False
     return True
 
 
@@ -179,9 +178,8 @@ def leap(
             for count in range(COUNTS):
                 more = counts[p, chunk, count] - then_counts[p, chunk, count]
                 counts[p, chunk, count] += times * more
-    for link in range(len(free)):
-        for way in range(2):
-            if free[link, way] > now:
-                free[link, way] += later
+    for carrier in range(len(free)):
+        if free[carrier] > now:
+            free[carrier] += later
     for event in range(1, heap[0, 0] + 1):
         heap[event, TIME] += later

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
@@ -25,6 +27,10 @@ def worker(name: str, count: int, speed: float) -> WorkerType:
     return WorkerType(name=name, count=count, virtual_node_s=times)
 
 
+def ring(allreduce_s: float) -> Callable[[int], float]:
+    return lambda workers: 2 * (workers - 1) / workers * allreduce_s
+
+
 def solver() -> None:
     print(
         "The solver: mini-batch 8192, a slow GPU 400 examples/s and 20 ms a virtual node,"
@@ -33,7 +39,7 @@ def solver() -> None:
     print("fast  slow  fast alone  slow alone   best    gain  examples each")
     for fast, slow in ((2, 2), (2, 4), (2, 8), (2, 16), (4, 1), (2, 1)):
         types = [worker("fast", fast, FAST), worker("slow", slow, SLOW)]
-        mixing = split_minibatch(8192, types, lambda n: 0.2 * (n - 1) / n)
+        mixing = split_minibatch(8192, types, ring(0.1))
         alone = [split.step_s for split in mixing.alone.values() if split is not None]
         each = " + ".join(
             f"{s.workers} {s.name} x {s.examples}" for s in mixing.best.shares
@@ -47,7 +53,7 @@ def solver() -> None:
     print("all-reduce    best  chosen")
     types = [worker("fast", 2, FAST), worker("slow", 2, SLOW)]
     for ring_s in (0.1, 0.5, 0.8, 1.0, 2.0):
-        best = split_minibatch(8192, types, lambda n: 2 * (n - 1) / n * ring_s).best
+        best = split_minibatch(8192, types, ring(ring_s)).best
         names = " + ".join(f"{s.workers} {s.name}" for s in best.shares)
         print(f"{ring_s:8.1f} s  {best.step_s:.3f} s  {names}")
 
@@ -109,14 +115,12 @@ def like_first() -> None:
             [pace.per_virtual_node_s for pace in paces],
             fixed_s=[pace.fixed_s for pace in paces],
         )
-        placed = Plan(
-            **{
-                **{f: getattr(plan, f) for f in Plan.__dataclass_fields__},
-                "replica_bounds": bounds,
-            }
-        )
         step = simulate_step(
-            placed, profile(), facts(), reduction="fast", speeds=speeds
+            replace(plan, replica_bounds=bounds),
+            profile(),
+            facts(),
+            reduction="fast",
+            speeds=speeds,
         )
         steps.append(step.step_s)
         print(f"{name:13s}  {step.step_s:6.2f} s a mini-batch")

@@ -143,7 +143,8 @@ def track(
         spec, names, folder / "log", zygote, environment, run.workdir
     ) as fleet:
         fleet.ready()
-        fleet.train(lambda _: plan, fleet.initialise())
+        fleet.run(plan, fleet.initialise(), evaluate=True)
+        assert fleet.wait_for_end(set(names))
         history = fleet.history
     tracked = {
         name: r.peak_bytes

@@ -64,7 +64,7 @@ def shared_job() -> TrainingJob:
 
 
 def deep_job() -> TrainingJob:
-    """Eight blocks; two of them share a weight, which may be one stage's or two's."""
+    """Eight blocks, two of which share a weight; more held-out examples."""
 
     def model() -> nn.Module:
         model = tiny.Tiny()
@@ -73,7 +73,7 @@ def deep_job() -> TrainingJob:
         model.blocks = nn.ModuleList(blocks)
         return model
 
-    return _with_model(model)
+    return dataclasses.replace(_with_model(model), heldout=tiny.Tokens(100))
 
 
 def detached_job() -> TrainingJob:

@@ -61,7 +61,12 @@ def job_spec(
 
 
 def train(
-    zygote: Zygote, folder: Path, depth: int, width: int, blows: Sequence[Blow] = ()
+    zygote: Zygote,
+    folder: Path,
+    depth: int,
+    width: int,
+    blows: Sequence[Blow] = (),
+    chunks: int = 1,
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end on the given shape, on a smaller one after a VM is lost."""
     spec = job_spec(folder)
@@ -79,7 +84,7 @@ def train(
     def choose(machines: Sequence[str]) -> Plan:
         if len(machines) < depth * width:
             return make_plan(spec, 1, 1, machines, NUM_SECTIONS)
-        return make_plan(spec, depth, width, machines, NUM_SECTIONS)
+        return make_plan(spec, depth, width, machines, NUM_SECTIONS, chunks=chunks)
 
     # One machine more than the plan takes, so that losing one leaves somebody.
     names = NAMES[: depth * width + (1 if depth * width == 1 else 0)]
@@ -127,6 +132,32 @@ def test_a_worker_killed_at_any_hook_costs_nothing(
     weights, fleet = train(
         zygote, tmp_path, depth, width, [Blow(hook, rank, Action.KILL_WORKER, step)]
     )
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook.MOVED,
+        Hook.FORWARD,
+        Hook.RECOMPUTE,
+        Hook.BACKWARD,
+        Hook.REDUCE,
+        Hook.PREPARED,
+        Hook.DECIDED,
+        Hook.UPDATED,
+        Hook.APPLIED,
+        Hook.CHECKPOINT_WRITTEN,
+    ],
+)
+def test_a_worker_of_an_interleaved_pipeline_killed_at_a_hook_costs_nothing(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, hook: Hook
+) -> None:
+    blow = Blow(hook, 3, Action.KILL_WORKER, STEP_OF.get(hook, 3))
+
+    weights, fleet = train(zygote, tmp_path, 2, 2, [blow], chunks=2)
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []

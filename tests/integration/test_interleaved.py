@@ -15,7 +15,7 @@ from tests.integration.test_odd_models import weights
 
 from spottrain import wire
 from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE
-from spottrain.wire import JobSpec, Plan, Reduction, Slot
+from spottrain.wire import JobSpec, Plan, Reduction
 
 DEEP_SECTIONS = 8
 STEPS = 4
@@ -96,9 +96,11 @@ def test_an_interleaved_pipeline_trains_to_the_same_bits(
     assert_memory_is_released(fleet, 12 // width * chunks)
 
 
-@pytest.mark.parametrize("bound", [None, 1, 2])
 @pytest.mark.parametrize("recompute", [True, False])
-@pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
+@pytest.mark.parametrize(
+    ("schedule", "bound"),
+    [("varuna", 1), ("1f1b", None), ("1f1b", 2), ("gpipe", None), ("gpipe", 2)],
+)
 def test_any_other_schedule_and_bound_trains_to_the_same_bits(
     zygote: Zygote,
     undisturbed: tuple[dict[str, bytes], Fleet],
@@ -166,9 +168,8 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
 
     def choose(machines: Sequence[str]) -> Plan:
         depth, width, changes = next(waiting)
-        (tmp_path / "checkpoints" / checkpoint / "manifest.json").unlink(
-            missing_ok=fleet.generation > 1
-        ) if fleet.generation else None
+        if fleet.generation == 1:
+            (tmp_path / "checkpoints" / checkpoint / "manifest.json").unlink()
         return make_plan(spec, depth, width, machines, DEEP_SECTIONS, **changes)
 
     with Fleet(spec, "abcd", tmp_path / "log", zygote, environment) as fleet:

@@ -75,8 +75,7 @@ def test_a_section_without_anything_to_train_is_calibrated(
         )
 
     backwards_s = [section.backward_s for section in profile.microbatches[0].sections]
-    assert backwards_s[0] == 0.0
-    assert min(backwards_s[1:]) > 0
+    assert 0 < backwards_s[0] < min(backwards_s[1:]) / 2  # it takes to do nothing
 
 
 def test_held_out_examples_without_weight_have_no_loss(

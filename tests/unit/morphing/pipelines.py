@@ -7,10 +7,11 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.replica import Link, StageTimes
+from spottrain.wire import ScheduleKind
 
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
+kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 few = st.integers(1, 6).map(lambda n: n / 1000)
 """Times that often coincide."""
 

@@ -21,6 +21,7 @@ from spottrain.morphing.schedule import (
 )
 
 NANOSECONDS = 10**9
+KINDS = 4
 DONE, ACTIVATION, GRADIENT, SENT = range(4)
 
 
@@ -38,6 +39,7 @@ class SlowReplica:
 
     def __post_init__(self) -> None:
         depth = len(self.lists)
+        self.chunks = 1 + max(task.chunk for tasks in self.lists for task in tasks)
         self.progress = [
             Progress(
                 tasks,
@@ -76,10 +78,11 @@ class SlowReplica:
         )
 
     def happen(self, p: int, what: int, now: int) -> None:
+        chunk, what = divmod(what, KINDS)
         if what == ACTIVATION:
-            self.progress[p].activation_arrived()
+            self.progress[p].activation_arrived(chunk)
         elif what == GRADIENT:
-            self.progress[p].gradient_arrived()
+            self.progress[p].gradient_arrived(chunk)
         elif what == SENT:
             self.sending[p] -= 1
             self.send_some(p, now)
@@ -93,9 +96,9 @@ class SlowReplica:
         self.running[p] = task
         times = self.stages[p]
         duration = {
-            Work.FORWARD: nanoseconds(times.forward_s),
-            Work.RECOMPUTE: nanoseconds(times.recompute_s),
-            Work.BACKWARD: nanoseconds(times.backward_s),
+            Work.FORWARD: nanoseconds(times.forward_s / self.chunks),
+            Work.RECOMPUTE: nanoseconds(times.recompute_s / self.chunks),
+            Work.BACKWARD: nanoseconds(times.backward_s / self.chunks),
         }[task.work]
         self.busy[p] += duration
         heapq.heappush(self.events, (now + duration, p, DONE))
@@ -106,20 +109,24 @@ class SlowReplica:
         self.running[p] = None
         self.finish[p] = now
         self.progress[p].completed(task)
-        if task.work is Work.FORWARD and p < len(self.lists) - 1:
-            self.send(p, 0, now)
-        elif task.work is Work.BACKWARD and p > 0:
-            self.send(p, 1, now)
+        last = self.chunks * len(self.lists) - 1
+        run = task.chunk * len(self.lists) + p
+        if task.work is Work.FORWARD and run < last:
+            self.send(run, 0, now)
+        elif task.work is Work.BACKWARD and run > 0:
+            self.send(run, 1, now)
 
-    def send(self, p: int, way: int, now: int) -> None:
+    def send(self, run: int, way: int, now: int) -> None:
+        """Send on what the sections of ``run`` have made."""
+        p = run % len(self.lists)
         if self.conduct is Conduct.ORIGINAL:
             self.waiting[p][way] += 1
             self.send_some(p, now)
             return
-        link = p - way
+        link = (p - way) % len(self.lists)
         free = self.free[link]
         free[way] = max(now, free[way]) + nanoseconds(self.links[link].transfer_s)
-        self.arrive(p, way, free[way] + nanoseconds(self.links[link].latency_s))
+        self.arrive(run, way, free[way] + nanoseconds(self.links[link].latency_s))
 
     def send_some(self, p: int, now: int) -> None:
         """Send as the original does: one of each way while under four are on the way."""
@@ -131,6 +138,7 @@ class SlowReplica:
                 heapq.heappush(self.events, (at, p, SENT))
                 self.arrive(p, way, at)
 
-    def arrive(self, p: int, way: int, at: int) -> None:
-        to, what = (p - 1, GRADIENT) if way else (p + 1, ACTIVATION)
-        heapq.heappush(self.events, (at, to, what))
+    def arrive(self, run: int, way: int, at: int) -> None:
+        to, what = (run - 1, GRADIENT) if way else (run + 1, ACTIVATION)
+        chunk, p = divmod(to, len(self.lists))
+        heapq.heappush(self.events, (at, p, what + KINDS * chunk))

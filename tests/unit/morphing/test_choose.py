@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import time
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.choose import (
+    NOISE,
     Candidate,
     Choice,
     Device,
@@ -17,13 +18,18 @@ from spottrain.morphing.choose import (
     choose_plan,
 )
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.fleet import Draft, manners
+from spottrain.morphing.inputs import Question, question_of
+from spottrain.morphing.layouts import Layout, Layouts
 from spottrain.morphing.memory import plan_bytes
 from spottrain.morphing.simulator import simulate_step
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
+    Plan,
     Profile,
+    ScheduleKind,
     SectionFacts,
     SectionProfile,
     Slot,
@@ -102,7 +108,8 @@ def inputs(
         facts=model(sections),
         profile=measured(sections),
         slots=tuple(
-            Device(slot=slot, memory_bytes=memory_bytes, speed=1.0) for slot in slots
+            Device(slot=slot, memory_bytes=memory_bytes, speed=1.0, usd_per_hour=1.0)
+            for slot in slots
         ),
         minibatch_size=4 * virtual_nodes,
         microbatch_size=4,
@@ -110,22 +117,18 @@ def inputs(
     )
 
 
+def varuna(case: PlanInputs) -> PlanInputs:
+    return replace(case, schedule="varuna", recompute=True)
+
+
 def row(choice: Choice, depth: int) -> Candidate:
     return next(c for c in choice.candidates if c.pipeline_depth == depth)
 
 
-def test_the_fastest_shape_wins_and_the_others_say_by_how_much_they_lose() -> None:
-    choice = choose_plan(inputs())
-    assert choice.plan is not None
-    assert [c.pipeline_depth for c in choice.candidates] == [1, 2, 3, 4]
-    best = min(choice.candidates, key=lambda c: c.step_s or math.inf)
-    assert best.pipeline_depth == choice.plan.pipeline_depth
-    assert best.step_s == choice.plan.predicted_step_s
-    assert best.examples_per_s == pytest.approx(64 / choice.plan.predicted_step_s)
-    assert best.why_not == ""
-    others = [c for c in choice.candidates if c is not best]
-    assert all(f"slower than {choice.plan.shape}" in c.why_not for c in others)
-    assert row(choice, 3).unused_slots == 1
+def plan_of(case: PlanInputs) -> Plan:
+    plan = choose_plan(case).plan
+    assert plan is not None
+    return plan
 
 
 def linked(profile: Profile, **changes: float) -> Profile:
@@ -134,47 +137,132 @@ def linked(profile: Profile, **changes: float) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
+def test_the_best_comes_first_and_the_others_say_by_how_much_they_lose() -> None:
+    choice = choose_plan(inputs(virtual_nodes=64))
+    plan, (best, *others) = choice.plan, choice.candidates
+    assert plan is not None
+    assert best.shape == plan.shape
+    assert best.schedule == plan.schedule
+    assert best.step_s == plan.predicted_step_s
+    assert best.examples_per_s == pytest.approx(256 / plan.predicted_step_s)
+    usd_per_example = len(plan.slots) / 3600 * plan.predicted_step_s / 256
+    assert best.usd_per_million_examples == pytest.approx(usd_per_example * 1e6)
+    assert best.stage_bytes is not None
+    assert best.device_bytes == 2**40
+    assert best.why_not == ""
+    assert {c.pipeline_depth for c in choice.candidates} == {1, 2, 3, 4}
+    assert all(
+        f"than {plan.shape}" in c.why_not or "as good" in c.why_not for c in others
+    )
+    assert choice.decisive == choice.candidates[:3]
+    assert row(choice, 3).unused_slots == 1
+
+
 def test_a_slow_network_makes_pipelines_deep() -> None:
     fast = inputs()
     slow = replace(fast, profile=linked(fast.profile, bandwidth_bytes_per_s=1e7))
-    fast_plan, slow_plan = choose_plan(fast).plan, choose_plan(slow).plan
-    assert fast_plan is not None
-    assert slow_plan is not None
-    assert fast_plan.pipeline_depth < slow_plan.pipeline_depth
+    assert plan_of(fast).pipeline_depth < plan_of(slow).pipeline_depth
 
 
-def test_a_small_device_makes_pipelines_deep() -> None:
-    choice = choose_plan(inputs(memory_bytes=115 * MIB))
-    assert choice.plan is not None
-    assert choice.plan.shape == "4x1"
-    assert "a device has" in row(choice, 2).why_not
-    assert row(choice, 2).step_s is None
-    assert max(row(choice, 2).stage_bytes) > 115 * MIB
+def test_a_small_device_makes_pipelines_deep_and_recompute() -> None:
+    roomy, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
+    assert roomy.plan is not None
+    assert small.plan is not None
+    assert small.plan.pipeline_depth > roomy.plan.pipeline_depth
+    assert "a device has" in row(small, 1).why_not
+    assert row(small, 1).step_s is None
+    assert row(small, 1).stage_bytes is not None
+
+
+def test_recompute_is_for_want_of_memory_only() -> None:
+    deep = inputs(virtual_nodes=64)
+    deep = replace(deep, profile=linked(deep.profile, bandwidth_bytes_per_s=1e7))
+    assert not plan_of(deep).recompute
+    for mib in range(300, 60, -10):
+        tight = tuple(replace(d, memory_bytes=mib * MIB) for d in deep.slots)
+        choice = choose_plan(replace(deep, slots=tight))
+        if choice.plan is not None and choice.plan.recompute:
+            kept = [c for c in choice.candidates if not c.recompute]
+            assert any("bytes, a device has" in c.why_not for c in kept)
+            return
+    raise AssertionError("recompute was never chosen")
+
+
+def test_a_bound_is_put_on_micro_batches_in_flight_where_memory_binds() -> None:
+    case = replace(inputs(virtual_nodes=64), schedule="gpipe", recompute=False)
+    case = replace(case, profile=linked(case.profile, bandwidth_bytes_per_s=1e7))
+    slots = tuple(replace(d, memory_bytes=400 * MIB) for d in case.slots)
+    case = replace(case, slots=slots)
+    plan = plan_of(case)
+    assert plan.in_flight_bound is not None
+    memory = plan_bytes(case.facts, case.profile, plan, "fast")
+    assert max(stage.total_bytes for stage in memory) <= 400 * MIB
+    more = replace(plan, in_flight_bound=plan.in_flight_bound + 1)
+    memory = plan_bytes(case.facts, case.profile, more, "fast")
+    assert max(stage.total_bytes for stage in memory) > 400 * MIB
+
+
+@pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_what_is_asked_for_is_chosen(schedule: ScheduleKind, recompute: bool) -> None:
+    case = replace(inputs(), schedule=schedule, recompute=recompute)
+    choice = choose_plan(case)
+    assert {(c.schedule, c.recompute) for c in choice.candidates} == {
+        (schedule, recompute)
+    }
+
+
+def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
+    case = inputs(vms=1, slots_per_vm=4, virtual_nodes=64)
+    profile = linked(case.profile, bandwidth_bytes_per_s=1e12, latency_s=0.0)
+    case = replace(case, profile=profile)
+    first = plan_of(case)
+    running = plan_of(replace(case, schedule="1f1b"))
+    assert first.schedule == "varuna"
+    assert abs(running.predicted_step_s / first.predicted_step_s - 1) < NOISE
+    assert plan_of(replace(case, previous=running)) == running
+    assert plan_of(replace(case, previous=first)) == first
 
 
 def test_a_cut_gives_up_evenness_for_what_fits() -> None:
-    heavy = inputs(vms=2, sections=4)
+    heavy = varuna(inputs(vms=2, sections=4))
     sections = list(heavy.facts.sections)
     sections[0] = replace(sections[0], optimizer_bytes=100 * MIB)
     uneven = replace(heavy, facts=replace(heavy.facts, sections=tuple(sections)))
-    roomy = choose_plan(uneven).candidates[1].stage_bytes
-    tight = tuple(
-        replace(device, memory_bytes=max(roomy) - 1) for device in uneven.slots
+    deep = next(
+        c.plan
+        for mib in range(1000, 100, -5)
+        if (c := choose_plan(with_memory(uneven, mib))).plan is not None
+        and c.plan.stage_bounds == (0, 1, 4)
     )
-    choice = choose_plan(replace(uneven, slots=tight))
-    assert choice.plan is not None
-    assert choice.plan.stage_bounds == (0, 1, 4)
+    assert deep is not None
 
 
-def test_nothing_is_chosen_where_nothing_fits() -> None:
-    choice = choose_plan(inputs(memory_bytes=MIB))
+def with_memory(case: PlanInputs, mib: int) -> PlanInputs:
+    slots = tuple(replace(d, memory_bytes=mib * MIB) for d in case.slots)
+    return replace(case, slots=slots)
+
+
+def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed() -> None:
+    choice = choose_plan(inputs(vms=2, memory_bytes=110 * MIB))
     assert choice.plan is None
-    assert len(choice.candidates) == 4
-    assert all(c.why_not for c in choice.candidates)
+    assert all(c.why_not and c.step_s is None for c in choice.candidates)
+    needed = re.search(r"needs (\d+) devices of (\d+) bytes: got 2", choice.why_not)
+    assert needed is not None
+    enough = inputs(vms=int(needed[1]), memory_bytes=int(needed[2]))
+    assert choose_plan(enough).plan is not None
+
+
+def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -> None:
+    choice = choose_plan(inputs(memory_bytes=MIB))
+    needed = re.search(r"needs 8 devices of (\d+) bytes each", choice.why_not)
+    assert needed is not None
+    assert choose_plan(inputs(vms=8, memory_bytes=int(needed[1]))).plan is not None
 
 
 def test_no_devices_are_no_error() -> None:
-    assert choose_plan(replace(inputs(), slots=())) == Choice(plan=None, candidates=())
+    choice = choose_plan(replace(inputs(), slots=()))
+    assert choice == Choice(plan=None, candidates=(), why_not="there is no slot")
 
 
 def test_replicas_never_lie_on_one_vm_alone() -> None:
@@ -190,31 +278,106 @@ def test_a_mini_batch_of_few_virtual_nodes_bounds_the_replicas() -> None:
     assert row(choice, 1).unused_slots == 1
 
 
+def test_replicas_that_only_lengthen_the_all_reduce_are_left_out() -> None:
+    case = replace(inputs(vms=15), schedule="varuna")
+    one = replace(case.facts, sections=case.facts.sections[:1])
+    measured_one = replace(
+        case.profile.microbatches[0],
+        sections=case.profile.microbatches[0].sections[:1],
+    )
+    profile = replace(case.profile, microbatches=(measured_one,))
+    plan = plan_of(replace(case, facts=one, profile=profile))
+    assert plan.data_parallel_width == 8, "as with 15, some compute two micro-batches"
+
+
+def test_for_examples_per_dollar_machines_may_be_left_unused() -> None:
+    case = inputs(vms=16, sections=16)
+    fast = plan_of(case)
+    cheap = plan_of(replace(case, objective="examples_per_dollar"))
+    assert len(cheap.slots) < len(fast.slots)
+    assert cheap.predicted_step_s > fast.predicted_step_s
+    assert cheap.predicted_step_s * len(cheap.slots) < fast.predicted_step_s * len(
+        fast.slots
+    )
+
+
 def test_the_roomy_devices_are_taken_where_the_fast_ones_are_too_small() -> None:
     small = inputs(vms=4)
     slots = tuple(
         replace(d, memory_bytes=2**40 if i < 2 else 1, speed=1.0 if i < 2 else 4.0)
         for i, d in enumerate(small.slots)
     )
-    plan = choose_plan(replace(small, slots=slots)).plan
-    assert plan is not None
+    plan = plan_of(replace(small, slots=slots))
     assert {slot.vm_id for slot in plan.slots} <= {"vm00", "vm01"}
 
 
-def test_fast_devices_are_preferred() -> None:
+def test_faster_replicas_get_more_micro_batches() -> None:
+    mixed = inputs(vms=4, virtual_nodes=64)
+    slots = tuple(
+        replace(d, speed=3.0 if i < 2 else 1.0) for i, d in enumerate(mixed.slots)
+    )
+    plan = plan_of(replace(mixed, slots=slots))
+    shares = {
+        plan.slots[d * plan.pipeline_depth].vm_id: len(plan.virtual_nodes_of(d))
+        for d in range(plan.data_parallel_width)
+    }
+    assert plan.data_parallel_width >= 2
+    assert max(shares.values()) >= 2 * min(shares.values())
+
+
+def test_a_device_too_slow_to_help_is_left_out() -> None:
     mixed = inputs(vms=5)
     slots = tuple(
-        replace(d, speed=0.25 if i == 1 else 1.0) for i, d in enumerate(mixed.slots)
+        replace(d, speed=0.01 if i == 1 else 1.0) for i, d in enumerate(mixed.slots)
     )
-    plan = choose_plan(replace(mixed, slots=slots)).plan
-    assert plan is not None
-    assert Slot(vm_id="vm01", index=0) not in plan.slots[: plan.pipeline_depth]
+    plan = plan_of(replace(mixed, slots=slots))
+    assert Slot(vm_id="vm01", index=0) not in plan.slots
+    assert len(plan.slots) == 4
 
 
-def test_exact_mode_counts_gradients_kept_apart() -> None:
-    exact = choose_plan(replace(inputs(), reduction="exact"))
-    fast = choose_plan(inputs())
-    assert row(exact, 1).stage_bytes[0] == row(fast, 1).stage_bytes[0] + 4 * 32 * MIB
+def sized(each_s: dict[int, float]) -> Profile:
+    """A profile whose forwards take so long, by the micro-batch's size."""
+    base = measured(8)
+    return replace(
+        base,
+        microbatches=tuple(
+            MicrobatchProfile(
+                microbatch_size=m,
+                sections=tuple(
+                    replace(
+                        s,
+                        forward_s=time_s,
+                        recompute_s=time_s,
+                        backward_s=2 * time_s,
+                        saved_bytes=4 * MIB * m,
+                        output_bytes=s.output_bytes * m // 4,
+                    )
+                    for s in base.microbatches[0].sections
+                ),
+            )
+            for m, time_s in each_s.items()
+        ),
+    )
+
+
+def test_a_size_left_open_is_the_smallest_that_is_nearly_as_good() -> None:
+    profile = sized({1: 0.006, 2: 0.0082, 4: 0.016, 8: 0.0319})
+    case = replace(inputs(), profile=profile, microbatch_size=None)
+    assert plan_of(case).microbatch_size == 2
+    assert plan_of(replace(case, microbatch_size=8)).microbatch_size == 8
+    odd = replace(case, minibatch_size=63)
+    assert plan_of(odd).microbatch_size == 1
+
+
+def test_a_size_left_open_is_one_that_fits() -> None:
+    profile = sized({1: 0.006, 4: 0.007})
+    case = replace(inputs(), profile=profile, microbatch_size=None)
+    sizes = {
+        choice.plan.microbatch_size
+        for mib in range(1000, 60, -4)
+        if (choice := choose_plan(with_memory(case, mib))).plan is not None
+    }
+    assert sizes == {1, 4}
 
 
 def test_inputs_and_choice_travel_as_json() -> None:
@@ -223,6 +386,25 @@ def test_inputs_and_choice_travel_as_json() -> None:
     again = replace(given_inputs, previous=choice.plan)
     assert decode(PlanInputs, encode(again)) == again
     assert decode(Choice, encode(choice)) == choice
+    assert decode(Question, encode(question_of(again))) == question_of(again)
+
+
+def test_a_question_names_the_model_and_the_profile_it_was_about() -> None:
+    case = inputs()
+    faster = replace(case, profile=linked(case.profile, latency_s=0.0))
+    assert question_of(case) == question_of(replace(case))
+    assert question_of(case) != question_of(faster)
+
+
+def slower(**changes: float) -> Profile:
+    base = measured(8)
+    one = base.microbatches[0]
+    first = replace(one.sections[0], **changes)
+    sections = (first, *one.sections[1:])
+    return replace(base, microbatches=(replace(one, sections=sections),))
+
+
+DEVICE = Device(slot=Slot(vm_id="vm", index=0), memory_bytes=1, speed=1.0)
 
 
 @pytest.mark.parametrize(
@@ -231,59 +413,67 @@ def test_inputs_and_choice_travel_as_json() -> None:
         ({"minibatch_size": 63}, "must be a multiple of microbatch_size: got 63 and 4"),
         ({"minibatch_size": 0}, "must be a multiple"),
         ({"microbatch_size": 0}, "must be a multiple"),
+        ({"minibatch_size": 6, "microbatch_size": None}, "multiple of one of"),
+        (
+            {"profile": slower(forward_s=math.nan)},
+            r"sections\[0\].forward_s .* got nan",
+        ),
+        ({"profile": slower(forward_s=0.0)}, r"sections\[0\].forward_s .* got 0.0"),
+        ({"profile": slower(backward_s=-1.0)}, r"sections\[0\].backward_s .* got -1"),
         (
             {"profile": linked(measured(8), bandwidth_bytes_per_s=math.nan)},
-            "bandwidth above 0",
+            "bandwidth_bytes_per_s must be above 0",
         ),
         (
             {"profile": linked(measured(8), latency_s=-1.0)},
-            "latency of 0 or more",
+            "latency_s must be at least",
         ),
         ({"microbatch_size": 2}, r"micro-batches of \(4,\): got microbatch_size 2"),
-        ({"facts": model(7)}, "of another model"),
+        ({"facts": model(7)}, "7 sections, in order: got"),
+        ({"slots": (replace(DEVICE, speed=math.nan),)}, r"speed of vm\[0\]"),
+        ({"slots": (replace(DEVICE, memory_bytes=0),)}, r"memory_bytes of vm\[0\]"),
+        (
+            {"slots": (DEVICE,), "objective": "examples_per_dollar"},
+            "usd_per_hour of vm must be a number above 0",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_together_are_refused(
     change: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(PlanError, match=message) as caught:
         choose_plan(replace(inputs(), **change))  # type: ignore[arg-type]
+    assert len(str(caught.value).splitlines()) == 1
+
+
+cases = st.builds(
+    inputs,
+    sections=st.integers(1, 6),
+    vms=st.integers(1, 5),
+    slots_per_vm=st.integers(1, 3),
+    virtual_nodes=st.integers(1, 20),
+    memory_bytes=st.sampled_from([2**40, 250 * MIB, 160 * MIB]),
+)
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 6),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.integers(1, 20),
-    st.sampled_from([2**40, 200 * MIB, 130 * MIB]),
-    st.booleans(),
-)
+@given(cases, st.booleans(), st.sampled_from([1e7, 1e9]))
 def test_whatever_is_chosen_fits_and_takes_what_was_predicted(
-    sections: int,
-    vms: int,
-    slots_per_vm: int,
-    virtual_nodes: int,
-    memory_bytes: int,
-    exact: bool,
+    case: PlanInputs, exact: bool, bandwidth: float
 ) -> None:
-    case = inputs(
-        sections=sections,
-        vms=vms,
-        slots_per_vm=slots_per_vm,
-        virtual_nodes=virtual_nodes,
-        memory_bytes=memory_bytes,
-    )
-    case = replace(case, reduction="exact" if exact else "fast")
+    profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
+    case = replace(case, profile=profile, reduction="exact" if exact else "fast")
     choice = choose_plan(case)
     plan = choice.plan
     assert choose_plan(case) == choice
     if plan is None:
+        assert choice.why_not
         return
     memory = plan_bytes(case.facts, case.profile, plan, case.reduction)
-    assert max(stage.total_bytes for stage in memory) <= memory_bytes
+    room_bytes = case.slots[0].memory_bytes
+    assert max(stage.total_bytes for stage in memory) <= room_bytes
     least_s = min(c.step_s for c in choice.candidates if c.step_s is not None)
-    assert plan.predicted_step_s == least_s
+    assert plan.predicted_step_s <= least_s * (1 + NOISE)
     step = simulate_step(plan, case.profile, case.facts, reduction=case.reduction)
     assert plan.predicted_step_s == step.step_s
     assert [c.why_not for c in choice.candidates].count("") == 1
@@ -291,12 +481,27 @@ def test_whatever_is_chosen_fits_and_takes_what_was_predicted(
     assert follow == plan
 
 
-def test_a_choice_for_64_devices_and_48_sections_takes_seconds() -> None:
-    begin_s = time.process_time()
-    choice = choose_plan(inputs(sections=48, vms=16, slots_per_vm=4, virtual_nodes=256))
-    assert choice.plan is not None
-    assert len(choice.candidates) == 48
-    assert time.process_time() - begin_s < 4
+@settings(deadline=None, max_examples=30)
+@given(cases, st.sampled_from([1e7, 1e9]))
+def test_nothing_that_was_ruled_out_by_its_bound_is_better(
+    case: PlanInputs, bandwidth: float
+) -> None:
+    profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
+    case = replace(case, profile=profile)
+    plan = choose_plan(case).plan
+    layouts = Layouts(case, 4)
+    steps_s = []
+    for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
+        widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
+        for width in range(1, widest + 1):
+            for manner in manners(case, depth):
+                draft = Draft(depth, width, manner)
+                layout = layouts.lay_out(draft)
+                if isinstance(layout, Layout):
+                    steps_s.append(layouts.simulate(layout).predicted_step_s)
+    if steps_s:
+        assert plan is not None
+        assert plan.predicted_step_s <= min(steps_s) * (1 + NOISE)
 
 
 @pytest.mark.parametrize(

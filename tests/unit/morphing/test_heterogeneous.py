@@ -72,12 +72,3 @@ def test_a_fast_pair_that_joins_becomes_a_replica_of_its_own() -> None:
     stage_before = {s: rank % 2 for rank, s in enumerate(before.slots)}
     stage_after = {s: rank % 2 for rank, s in enumerate(after.slots)}
     assert all(stage_after[slot] == stage for slot, stage in stage_before.items())
-
-
-def test_a_pipeline_of_unlike_devices_has_its_fast_ones_on_the_heavy_stages() -> None:
-    both = fleet((1, 4.0), (1, 1.0))
-    plan = chosen(both)
-    assert plan.pipeline_depth == 2
-    heavier = max(range(2), key=lambda p: len(plan.sections_of(p)))
-    assert len(plan.sections_of(0)) != len(plan.sections_of(1))
-    assert speeds(plan, both)[0][heavier] == 4.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.lists import Kind, compact_schedule
+from spottrain.morphing.lists import compact_schedule
 from spottrain.morphing.schedule import (
     Task,
     Work,
@@ -16,13 +16,14 @@ from spottrain.morphing.schedule import (
     format_stage,
     max_in_flight,
 )
+from spottrain.wire import ScheduleKind
 
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
+kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 
 
 @given(kinds, st.integers(1, 6), st.integers(1, 60), st.booleans())
 def test_facts_of_a_compact_list_are_those_of_the_list_at_length(
-    kind: Kind, depth: int, count: int, recompute: bool
+    kind: ScheduleKind, depth: int, count: int, recompute: bool
 ) -> None:
     schedule = compact_schedule(kind, depth, count, recompute=recompute)
     lists = expand(schedule)
@@ -104,7 +105,7 @@ def test_interleaved_goes_through_the_chunks_in_groups() -> None:
     ],
 )
 def test_chunks_that_do_not_fit_are_refused(
-    kind: Kind, count: int, chunks: int, message: str
+    kind: ScheduleKind, count: int, chunks: int, message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
         compact_schedule(kind, 4, count, recompute=True, chunks=chunks)

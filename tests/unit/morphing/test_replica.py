@@ -21,7 +21,7 @@ from tests.unit.morphing.pipelines import (
 from tests.unit.morphing.slow_replica import SlowReplica
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.loops import compiled
 from spottrain.morphing.loops.play import play
 from spottrain.morphing.loops.rule import IN_ORDER
@@ -34,6 +34,7 @@ from spottrain.morphing.replica import (
     simulate_pipeline,
 )
 from spottrain.morphing.schedule import Conduct, expand, make_schedule
+from spottrain.wire import ScheduleKind
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,7 +75,7 @@ def test_in_order_too(
     st.integers(1, 10**6),
 )
 def test_in_the_originals_conditions_too_where_no_two_things_coincide(
-    kind: Kind, depth: int, count: int, recompute: bool, seed: int
+    kind: ScheduleKind, depth: int, count: int, recompute: bool, seed: int
 ) -> None:
     random = Random(seed)
 
@@ -113,7 +114,7 @@ def test_lists_at_length_give_the_same_run(
     few,
 )
 def test_uniform_stages_take_micro_batches_plus_stages_less_one(
-    kind: Kind,
+    kind: ScheduleKind,
     conditions: Conditions,
     depth: int,
     count: int,
@@ -291,7 +292,8 @@ def test_what_is_compiled_is_what_is_written() -> None:
         0,
         times,
         np.full((3, 2, 1), 500),
-        np.full(3, 100),
+        np.full((3, 2, 1), 100),
+        np.arange(12).reshape(3, 2, 2),
         40,
         IN_ORDER,
         0,

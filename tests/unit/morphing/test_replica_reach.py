@@ -17,8 +17,9 @@ from tests.unit.morphing.pipelines import (
     stage_times,
 )
 
-from spottrain.morphing.lists import Kind, Schedule, compact_schedule
+from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.replica import Conditions, Link, StageTimes, simulate_pipeline
+from spottrain.wire import ScheduleKind
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +98,9 @@ def test_so_it_does_where_chunks_are_interleaved(
 
 
 @pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe", "interleaved"])
-def test_ten_million_micro_batches_take_as_many_instants_as_a_few(kind: Kind) -> None:
+def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
+    kind: ScheduleKind,
+) -> None:
     depth, count = 4, 10_000_000
     chunks = 2 if kind == "interleaved" else 1
     schedule = compact_schedule(kind, depth, count, recompute=True, chunks=chunks)

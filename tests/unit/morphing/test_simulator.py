@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.memory import stage_loads
 from spottrain.morphing.partition import spread
 from spottrain.morphing.schedule import Task, Work, make_schedule
 from spottrain.morphing.simulator import (
     Link,
     PipelineRun,
     StageTimes,
-    least_step_s,
     simulate_pipeline,
     simulate_step,
 )
@@ -221,30 +219,31 @@ def test_one_worker_computes_and_applies() -> None:
 
 def test_a_fast_reduction_is_a_ring_after_the_slowest_replica() -> None:
     step = simulate_step(plan(1, 3, 4), PROFILE, FACTS, reduction="fast")
-    ring_s = 4 * (LATENCY_S + 3200 / 3 / BYTES_PER_S)
+    # Four sections' gradients and the loss, two tensors at a time.
+    ring_s = 4 * (3 * LATENCY_S + 3200 / 3 / BYTES_PER_S)
     assert step.pipeline_s == pytest.approx(24.0)
     assert step.step_s == pytest.approx(24.0 + ring_s + 2 * LATENCY_S + 3.2)
 
 
 def test_an_exact_reduction_is_a_chain_and_a_broadcast() -> None:
     step = simulate_step(plan(1, 3, 3), PROFILE, FACTS, reduction="exact")
-    send_s = LATENCY_S + 3200 / BYTES_PER_S
+    send_s = 5 * LATENCY_S + 3200 / BYTES_PER_S
     assert step.step_s == pytest.approx(12.0 + 4 * send_s + 2 * LATENCY_S + 3.2)
 
 
 def test_a_stage_reduces_while_the_one_before_drains() -> None:
     narrow = simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast")
     wide = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast")
-    ring_s = 2 * (LATENCY_S + 800 / BYTES_PER_S)
-    # Only the ring of stage 0 shows, which drains last; two more ranks gather.
-    assert wide.step_s - narrow.step_s == pytest.approx(ring_s + 2 * LATENCY_S)
+    ring_s = 2 * (2 * LATENCY_S + 800 / BYTES_PER_S)
+    # Only the ring of stage 0 shows, which drains last; four ranks gather in two rounds.
+    assert wide.step_s - narrow.step_s == pytest.approx(ring_s + LATENCY_S)
 
 
 def test_tied_parameters_are_summed_once_their_stages_have_reduced() -> None:
     facts = replace(FACTS, tied=(TiedParameter(name="embedding", sections=(0, 3)),))
     apart = simulate_step(plan(2, 1, 2), PROFILE, facts, reduction="fast")
     untied = simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast")
-    tied_s = 2 * (LATENCY_S + 100 / BYTES_PER_S)
+    tied_s = 2 * (LATENCY_S + 200 / BYTES_PER_S)
     assert apart.step_s - untied.step_s == pytest.approx(tied_s)
     together = simulate_step(plan(1, 1, 2), PROFILE, facts, reduction="fast")
     assert together == simulate_step(plan(1, 1, 2), PROFILE, FACTS, reduction="fast")
@@ -256,39 +255,6 @@ def test_a_slow_device_slows_its_replica_and_all_wait_for_it() -> None:
     even = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast")
     assert step.busy_s == (12.0, 24.0)
     assert step.step_s > even.step_s + 12.0
-
-
-@given(
-    kinds,
-    st.sampled_from([1, 2, 4]),
-    st.integers(1, 3),
-    st.integers(3, 12),
-    st.booleans(),
-    st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=12, max_size=12),
-    st.integers(0, 3000),
-)
-def test_no_step_falls_below_its_bound(
-    kind: ScheduleKind,
-    depth: int,
-    width: int,
-    virtual_nodes: int,
-    recompute: bool,
-    speeds: list[float],
-    output_bytes: int,
-) -> None:
-    some = replace(
-        plan(depth, width, virtual_nodes), schedule=kind, recompute=recompute
-    )
-    sections = [replace(s, output_bytes=output_bytes) for s in PROFILE.sections_at(1)]
-    measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
-    profile = replace(PROFILE, microbatches=(measured,))
-    loads = stage_loads(kind, depth, some.replica_bounds[1], recompute)
-    speeds = speeds[: depth * width]
-    least_s = least_step_s(some, profile, [load.recomputes for load in loads], speeds)
-    step = simulate_step(some, profile, FACTS, reduction="fast", speeds=speeds)
-    assert least_s <= step.step_s
-    if depth == width == 1:
-        assert least_s == pytest.approx(step.pipeline_s)
 
 
 @pytest.mark.parametrize("speeds", [[1.0], [1.0, 0.0]])

@@ -63,7 +63,44 @@ def test_noise_of_ten_per_cent_never_convicts(depth: int, width: int) -> None:
                 counts[rank] += slowness > 1 + MARGIN
                 if len(rows) > WINDOW:
                     counts[rank] -= rows[-1 - WINDOW][rank] > 1 + MARGIN
+            # Counted anew each time, as the watch does it, this would take long; and it
+            # asks for more than MARGIN where ranks scatter.
             assert max(counts) < OUTLYING, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("depth", "width"), SHAPES)
+def test_ranks_that_scatter_wildly_are_not_convicted(depth: int, width: int) -> None:
+    """As workers that share too few cores: all are slower than others half the time."""
+    for seed in range(10):
+        draw = random.Random(seed)
+        watch = Watch(pipeline_depth=depth)
+        for _ in range(300):
+            times_s = [draw.lognormvariate(0.0, 0.4) for _ in range(depth * width)]
+            watch = watch.observe(
+                [Beat(busy_s=s, expected_s=1.0, microbatches=1) for s in times_s]
+            )
+            assert watch.verdicts() == (), f"seed {seed}"
+
+
+def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
+    watch = Watch(pipeline_depth=3)
+    for _ in range(5 * WINDOW):
+        watch = watch.observe(
+            [Beat(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 1.7)]
+        )
+        assert watch.verdicts() == ()
+    for _ in range(WINDOW):
+        watch = watch.observe(
+            [Beat(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 2.5)]
+        )
+    assert convicted(watch) == [2]
+
+
+def test_with_one_replica_a_rank_that_is_slow_from_the_start_must_be_very_slow() -> (
+    None
+):
+    watch = steady([1.0, 1.0, 3.0], [4], 3)
+    assert convicted(watch) == [2]
 
 
 @pytest.mark.parametrize(("depth", "width"), SHAPES)
@@ -83,7 +120,7 @@ def test_a_rank_that_is_thirty_per_cent_slower_is_found(depth: int, width: int) 
                 break
         assert convicted(watch) == [slow], f"seed {seed}"
         (verdict,) = watch.verdicts()
-        assert verdict.slowness == pytest.approx(1.3, rel=0.15)
+        assert verdict.slowness == pytest.approx(1.3, rel=0.25)
         assert OUTLYING <= verdict.outlying <= WINDOW
 
 

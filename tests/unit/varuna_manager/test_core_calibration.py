@@ -24,8 +24,8 @@ def booted(
     """VMs of one computer, and the first weights written."""
     story = Story(max_vms=max(4, len(ids)))
     story.start()
-    story.tell(e.ProfilesListed, profiles=known)
     story.intend()
+    story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.state.intents
     vms = tuple(story.vm(vm_id, intent) for vm_id in ids)
     story.tell(e.VmsLaunched, intent=intent, vms=vms)

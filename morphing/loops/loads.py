@@ -1,0 +1,74 @@
+"""Counts along the lists of all stages: what is in flight, what is recomputed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spottrain.morphing.loops.compiled import part
+from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.loops.stage import LENGTH, REPEATS, RUNS, START
+from spottrain.morphing.loops.types import Codes, Numbers
+
+NEEDED, RECOMPUTED, CHUNK = range(3)
+"""Of a row: recomputes that its list cannot do without, chunks that recompute as bits,
+and from there on micro-batches in flight of each chunk."""
+
+
+@part
+def growth(work: int) -> int:
+    """Return how many more micro-batches are in flight after a task."""
+    if work == FORWARD:
+        return 1
+    return -1 if work == BACKWARD else 0
+
+
+@part
+def count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
+    """Return a row of every stage: see ``NEEDED``.
+
+    In flight are those of the moment when most are, the last such moment with most of
+    them in the first chunk. Of a pattern that is repeated the first and the last time are
+    gone through: those in between are like the last.
+    """
+    rows = np.zeros((len(runs), CHUNK + chunks), np.int64)
+    now = np.zeros(chunks, np.int64)
+    begun = np.zeros(3, np.int64)
+    done = np.zeros(3, np.int64)
+    for p in range(len(runs)):
+        row = rows[p]
+        most = 0
+        before = -1
+        done[:] = 0
+        now[:] = 0
+        for r in range(RUNS):
+            start, length = runs[p, r, START], runs[p, r, LENGTH]
+            repeats = runs[p, r, REPEATS]
+            for time in range(min(repeats, 2)):
+                needed = 0
+                begun[:] = done
+                for i in range(start, start + length):
+                    chunk, work = codes[i] // 3, codes[i] % 3
+                    if work == RECOMPUTE:
+                        row[RECOMPUTED] |= 1 << chunk
+                        spared = (
+                            before == FORWARD
+                            and done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
+                        )
+                        needed += 0 if spared else 1
+                    done[work] += 1
+                    before = work
+                    now[chunk] += growth(work)
+                    total = now.sum()
+                    if work == FORWARD and (
+                        total > most or (total == most and now[0] >= row[CHUNK])
+                    ):
+                        most = total
+                        row[CHUNK:] = now
+                row[NEEDED] += needed * (1 if time == 0 else repeats - 1)
+                if time == 0 and repeats > 2:
+                    # Jump to the last time.
+                    done += (repeats - 2) * (done - begun)
+                    for i in range(start, start + length):
+                        chunk, work = codes[i] // 3, codes[i] % 3
+                        now[chunk] += (repeats - 2) * growth(work)
+    return rows

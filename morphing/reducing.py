@@ -1,0 +1,136 @@
+"""What follows the backwards: sums over replicas, tied parameters, the gather.
+
+Times of messages that go one after the other, from what was measured: all-reduces over
+rings (``wire.RingProfile``) of the size and number nearest to the plan's, else over links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain.wire import LinkProfile, Plan, Profile, Reduction, RingProfile
+
+_AT_ONCE = 2
+"""All-reduces that a worker has under way at once: gloo's threads in torch."""
+_TOTALS = 1
+"""Tensors reduced besides the gradients: the loss and its weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A message of a ring all-reduce over ``n`` ranks, of which each sends 2 (n - 1).
+
+    The whole takes ``(n - 1) * (latency_s + bytes / n * s_per_byte)``.
+    """
+
+    latency_s: float
+    s_per_byte: float
+
+
+def hop_of(profile: Profile, ranks: int, between_vms: bool, rings: int) -> Hop:
+    """Return the hop of ``rings`` rings of ``ranks`` ranks at once, over the same VMs.
+
+    The measured ring nearest in size, then in number, is taken. More or fewer rings
+    share what a VM's NIC can send.
+    """
+    measured = [ring for ring in profile.rings if ring.between_vms == between_vms]
+    if not measured:
+        return _hop_over(profile.between_vms if between_vms else profile.within_vm)
+    nearest = min(
+        measured,
+        key=lambda ring: (
+            abs(math.log(ring.ranks / ranks)),
+            abs(math.log(ring.rings / rings)),
+            ring.ranks,
+        ),
+    )
+    hop = _measured_hop(nearest)
+    return Hop(hop.latency_s, hop.s_per_byte * rings / nearest.rings)
+
+
+def least_hop(profile: Profile) -> Hop:
+    """Return a hop that no ring of any plan can beat."""
+    hops = [
+        _hop_over(link)
+        for between_vms, link in (
+            (False, profile.within_vm),
+            (True, profile.between_vms),
+        )
+        if all(ring.between_vms != between_vms for ring in profile.rings)
+    ]
+    for ring in profile.rings:
+        hop = _measured_hop(ring)
+        hops.append(Hop(hop.latency_s, hop.s_per_byte / ring.rings))
+    return Hop(min(hop.latency_s for hop in hops), min(hop.s_per_byte for hop in hops))
+
+
+def _hop_over(link: LinkProfile) -> Hop:
+    return Hop(2 * link.latency_s, 2 / link.bandwidth_bytes_per_s)
+
+
+def _measured_hop(ring: RingProfile) -> Hop:
+    hops = ring.ranks - 1
+    return Hop(ring.latency_s / hops, ring.ranks / hops / ring.bandwidth_bytes_per_s)
+
+
+def gather_s(profile: Profile, ranks: int, between_vms: bool = True) -> float:
+    """Return the time in which every rank hears of all others (``links.gather_rows``)."""
+    link = profile.between_vms if between_vms else profile.within_vm
+    return (ranks - 1).bit_length() * link.latency_s
+
+
+class Reducer:
+    """Times of sums over the replicas of a plan.
+
+    Args:
+        plan: Says which ranks are in which VM.
+        profile: Rings and links.
+        reduction: ``fast``: ring all-reduces, a tensor a section. ``exact``: the sum goes
+            from replica to replica, then is broadcast by a tree.
+    """
+
+    def __init__(self, plan: Plan, profile: Profile, reduction: Reduction) -> None:
+        self._profile, self._reduction = profile, reduction
+        depth, width = plan.pipeline_depth, plan.data_parallel_width
+        self._width = width
+        stages = [
+            {plan.slots[d * depth + p].vm_id for d in range(width)}
+            for p in range(depth)
+        ]
+        self._between = [len(vms) > 1 for vms in stages]
+        through: dict[str, int] = {}
+        for vms in stages:
+            for vm in vms if len(vms) > 1 else ():
+                through[vm] = through.get(vm, 0) + 1
+        self._rings = [max(through.get(vm, 1) for vm in vms) for vms in stages]
+        self._tensors = [len(plan.sections_of(p)) + _TOTALS for p in range(depth)]
+
+    def reduced_s(
+        self, stage: int, drained_s: Sequence[float], num_bytes: int
+    ) -> float:
+        """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
+        if self._width == 1:
+            return drained_s[0]
+        if self._reduction == "fast":
+            return max(drained_s) + self._all_reduce_s(stage, num_bytes)
+        send_s = self._send_s(stage, num_bytes)
+        summed_s = drained_s[0]
+        for own_s in drained_s[1:]:
+            summed_s = max(own_s, summed_s + send_s)
+        return summed_s + math.ceil(math.log2(self._width)) * send_s
+
+    def _all_reduce_s(self, stage: int, num_bytes: int) -> float:
+        hop = hop_of(
+            self._profile, self._width, self._between[stage], self._rings[stage]
+        )
+        turns = math.ceil(self._tensors[stage] / _AT_ONCE)
+        each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
+        return (self._width - 1) * each_s
+
+    def _send_s(self, stage: int, num_bytes: int) -> float:
+        between = self._between[stage]
+        link = self._profile.between_vms if between else self._profile.within_vm
+        message_s = num_bytes / link.bandwidth_bytes_per_s
+        return self._tensors[stage] * link.latency_s + message_s
