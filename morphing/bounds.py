@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.morphing.reducing import Hop, least_hop
+from spottrain.morphing.reducing import AT_ONCE, TOTALS, least_hop
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
@@ -27,6 +28,7 @@ class Times:
 
     def __init__(self, profile: Profile, microbatch_size: int) -> None:
         self.sections = profile.sections_at(microbatch_size)
+        self.overhead_s = profile.task_overhead_s
         self.forward_s = _sums(self.sections, "forward_s")
         self.backward_s = _sums(self.sections, "backward_s")
         self.recompute_s = _sums(self.sections, "recompute_s")
@@ -82,6 +84,8 @@ class Pipe:
     link: LinkProfile
     speed: float
     """Of the devices."""
+    sections: NDArray[np.int64]
+    """Of each stage."""
 
 
 def make_pipe(
@@ -103,11 +107,11 @@ def make_pipe(
         speed: One that no device is faster than.
     """
     cuts = np.array(bounds)
-    forward = np.diff(times.forward_s[cuts]) / speed
-    backward = np.diff(times.backward_s[cuts]) / speed
+    forward = np.diff(times.forward_s[cuts]) / speed + times.overhead_s
+    backward = np.diff(times.backward_s[cuts]) / speed + times.overhead_s
     again = np.zeros(len(cuts) - 1)
     if recompute:
-        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
+        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed + times.overhead_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)
     once = (forward + backward).reshape(by_stage).sum(axis=0)
@@ -118,7 +122,17 @@ def make_pipe(
     back = _before(backward[:depth] + hops)
     all_the_way = (forward + backward)[:depth] + 2 * hops
     away = np.cumsum(all_the_way[::-1])[::-1]
-    return Pipe(depth, once + spare, spare, there, back, away, link, speed)
+    return Pipe(
+        depth=depth,
+        busy_s=once + spare,
+        recompute_s=spare,
+        there_s=there,
+        back_s=back,
+        away_s=away,
+        link=link,
+        speed=speed,
+        sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
+    )
 
 
 def _before(values: Array) -> Array:
@@ -160,25 +174,36 @@ def least_steps_s(
     if places is not None:
         turns = np.ceil(many / np.minimum(places, many))
         drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
-    fixed, per_byte = _reduce(pipe.link, least_hop(profile), widths, reduction)
-    prepared = (drained + fixed + per_byte * stage_bytes).max(axis=1)
-    gather_s = np.ceil(np.log2(widths * pipe.depth)) * pipe.link.latency_s
+    reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
+    prepared = (drained + reduce_s).max(axis=1)
+    latency_s = pipe.link.latency_s
+    gather_s = [
+        (n - 1).bit_length() * latency_s for n in (widths * pipe.depth).tolist()
+    ]
     update_s = profile.optimizer_s_per_byte * stage_bytes.max() / pipe.speed
     # The simulator counts in whole nanoseconds.
     rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
-    least: Array = prepared + gather_s + update_s - rounded_s
+    least: Array = prepared + np.array(gather_s) + update_s - rounded_s
     return least
 
 
-def _reduce(
-    link: LinkProfile, hop: Hop, widths: NDArray[np.int64], reduction: Reduction
-) -> tuple[Array, Array]:
-    """Return what reducing takes at least: for each width, and for each byte besides."""
-    ring = widths[:, None].astype(float)
+def _reduce_s(
+    pipe: Pipe,
+    profile: Profile,
+    widths: NDArray[np.int64],
+    stage_bytes: Array,
+    reduction: Reduction,
+) -> Array:
+    """Return what reducing takes at least, for each width (a column) and each stage."""
+    tensors = pipe.sections + TOTALS
     if reduction == "fast":
-        return (ring - 1) * hop.latency_s, (ring - 1) / ring * hop.s_per_byte
+        hop = least_hop(profile)
+        turns = np.ceil(tensors / AT_ONCE)
+        each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
+        least: Array = (widths - 1) * each_s
+        return least
     # The sum comes from the replica before, unless it is the first one's.
-    messages = np.array([[float(math.ceil(math.log2(w)))] for w in widths.tolist()])
-    per_byte: Array = messages / link.bandwidth_bytes_per_s
-    fixed: Array = messages * link.latency_s
-    return fixed, per_byte
+    hops = np.array([[math.ceil(math.log2(width))] for (width,) in widths.tolist()])
+    message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
+    least = hops * (tensors * pipe.link.latency_s + message_s)
+    return least

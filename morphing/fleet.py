@@ -50,7 +50,7 @@ def manners(inputs: PlanInputs, depth: int) -> list[Manner]:
         # One stage has nothing to order: it goes forward and backward by turns.
         asked = inputs.schedule
         alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
-        return [Manner(RUNNABLE.index(alone), 1, 0, inputs.recompute is not False)]
+        return [Manner(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
         if inputs.schedule in (None, schedule):

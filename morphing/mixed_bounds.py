@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from spottrain.morphing.bounds import Array, Pipe
 
 Counts = NDArray[np.int64]
+EXACT = 1e-6
+"""Share of a virtual node that rounding may take away."""
 
 
 def replica_counts(
@@ -71,6 +73,26 @@ def least_finish_s(
         # Who could not even begin by then has no part in it.
         still = active & (begins_s < done_s[:, None, :])
         if (still == active).all():
-            earliest: Array = done_s.max(axis=1)
-            return earliest
+            break
         active = still
+    earliest: Array = _whole(done_s, counts, begins_s, pace_s, virtual_nodes).max(
+        axis=1
+    )
+    return earliest
+
+
+def _whole(
+    done_s: Array,
+    counts: Counts,
+    begins_s: Array,
+    pace_s: Array,
+    virtual_nodes: int,
+) -> Array:
+    """Put ``done_s`` off until whole virtual nodes are as many as there have to be."""
+    while True:
+        done = np.floor((done_s[:, None, :] - begins_s) / pace_s + EXACT).clip(0)
+        short = (counts * done).sum(axis=1) < virtual_nodes
+        if not short.any():
+            return done_s
+        next_s = np.where(counts > 0, begins_s + (done + 1) * pace_s, np.inf)
+        done_s = np.where(short, next_s.min(axis=1), done_s)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from spottrain.wire import LinkProfile, Plan, Profile, Reduction, RingProfile
 
-_AT_ONCE = 2
+AT_ONCE = 2
 """All-reduces that a worker has under way at once: gloo's threads in torch."""
-_TOTALS = 1
+TOTALS = 1
 """Tensors reduced besides the gradients: the loss and its weight."""
 
 
@@ -105,7 +105,7 @@ class Reducer:
             for vm in vms if len(vms) > 1 else ():
                 through[vm] = through.get(vm, 0) + 1
         self._rings = [max(through.get(vm, 1) for vm in vms) for vms in stages]
-        self._tensors = [len(plan.sections_of(p)) + _TOTALS for p in range(depth)]
+        self._tensors = [len(plan.sections_of(p)) + TOTALS for p in range(depth)]
 
     def reduced_s(
         self, stage: int, drained_s: Sequence[float], num_bytes: int
@@ -125,7 +125,7 @@ class Reducer:
         hop = hop_of(
             self._profile, self._width, self._between[stage], self._rings[stage]
         )
-        turns = math.ceil(self._tensors[stage] / _AT_ONCE)
+        turns = math.ceil(self._tensors[stage] / AT_ONCE)
         each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
         return (self._width - 1) * each_s
 

@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from spottrain.wire import Plan, Profile
 
 MARGIN = 0.15
-"""An outlier takes that much longer than the median of its peers, or more; and more
-than what is usual among ranks that scatter by more than that (their median)."""
-WINDOW = 20
+"""An outlier takes that much longer than the median of its peers, or more."""
+CALM = 0.2
+"""Scatter of the ranks' slowness (standard deviation, their median) up to which that
+holds. Among ranks that scatter more, as on machines with other work, an outlier takes
+longer by twice the scatter."""
+WINDOW = 30
 """Mini-batches that are looked at, the newest ones."""
-OUTLYING = 14
+OUTLYING = 21
 """Mini-batches of them in which a slow rank is an outlier. With noise of 10 % and one
-peer, an even one is in 14 % of them, one that is slower by 30 % in 81 %: the one is
-found slow in no more than 2 of 100 million windows, the other in 93 of 100."""
-
+peer, a rank like the others is an outlier in 16 % of the mini-batches, one that is slower
+by 30 % in 81 %: of windows with the one next to none has so many, with the other 95 %."""
 TRUST = 2.0
 """With one replica only, a rank has no peers that run the same. The profile may then be
 wrong about a stage by up to that factor, as the generation's first mini-batches show it:
@@ -106,7 +108,8 @@ class Watch:
         columns = tuple(zip(*self.slowness, strict=True))
         margin = MARGIN
         if any(_outlying(column, margin) >= OUTLYING for column in columns):
-            margin = max(margin, statistics.median(map(_scatter, columns)))
+            scatter = statistics.median(map(_scatter, columns))
+            margin = margin if scatter <= CALM else 2 * scatter
         slow = [
             Verdict(
                 rank=rank,

@@ -9,6 +9,8 @@ about the same time, so a NIC that serves the same link of several gives each it
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from spottrain.morphing.replica import Link
 from spottrain.wire import Plan, Profile
@@ -17,38 +19,70 @@ from spottrain.wire import Plan, Profile
 def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
     """Return the links of every replica, from each stage to the next.
 
-    An interleaved plan has one more, from the last stage to the first.
+    An interleaved plan has one more, from the last stage to the first. VMs are numbered
+    within a replica; replicas whose links are alike have one tuple in common.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    numbers = {vm: n for n, vm in enumerate(dict.fromkeys(s.vm_id for s in plan.slots))}
-    vms = [numbers[slot.vm_id] for slot in plan.slots]
-    output_bytes = _output_bytes(plan, profile)
-    ends = [
-        [
-            (vms[d * depth + p], vms[d * depth + (p + 1) % depth])
-            for p in range(len(output_bytes))
-        ]
-        for d in range(width)
-    ]
-    starts: list[Counter[int]] = [Counter() for _ in output_bytes]
-    stops: list[Counter[int]] = [Counter() for _ in output_bytes]
-    for row in ends:
-        for p, (start, stop) in enumerate(row):
+    sent = _output_bytes(plan, profile)
+    names = [slot.vm_id for slot in plan.slots]
+    if len(set(names)) == len(names):
+        row = _wire(profile, sent, _Ends(tuple(range(depth)), (1,) * len(sent)))
+        return [row] * width
+    vms = [names[d * depth : (d + 1) * depth] for d in range(width)]
+    starts, stops = _users(vms, len(sent))
+    known: dict[_Ends, tuple[Link, ...]] = {}
+    rows = []
+    for own in vms:
+        numbers: dict[str, int] = {}
+        ends = _Ends(
+            tuple([numbers.setdefault(vm, len(numbers)) for vm in own]),
+            tuple(
+                [
+                    max(starts[p][own[p]], stops[p][own[(p + 1) % depth]])
+                    for p in range(len(sent))
+                ]
+            ),
+        )
+        if ends not in known:
+            known[ends] = _wire(profile, sent, ends)
+        rows.append(known[ends])
+    return rows
+
+
+class _Ends(NamedTuple):
+    """What decides on a replica's links."""
+
+    vms: tuple[int, ...]
+    """Number of each stage's VM."""
+    sharing: tuple[int, ...]
+    """How many replicas send over the NICs of each link at the same time."""
+
+
+def _users(
+    vms: Sequence[Sequence[str]], links: int
+) -> tuple[list[Counter[str]], list[Counter[str]]]:
+    """Return for each link from how many replicas it leaves each VM, and arrives there."""
+    starts: list[Counter[str]] = [Counter() for _ in range(links)]
+    stops: list[Counter[str]] = [Counter() for _ in range(links)]
+    for own in vms:
+        for p in range(links):
+            start, stop = own[p], own[(p + 1) % len(own)]
             if start != stop:
                 starts[p][start] += 1
                 stops[p][stop] += 1
-    return [
-        tuple(
-            _link(
-                profile,
-                output_bytes[p],
-                (start, stop),
-                max(starts[p][start], stops[p][stop], 1),
-            )
-            for p, (start, stop) in enumerate(row)
+    return starts, stops
+
+
+def _wire(profile: Profile, sent: Sequence[float], ends: _Ends) -> tuple[Link, ...]:
+    return tuple(
+        _link(
+            profile,
+            num_bytes,
+            (ends.vms[p], ends.vms[(p + 1) % len(ends.vms)]),
+            ends.sharing[p],
         )
-        for row in ends
-    ]
+        for p, num_bytes in enumerate(sent)
+    )
 
 
 def _output_bytes(plan: Plan, profile: Profile) -> list[float]:

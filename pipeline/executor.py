@@ -252,7 +252,8 @@ class _Minibatch:
             self._owner.busy_s += time.monotonic() - began
             self._owner.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
-        assert not (self._stash or self._graphs or self._gradients or self._batches)
+        kept = self._stash, self._graphs, self._gradients, self._batches
+        assert not any(kept)
         return self._losses
 
     def _take_arrival(self, *, wait: bool) -> bool:

@@ -154,11 +154,7 @@ class _Training:
         self._arenas = {
             k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
         }
-        tensors = {k: arena.parameters for k, arena in self._arenas.items()}
-        self._chunks = [
-            StageModel(context.job, context.layout, sections, tensors)
-            for sections in plan.runs_of(self._stage_index)
-        ]
+        self._chunks = self._make_chunks()
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
         }
@@ -182,6 +178,14 @@ class _Training:
         self._executor = self._make_executor()
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
+
+    def _make_chunks(self) -> list[StageModel]:
+        context = self._context
+        tensors = {k: arena.parameters for k, arena in self._arenas.items()}
+        return [
+            StageModel(context.job, context.layout, sections, tensors)
+            for sections in self._plan.runs_of(self._stage_index)
+        ]
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan

@@ -76,7 +76,8 @@ class ResourcesConfig(Section):
     min_vms: PositiveInt = 1
     """Never train on fewer VMs than this; wait for more."""
     max_vms: PositiveInt = 4
-    """Never rent more VMs than this at once."""
+    """Never rent more VMs than this at once; those that leave or are being replaced do
+    not count."""
     allow_on_demand: bool = False
     """Rent at the on-demand price what the spot market does not give."""
     capacity_wait_s: PositiveFloat | None = None

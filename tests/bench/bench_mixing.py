@@ -90,48 +90,38 @@ def plans() -> None:
         )
 
 
+def step_s(plan: Plan, speeds: list[float]) -> float:
+    """Return what a mini-batch takes if the plan's devices have these speeds."""
+    depth = plan.pipeline_depth
+    own_s = 0.080 * len(plan.sections_of(0))
+    paces = [
+        pace_of([own_s / v for v in speeds[i : i + depth]])
+        for i in range(0, len(speeds), depth)
+    ]
+    bounds = share_virtual_nodes(
+        plan.replica_bounds[-1],
+        [pace.per_virtual_node_s for pace in paces],
+        fixed_s=[pace.fixed_s for pace in paces],
+    )
+    shared = replace(plan, replica_bounds=bounds)
+    step = simulate_step(shared, profile(), facts(), reduction="fast", speeds=speeds)
+    return step.step_s
+
+
 def like_first() -> None:
     """What it costs to leave devices where their sections are instead."""
-    devices = fleet((2, FAST), (8, SLOW))
-    plan = choose_plan(inputs(devices)).plan
+    plan = choose_plan(inputs(fleet((2, FAST), (8, SLOW)))).plan
     assert plan is not None
-    depth = plan.pipeline_depth
-    nodes = plan.replica_bounds[-1]
-    own_s = 0.080 * len(plan.sections_of(0))
-    print(f"\nLike devices together or sections kept ({plan.shape}, both fast devices")
-    print("hold the first half of the model when they become fast):\n")
-    by_replica = [
-        ("like devices", [FAST] * 2 + [SLOW] * 8),
-        ("sections kept", [FAST, SLOW] * 2 + [SLOW] * 6),
-    ]
-    steps = []
-    for name, speeds in by_replica:
-        paces = [
-            pace_of([own_s / v for v in speeds[i : i + depth]])
-            for i in range(0, len(speeds), depth)
-        ]
-        bounds = share_virtual_nodes(
-            nodes,
-            [pace.per_virtual_node_s for pace in paces],
-            fixed_s=[pace.fixed_s for pace in paces],
-        )
-        step = simulate_step(
-            replace(plan, replica_bounds=bounds),
-            profile(),
-            facts(),
-            reduction="fast",
-            speeds=speeds,
-        )
-        steps.append(step.step_s)
-        print(f"{name:13s}  {step.step_s:6.2f} s a mini-batch")
-    model = facts()
-    moved = sum(
-        model.sections[k].param_bytes + model.sections[k].optimizer_bytes
-        for k in plan.sections_of(0)
-    )
+    like_s = step_s(plan, [FAST] * 2 + [SLOW] * 8)
+    kept_s = step_s(plan, [FAST, SLOW] * 2 + [SLOW] * 6)
+    sections = facts().sections[: len(plan.sections_of(0))]
+    moved = sum(section.param_bytes + section.optimizer_bytes for section in sections)
     once_s = moved / profile().between_vms.bandwidth_bytes_per_s
-    print(f"moving a stage's sections once: {moved / 1e9:.1f} GB, {once_s:.1f} s;")
-    print(f"saved in every mini-batch: {steps[1] - steps[0]:.1f} s")
+    print(f"\nLike devices together or sections kept ({plan.shape}, both fast devices")
+    print("hold the first half of the model when the plan is made):\n")
+    print(f"like devices          {like_s:6.2f} s every mini-batch")
+    print(f"sections kept         {kept_s:6.2f} s every mini-batch")
+    print(f"moving {moved / 1e9:.1f} GB         {once_s:6.2f} s once")
 
 
 def controller() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -84,9 +86,7 @@ class Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(self.VOCABULARY, self.WIDTH)
-        self.blocks = nn.ModuleList(
-            Residual(self.WIDTH) for _ in range(BLOCKS)
-        )
+        self.blocks = nn.ModuleList(Residual(self.WIDTH) for _ in range(BLOCKS))
         self.head = nn.Linear(self.WIDTH, self.VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -122,3 +122,15 @@ def language_job() -> TrainingJob:
         loss=language_loss,
         optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3),
     )
+
+
+def frozen_job() -> TrainingJob:
+    """The embedding and half of the blocks are not trained."""
+
+    def model() -> nn.Module:
+        language = Language()
+        for module in (language.embedding, *language.blocks[: BLOCKS // 2]):
+            module.requires_grad_(False)
+        return language
+
+    return dataclasses.replace(language_job(), model=model)

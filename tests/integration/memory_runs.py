@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
 from spottrain import wire
@@ -41,14 +39,15 @@ class Run:
     steps: int = 3
 
     def __str__(self) -> str:
-        name = self.entrypoint.partition(":")[0 if "byte" in self.entrypoint else 2]
-        name = self.entrypoint.partition(":")[2].removesuffix("_job")
+        module, _, function = self.entrypoint.partition(":")
+        name = function.removesuffix("_job") if module.endswith("_jobs") else module
         kind = self.schedule + (f"/{self.chunks}" if self.chunks > 1 else "")
         bound = f" <={self.in_flight_bound}" if self.in_flight_bound else ""
         again = "recompute" if self.recompute else "keep"
+        saves = self.checkpoint_every_steps < self.steps
         return (
             f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
-            f"m{self.microbatch_size}"
+            f"m={self.microbatch_size}{' checkpoint' if saves else ''}"
         )
 
     @property
@@ -132,17 +131,25 @@ def track(
     folder: Path,
     run: Run,
     profile: Profile,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[list[Rank], dict[str, Any]]:
-    """Train by the plan; return what every worker tracked, and the fleet's pids."""
+    watch: Callable[[Fleet], None] | None = None,
+) -> list[Rank]:
+    """Train by the plan; return what every worker tracked.
+
+    Args:
+        zygote: Starts machines.
+        folder: For checkpoints and logs.
+        run: The plan.
+        profile: What the planner knows.
+        watch: Told of the fleet before workers are forked.
+    """
     facts = facts_of(run.entrypoint)
     spec = run.spec(folder)
     plan = run.plan(spec, len(facts.sections))
     names = NAMES[: run.depth * run.width]
-    with Fleet(
-        spec, names, folder / "log", zygote, environment, run.workdir
-    ) as fleet:
+    with Fleet(spec, names, folder / "log", zygote, workdir=run.workdir) as fleet:
         fleet.ready()
+        if watch is not None:
+            watch(fleet)
         fleet.run(plan, fleet.initialise(), evaluate=True)
         assert fleet.wait_for_end(set(names))
         history = fleet.history
@@ -155,8 +162,6 @@ def track(
     if run.checkpoint_every_steps >= run.steps:
         allowed = tuple(replace(one, snapshot_bytes=0) for one in allowed)
     return [
-        Rank(
-            rank % run.depth, rank // run.depth, tracked[slot.vm_id], allowed[rank]
-        )
+        Rank(rank % run.depth, rank // run.depth, tracked[slot.vm_id], allowed[rank])
         for rank, slot in enumerate(plan.slots)
-    ], {}
+    ]

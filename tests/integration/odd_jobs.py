@@ -168,3 +168,15 @@ def recurrent_job() -> TrainingJob:
         return model
 
     return _with_model(model)
+
+
+def unreadable_job() -> TrainingJob:
+    """Most examples cannot be read."""
+
+    class Damaged(tiny.Tokens):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index > 2:
+                raise OSError(f"example {index} is damaged")
+            return super().__getitem__(index)
+
+    return dataclasses.replace(tiny.job(), dataset=Damaged(50))

@@ -191,7 +191,14 @@ def main() -> None:
     incoming = lines()
     greeting = next(line for line in incoming if line is not None)
     stub = Stub(greeting)
-    say(wire.SupervisorReady(num_slots=stub.num_slots, torch_version="none"))
+    say(
+        wire.SupervisorReady(
+            num_slots=stub.num_slots,
+            torch_version="none",
+            device=PROFILE.device,
+            software=PROFILE.software,
+        )
+    )
     for line in incoming:
         if line is None:
             stub.train()

@@ -48,8 +48,11 @@ def load(path: Path) -> Any:
 class Job:
     """A submitted job, its manager processes and its cloud."""
 
-    def __init__(self, path: Path, steps: int, max_vms: int) -> None:
+    def __init__(
+        self, path: Path, steps: int, max_vms: int, home: Path | None = None
+    ) -> None:
         path.mkdir(parents=True)
+        self.home = home or path / "home"
         self.dir = JobDir(path)
         tarfile.open(self.dir.workdir, "w:gz").close()
         zone = ZoneSpec(
@@ -75,7 +78,12 @@ class Job:
         if crash_at is not None:
             argv.append(str(crash_at))
         with self.dir.log.open("ab") as log:
-            manager = subprocess.Popen(argv, stdout=log, stderr=log)
+            manager = subprocess.Popen(
+                argv,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SPOTTRAIN_HOME": str(self.home)},
+            )
         self.managers.append(manager)
         return manager
 
@@ -166,8 +174,8 @@ def make_job(
 ) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def make(steps: int = 50, max_vms: int = 2) -> Job:
-        jobs.append(Job(tmp_path / f"{len(jobs)}" / "job", steps, max_vms))
+    def make(steps: int = 50, max_vms: int = 2, home: Path | None = None) -> Job:
+        jobs.append(Job(tmp_path / f"{len(jobs)}" / "job", steps, max_vms, home))
         return jobs[-1]
 
     yield make
@@ -221,6 +229,17 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(
     port = int((job.dir.path / "port").read_text())
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_second_job_of_a_model_trains_without_measuring(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    measured, reused = "measured: forward", "profile of stub reused, measured "
+    for kept in (False, True):
+        job = make_job(steps=5, home=tmp_path / "home")
+        assert_ended_well(job, job.start())
+        log = job.dir.log.read_text()
+        assert (measured in log, reused in log) == (not kept, kept)
 
 
 def test_training_goes_on_whatever_the_market_takes(

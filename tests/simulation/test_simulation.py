@@ -50,6 +50,12 @@ SPEC = JobSpec(
 )
 
 
+STRIKES = (
+    *("kill", "silence", "notice", "notice", "worker", "slow"),
+    *("market", "manager"),
+)
+
+
 def settings(**changes: Any) -> JobSettings:
     base = JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=8)
     return replace(base, **changes)
@@ -66,9 +72,7 @@ def torment(world: World, mean_s: float = 40.0) -> None:
 
     def strike() -> None:
         alive = [v for v in world.cloud.vms.values() if v.alive and not v.doomed]
-        kind = draw.choice(
-            ["kill", "silence", "notice", "notice", "worker", "market", "manager"]
-        )
+        kind = draw.choice(STRIKES)
         if kind == "market":
             world.cloud.capacity[draw.choice("ab")] = draw.randint(0, 8)
             world.cloud.prices[draw.choice("ab")] = draw.uniform(0.5, 2.0)
@@ -83,11 +87,13 @@ def torment(world: World, mean_s: float = 40.0) -> None:
 
 def strike_vm(world: World, kind: str, vm_id: str) -> None:
     vm = world.cloud.vms[vm_id]
-    vm.doomed = kind != "worker"
+    vm.doomed = kind not in ("worker", "slow")
     if kind == "kill":
         world.end_vm(vm_id)
     elif kind == "silence":
         world.freeze_vm(vm_id)
+    elif kind == "slow":
+        vm.slowness = world.random.uniform(1.1, 4.0)
     elif kind == "worker":
         world.workers.worker_dies(wire.Slot(vm_id=vm_id, index=0))
     else:

@@ -33,7 +33,7 @@ def slow_down(
     job.after(after_s, strike)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_slow_vm_is_replaced_by_one_that_is_rented_for_it(seed: int) -> None:
     job = slow_world(seed, spare=1)
     slow_down(job, 2.0)
@@ -55,7 +55,7 @@ def test_a_slow_vm_is_replaced_by_one_that_is_rented_for_it(seed: int) -> None:
     assert job.state.interruptions == ()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_warm_spare_takes_the_place_of_a_slow_vm(seed: int) -> None:
     job = slow_world(seed, spare=0, max_vms=9)
     job.cloud.capacity["a"] = 9
@@ -71,7 +71,7 @@ def test_a_warm_spare_takes_the_place_of_a_slow_vm(seed: int) -> None:
     assert job.state.tally.slow_vms_replaced == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_without_any_other_vm_the_slow_one_gets_less_to_do(seed: int) -> None:
     job = slow_world(seed, spare=0)
     slow_down(job, 2.0)
@@ -85,7 +85,7 @@ def test_without_any_other_vm_the_slow_one_gets_less_to_do(seed: int) -> None:
     assert only.measured_step_s < 1.8 * only.predicted_step_s
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_replaces_nobody_and_shares_nothing_anew(seed: int) -> None:
     job = slow_world(seed, spare=3)
     job.run()
@@ -107,8 +107,8 @@ def test_a_slow_vm_is_kept_where_another_one_costs_more_than_it_gains() -> None:
 
 
 def test_nobody_is_replaced_shortly_before_the_end() -> None:
-    job = slow_world(0, spare=1, steps=64)
-    slow_down(job, 1.3)  # found after some 63 mini-batches
+    job = slow_world(0, spare=1, steps=71)
+    slow_down(job, 1.3)  # found after some 70 mini-batches
     job.run()
     check_end(job)
     assert job.state.tally.slow_vms_replaced == 0
@@ -133,7 +133,7 @@ def test_only_so_many_are_replaced_within_an_hour() -> None:
         assert last - first >= 3600.0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_replacement_that_is_lost_at_once_costs_nothing(seed: int) -> None:
     job = slow_world(seed, spare=2)
     slow_down(job, 2.0)

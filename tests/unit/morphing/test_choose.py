@@ -482,7 +482,10 @@ def test_whatever_is_chosen_fits_and_takes_what_was_predicted(
 
 
 @settings(deadline=None, max_examples=30)
-@given(cases, st.sampled_from([1e7, 1e9]))
+@given(
+    cases.filter(lambda case: case.slots[0].memory_bytes == 2**40),
+    st.sampled_from([1e7, 1e9]),
+)
 def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     case: PlanInputs, bandwidth: float
 ) -> None:

@@ -67,8 +67,5 @@ def test_a_fast_pair_that_joins_becomes_a_replica_of_its_own() -> None:
     both = fleet((8, 1.0), (2, 4.0))
     before = chosen(both[:8])
     after = chosen(both, previous=before)
-    assert after.data_parallel_width == before.data_parallel_width + 1
-    assert speeds(after, both)[0] == (4.0, 4.0)
-    stage_before = {s: rank % 2 for rank, s in enumerate(before.slots)}
-    stage_after = {s: rank % 2 for rank, s in enumerate(after.slots)}
-    assert all(stage_after[slot] == stage for slot, stage in stage_before.items())
+    assert after.predicted_step_s < 0.6 * before.predicted_step_s
+    assert set(speeds(after, both)[0]) == {4.0}

@@ -10,10 +10,14 @@ import pytest
 from tests.unit.morphing.spot import GIB, workload
 from tests.unit.morphing.test_choose import MIB
 
-from spottrain.morphing.choose import Device, PlanInputs, choose_plan
+from spottrain.morphing.choose import NOISE, Device, PlanInputs, choose_plan
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.policy import handicap
 from spottrain.morphing.shapes import Shapes, Workload
 from spottrain.wire import SectionProfile, Slot
+
+SLACK = 0.02
+"""What more can be had with fewer replicas, which shapes do not leave out."""
 
 
 def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
@@ -28,6 +32,8 @@ def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
         minibatch_size=load.minibatch_size,
         microbatch_size=load.profile.microbatch_sizes[0],
         reduction="fast",
+        schedule="varuna",
+        recompute=True,
         lag_share=share,
     )
 
@@ -46,11 +52,13 @@ def test_the_best_shape_is_what_the_planner_chooses(
             assert shape is None
             continue
         assert shape is not None
-        assert (shape.depth, shape.width) == (
-            plan.pipeline_depth,
-            plan.data_parallel_width,
-        )
-        assert shape.step_s == pytest.approx(plan.predicted_step_s)
+        # The planner leaves out replicas that gain nothing, and takes equals as good.
+        assert shape.depth * shape.width <= vms
+        depth, width = plan.pipeline_depth, plan.data_parallel_width
+        planned_s = plan.predicted_step_s * handicap(depth, width, share)
+        shape_s = shape.step_s * handicap(shape.depth, shape.width, share)
+        assert planned_s <= shape_s * (1 + NOISE)
+        assert shape_s <= planned_s * (1 + SLACK)
 
 
 def test_no_shape_takes_more_vms_than_there_are() -> None:
@@ -119,7 +127,7 @@ def link_of(**changes: float) -> Workload:
         (link_of(bandwidth_bytes_per_s=0.0), "between_vms.bandwidth_bytes_per_s"),
         (link_of(latency_s=math.inf), "between_vms.latency_s"),
         (profile_of(fingerprint="other"), "of another model"),
-        (sections_of(*SECTIONS[1:]), "5 sections for model"),
+        (sections_of(*SECTIONS[1:]), "of 6 sections, in order: got"),
         (replace(workload(), minibatch_size=66), "multiple"),
         (replace(workload(), minibatch_size=0), "multiple"),
         (replace(workload(), gpu_memory_bytes=0), "gpu_memory_bytes"),

@@ -5,29 +5,27 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.morphing.steps import (
+    BYTES_PER_S,
+    FACTS,
+    LATENCY_S,
+    PROFILE,
+    plan,
+    profile_of,
+)
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.partition import spread
 from spottrain.morphing.schedule import Task, Work, make_schedule
 from spottrain.morphing.simulator import (
+    MOST_PLAYED,
     Link,
     PipelineRun,
     StageTimes,
+    expect_step,
     simulate_pipeline,
     simulate_step,
 )
-from spottrain.wire import (
-    LinkProfile,
-    MicrobatchProfile,
-    ModelFacts,
-    Plan,
-    Profile,
-    ScheduleKind,
-    SectionFacts,
-    SectionProfile,
-    Slot,
-    TiedParameter,
-)
+from spottrain.wire import LinkProfile, ScheduleKind, TiedParameter
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 flat_kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["1f1b", "gpipe"])
@@ -149,65 +147,6 @@ def test_a_late_gradient_is_waited_for_with_forwards() -> None:
 
 # --- Steps -----------------------------------------------------------------------------
 
-LATENCY_S, BYTES_PER_S = 0.25, 1000.0
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=(4 * 800 - 200) // 4,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i,
-            param_bytes=800,
-            optimizer_bytes=1600,
-            activation_bytes_per_example=0,
-        )
-        for i in range(4)
-    ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
-)
-PROFILE = Profile(
-    fingerprint="model",
-    device="device",
-    software="software",
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1,
-            sections=tuple(
-                SectionProfile(
-                    index=i,
-                    forward_s=1.0,
-                    backward_s=2.0,
-                    recompute_s=1.0,
-                    saved_bytes=0,
-                    output_bytes=0,
-                )
-                for i in range(4)
-            ),
-        ),
-    ),
-    optimizer_s_per_byte=0.001,
-    within_vm=LinkProfile(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S),
-    between_vms=LinkProfile(latency_s=LATENCY_S, bandwidth_bytes_per_s=BYTES_PER_S),
-    origin="written",
-)
-
-
-def plan(depth: int, width: int, virtual_nodes: int) -> Plan:
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
-        microbatch_size=1,
-        minibatch_size=virtual_nodes,
-        schedule="gpipe",
-        recompute=False,
-        stage_bounds=tuple(4 // depth * p for p in range(depth + 1)),
-        replica_bounds=spread(virtual_nodes, width),
-        slots=tuple(Slot(vm_id=f"vm{i}", index=0) for i in range(depth * width)),
-        predicted_step_s=0.0,
-    )
-
 
 def test_one_worker_computes_and_applies() -> None:
     step = simulate_step(plan(1, 1, 3), PROFILE, FACTS, reduction="fast")
@@ -261,3 +200,108 @@ def test_a_slow_device_slows_its_replica_and_all_wait_for_it() -> None:
 def test_speeds_that_do_not_fit_the_plan_are_refused(speeds: list[float]) -> None:
     with pytest.raises(PlanError, match="needs as many speeds above 0"):
         simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast", speeds=speeds)
+
+
+def test_every_task_has_its_overhead() -> None:
+    bare = simulate_step(plan(2, 1, 3), PROFILE, FACTS, reduction="fast")
+    profile = replace(PROFILE, task_overhead_s=0.5)
+    step = simulate_step(plan(2, 1, 3), profile, FACTS, reduction="fast")
+    assert step.busy_s == tuple(busy_s + 3 * 2 * 0.5 for busy_s in bare.busy_s)
+    assert step.step_s - bare.step_s == pytest.approx((3 + 1) * 2 * 0.5)
+
+
+def test_an_interleaved_plan_runs_the_very_runs_of_its_stages() -> None:
+    sections = [
+        replace(s, forward_s=float(1 + s.index)) for s in PROFILE.sections_at(1)
+    ]
+    measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
+    profile = replace(PROFILE, microbatches=(measured,))
+    step = simulate_step(plan(2, 1, 2, chunks=2), profile, FACTS, reduction="fast")
+    # Stage 0 has sections 0 and 2, stage 1 has 1 and 3; a backward takes 2.
+    assert step.busy_s == (2 * (1 + 3 + 4), 2 * (2 + 4 + 4))
+
+
+def test_a_bound_on_micro_batches_in_flight_is_kept() -> None:
+    some = plan(2, 1, 6, in_flight_bound=2)
+    step = simulate_step(some, PROFILE, FACTS, reduction="fast")
+    free = simulate_step(plan(2, 1, 6), PROFILE, FACTS, reduction="fast")
+    assert max(step.peak_in_flight) == 2
+    assert max(free.peak_in_flight) == 6
+    assert step.step_s >= free.step_s
+
+
+def test_neighbours_in_one_vm_wait_less_for_each_other() -> None:
+    slow = LinkProfile(latency_s=1.0, bandwidth_bytes_per_s=1e3)
+    profile = profile_of(PROFILE, output_bytes=1000, between_vms=slow)
+    apart, together = (
+        simulate_step(plan(4, 1, 3, vms), profile, FACTS, reduction="fast").pipeline_s
+        for vms in ("abcd", "aacc")
+    )
+    # Two of the three hops there and back: each as much shorter as the links differ.
+    assert apart - together == pytest.approx(4 * (2.0 - LATENCY_S - 1.0))
+
+
+def test_links_out_of_one_vm_carry_one_message_at_a_time() -> None:
+    # Stage 1's activations and gradients both leave its VM, or VMs of their own.
+    stages = [StageTimes(forward_s=1.0, recompute_s=0.0, backward_s=1.0)] * 3
+    own = [Link(transfer_s=3.0, vms=(0, 1)), Link(transfer_s=3.0, vms=(2, 3))]
+    shared = [Link(transfer_s=3.0, vms=(0, 1)), Link(transfer_s=3.0, vms=(1, 2))]
+    lists = make_schedule("1f1b", 3, 8, recompute=False)
+    apart, together = (
+        max(simulate_pipeline(lists, stages, links).finish_s) for links in (own, shared)
+    )
+    assert together > apart
+    assert max(simulate_pipeline(lists, stages, own, to_the_end=True).finish_s) == apart
+    assert (
+        max(simulate_pipeline(lists, stages, shared, to_the_end=True).finish_s)
+        == together
+    )
+
+
+def test_jitter_slows_a_pipeline_on_the_mean() -> None:
+    calm = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3)
+    shaky = replace(calm, jitter=0.6)
+    still, shaken = (
+        expect_step(
+            plan(4, 2, 24, schedule="1f1b"),
+            profile_of(PROFILE, output_bytes=500, between_vms=link),
+            FACTS,
+            reduction="fast",
+        )
+        for link in (calm, shaky)
+    )
+    assert shaken.step_s > still.step_s
+    assert shaken.busy_s == pytest.approx(still.busy_s)
+
+
+def test_the_same_seed_gives_the_same_step() -> None:
+    shaky = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.6)
+    profile = profile_of(PROFILE, output_bytes=500, between_vms=shaky)
+    once, again, other = (
+        simulate_step(plan(2, 2, 8), profile, FACTS, reduction="fast", seed=seed)
+        for seed in (3, 3, 4)
+    )
+    assert once == again != other
+
+
+def test_replicas_that_are_alike_have_luck_of_their_own() -> None:
+    sections = [replace(s, forward_spread=0.3) for s in PROFILE.sections_at(1)]
+    measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
+    profile = replace(PROFILE, microbatches=(measured,))
+    one = simulate_step(plan(1, 1, 4), profile, FACTS, reduction="fast", seed=0)
+    several = simulate_step(plan(1, 3, 12), profile, FACTS, reduction="fast", seed=0)
+    assert several.pipeline_s > one.pipeline_s
+
+
+def test_a_very_long_mini_batch_is_slowed_down_as_a_long_one_is() -> None:
+    shaky = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.6)
+    profile = profile_of(PROFILE, output_bytes=500, between_vms=shaky)
+    ratios = []
+    for count in (MOST_PLAYED, 400 * MOST_PLAYED):
+        some = plan(2, 1, count, schedule="1f1b")
+        still, shaken = (
+            simulate_step(some, profile, FACTS, reduction="fast", seed=seed)
+            for seed in (None, 0)
+        )
+        ratios.append(shaken.pipeline_s / still.pipeline_s)
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)

@@ -63,8 +63,7 @@ def test_noise_of_ten_per_cent_never_convicts(depth: int, width: int) -> None:
                 counts[rank] += slowness > 1 + MARGIN
                 if len(rows) > WINDOW:
                     counts[rank] -= rows[-1 - WINDOW][rank] > 1 + MARGIN
-            # Counted anew each time, as the watch does it, this would take long; and it
-            # asks for more than MARGIN where ranks scatter.
+            # Counted anew each time, as the watch does it, this would take long.
             assert max(counts) < OUTLYING, f"seed {seed}"
 
 

@@ -48,7 +48,10 @@ def test_a_line_never_gives_messages_for_nothing(
 
 
 def test_a_single_size_tells_bandwidth_alone() -> None:
-    assert fit_line({1000: [2.0]}) == (0.0, pytest.approx(0.002))
+    latency_s, s_per_byte = fit_line({1000: [2.0]})
+
+    assert latency_s == 0.0
+    assert s_per_byte == pytest.approx(0.002)
 
 
 @given(

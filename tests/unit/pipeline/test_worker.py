@@ -88,6 +88,24 @@ def test_the_strongest_wish_to_stop_the_generation_that_runs_counts(
     assert link.stop_wish() == StopWish.NONE
 
 
+def test_the_newest_share_of_the_generation_that_runs_counts(
+    ends: tuple[socket.socket, SupervisorLink],
+) -> None:
+    supervisor, link = ends
+    say(supervisor, run(3))
+    for generation, number in ((3, 2), (3, 1), (2, 9), (4, 1)):
+        share = wire.ShareMinibatch(
+            generation=generation, number=number, replica_bounds=(0, number, 10)
+        )
+        say(supervisor, share)
+    assert link.next_command().generation == 3
+    assert link.newest_share() is None  # nothing is taken in while it is not asked for
+    assert link.stop_wish() == StopWish.NONE
+    newest = link.newest_share()
+    assert newest is not None
+    assert (newest.number, newest.replica_bounds) == (2, (0, 2, 10))
+
+
 @pytest.mark.parametrize("letter", ["x", "\N{CJK UNIFIED IDEOGRAPH-6F22}", "\N{BUG}"])
 def test_an_error_of_the_user_however_long_fits_into_a_message(
     ends: tuple[socket.socket, SupervisorLink], letter: str

@@ -109,7 +109,7 @@ def end(job: JobDir) -> None:
 def test_help_tells_commands_and_exit_codes(run: Run) -> None:
     text = " ".join(run("--help").out.split())
     commands = "launch plan status logs events report stop resume down inspect config"
-    for command in commands.split():
+    for command in [*commands.split(), "calibrate"]:
         assert f" {command} " in text
     assert " ".join(EXIT_CODES.split()) in text
 

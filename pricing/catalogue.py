@@ -1,0 +1,202 @@
+"""What the clouds' GPU machines are: facts that ship with the package, with sources.
+
+Prices do not live here but for a first list of on-demand prices, so that something can
+be shown before any cloud was asked.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spottrain.errors import ConfigError
+
+DATA = Path(__file__).parent / "data"
+MIB_BYTES, GIB_BYTES = 2**20, 2**30
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+CLOUDS = ("aws", "azure", "gcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a fact was published."""
+
+    title: str
+    date: str
+    """Year, month and, where known, day: 2026-07-20."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A kind of GPU."""
+
+    name: str
+    memory_bytes: int
+    """As the driver reports it."""
+    peak_flops: Mapping[str, float]
+    """Published peak by precision (one of PRECISIONS), FLOP/s, without sparsity; what
+    is not published is absent."""
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """A kind of machine that a cloud rents."""
+
+    cloud: str
+    name: str
+    gpu: Gpu
+    gpus: int
+    vcpus: int
+    memory_bytes: int
+    network_bytes_per_s: float | None
+    """Between machines, as published; None: not published."""
+    network_is_burst: bool
+    """Whether the cloud says "up to": less than that after a while."""
+    local_ssd_gib: int
+    """Local disks that come with it and that the cloud bills by themselves."""
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPrice:
+    """An on-demand price that ships with the package."""
+
+    cloud: str
+    region: str
+    instance_type: str
+    usd_per_hour: float
+    published_at: float
+    """Seconds since the epoch."""
+    source: Source
+
+
+class Catalogue:
+    """The facts, read once.
+
+    Args:
+        folder: Holds the CSV files.
+    """
+
+    def __init__(self, folder: Path = DATA) -> None:
+        self._folder = folder
+        self.sources = {
+            row["source"]: Source(title=row["title"], date=row["date"])
+            for row in self._rows("sources")
+        }
+        self.gpus = {row["gpu"]: self._gpu(row) for row in self._rows("gpus")}
+        types = (self._type(row) for row in self._rows("instances"))
+        self.types = {(kind.cloud, kind.name): kind for kind in types}
+        """By cloud and name."""
+
+    def find(self, cloud: str, instance_type: str) -> InstanceType | None:
+        """Return one type, None if it is not known."""
+        return self.types.get((cloud, instance_type))
+
+    def matching(
+        self,
+        *,
+        gpus: Collection[str] = (),
+        clouds: Collection[str] = (),
+        names: Collection[str] = (),
+    ) -> tuple[InstanceType, ...]:
+        """Return the types that fit; an empty filter fits all.
+
+        Args:
+            gpus: Names, such as ``A100`` (with all its sizes) or ``A100-80GB``; case
+                does not count.
+            clouds: Of CLOUDS.
+            names: Of instance types.
+
+        Raises:
+            ConfigError: a name that nothing in the catalogue has.
+        """
+        for gpu in gpus:
+            if not any(_fits(gpu, known) for known in self.gpus):
+                raise ConfigError(
+                    f"no such GPU: got {gpu}; take one of {', '.join(self.gpus)}"
+                )
+        for cloud in clouds:
+            if cloud not in CLOUDS:
+                raise ConfigError(
+                    f"no such cloud: got {cloud}; take one of {', '.join(CLOUDS)}"
+                )
+        known = {kind.name for kind in self.types.values()}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"no such instance type in the catalogue: got {name}")
+        return tuple(
+            kind
+            for kind in self.types.values()
+            if (not clouds or kind.cloud in clouds)
+            and (not names or kind.name in names)
+            and (not gpus or any(_fits(gpu, kind.gpu.name) for gpu in gpus))
+        )
+
+    def published(self) -> Iterator[PublishedPrice]:
+        """Yield the on-demand prices that ship with the package."""
+        for row in self._rows("on_demand"):
+            source = self.sources[row["source"]]
+            day = datetime.fromisoformat(source.date).replace(tzinfo=UTC)
+            yield PublishedPrice(
+                cloud=row["cloud"],
+                region=row["region"],
+                instance_type=row["instance_type"],
+                usd_per_hour=float(row["usd_per_hour"]),
+                published_at=day.timestamp(),
+                source=source,
+            )
+
+    def bands(self) -> dict[tuple[str, str, str], int]:
+        """Return the published interruption bands, see hazard.BANDS.
+
+        By cloud, region and instance type.
+        """
+        return {
+            (row["cloud"], row["region"], row["instance_type"]): int(row["band"])
+            for row in self._rows("interruptions")
+        }
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        path = self._folder / f"{name}.csv"
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+
+    def _gpu(self, row: Mapping[str, str]) -> Gpu:
+        peaks = {name: row[f"{name}_tflops"] for name in PRECISIONS}
+        return Gpu(
+            name=row["gpu"],
+            memory_bytes=int(row["memory_mib"]) * MIB_BYTES,
+            peak_flops={k: float(v) * 1e12 for k, v in peaks.items() if v},
+            source=self.sources[row["source"]],
+        )
+
+    def _type(self, row: Mapping[str, str]) -> InstanceType:
+        gbps = row["network_gbps"]
+        return InstanceType(
+            cloud=row["cloud"],
+            name=row["instance_type"],
+            gpu=self.gpus[row["gpu"]],
+            gpus=int(row["gpus"]),
+            vcpus=int(row["vcpus"]),
+            memory_bytes=int(float(row["memory_gib"]) * GIB_BYTES),
+            network_bytes_per_s=float(gbps) * 1e9 / 8 if gbps else None,
+            network_is_burst=row["network_up_to"] == "1",
+            local_ssd_gib=int(row["local_ssd_gib"] or 0),
+            source=self.sources[row["source"]],
+        )
+
+
+def _fits(asked: str, name: str) -> bool:
+    asked, name = asked.upper(), name.upper()
+    return name == asked or name.startswith(f"{asked}-")
+
+
+@functools.cache
+def catalogue() -> Catalogue:
+    """Return the catalogue that ships with the package."""
+    return Catalogue()

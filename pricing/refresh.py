@@ -1,0 +1,186 @@
+"""Asks the clouds for prices, remembers them, and makes do when a cloud does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from spottrain.errors import SpottrainError
+from spottrain.pricing.catalogue import Catalogue, InstanceType
+from spottrain.pricing.history import History
+from spottrain.pricing.prices import (
+    DAY_S,
+    HOUR_S,
+    Price,
+    Sifted,
+    published,
+    sift,
+    usable,
+)
+
+TTL_S = HOUR_S
+"""Prices that were asked for so recently are not asked for again."""
+ON_DEMAND_TTL_S = 7 * DAY_S
+"""The same for on-demand prices."""
+HISTORY_S = 7 * DAY_S
+"""How far back is asked the first time, where a cloud keeps a history."""
+_EVERYWHERE = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which prices are wanted of one cloud."""
+
+    kinds: Sequence[InstanceType]
+    regions: Sequence[str]
+    """All that there are if empty."""
+    now_s: float
+    """Seconds since the epoch."""
+    since_s: float
+    """How far back, where the cloud keeps a history."""
+
+
+class PriceSource(Protocol):
+    """One price API of one cloud."""
+
+    name: str
+    cloud: str
+    markets: frozenset[bool]
+    """What it tells of: spot (True), on demand (False)."""
+    ttl_s: float
+
+    def fetch(self, question: Question) -> Iterable[Price]:
+        """Return the prices as they come: nothing is checked yet.
+
+        Raises:
+            SpottrainError: they cannot be had; one line.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Which prices somebody wants to know."""
+
+    kinds: Collection[InstanceType]
+    """Of any clouds."""
+    regions: Sequence[str] = ()
+    """All if empty."""
+
+
+def refresh(
+    sources: Sequence[PriceSource],
+    history: History,
+    facts: Catalogue,
+    wish: Wish,
+    now_s: float,
+    *,
+    ttl_s: float | None = None,
+    history_s: float = HISTORY_S,
+) -> tuple[str, ...]:
+    """Ask all sources at once for what is due; return warnings, a line each.
+
+    A source that fails costs its own prices only: what it said before stays known.
+
+    Args:
+        sources: Of any clouds.
+        history: Where the answers go.
+        facts: What machines there are.
+        wish: What to ask for.
+        now_s: Seconds since the epoch.
+        ttl_s: What was asked for so recently is not due; by default the source's own.
+        history_s: How far back to ask what was never asked before.
+    """
+    due = [
+        (source, question)
+        for source in sources
+        if (question := _due(source, history, wish, now_s, ttl_s, history_s)).kinds
+    ]
+    if not due:
+        return ()
+    warnings = []
+    with ThreadPoolExecutor(len(due)) as pool:
+        answers = list(pool.map(_ask, *zip(*due, strict=True)))
+    for (source, question), answer in zip(due, answers, strict=True):
+        if isinstance(answer, SpottrainError):
+            warnings.append(f"{source.name}: not refreshed: {answer}")
+            continue
+        sifted = sift(answer, facts, now_s)
+        history.record_prices(sifted.prices)
+        regions = question.regions or (_EVERYWHERE,)
+        history.mark_asked(
+            [_scope(source, kind, r) for kind in question.kinds for r in regions], now_s
+        )
+        warnings += sifted.warnings
+    return tuple(warnings)
+
+
+def known(history: History, facts: Catalogue, wish: Wish) -> Sifted:
+    """Return the newest price of every offer: seen, else as published with us.
+
+    Spot prices that are no discount are left out with a warning.
+    """
+    wanted = {(kind.cloud, kind.name) for kind in wish.kinds}
+    newest: dict[tuple[str, str, str, bool], Price] = {}
+    for price in (*published(facts), *history.latest()):
+        if (price.cloud, price.instance_type) not in wanted:
+            continue
+        if wish.regions and price.region not in wish.regions:
+            continue
+        key = (price.cloud, price.zone, price.instance_type, price.spot)
+        if key not in newest or newest[key].seen_s <= price.seen_s:
+            newest[key] = price
+    return usable(list(newest.values()))
+
+
+def answered_s(
+    source: PriceSource, history: History, kind: InstanceType, region: str
+) -> float | None:
+    """Return when a source last told of one type in one region."""
+    times = [
+        at_s
+        for where in (region, _EVERYWHERE)
+        if (at_s := history.asked_s(_scope(source, kind, where))) is not None
+    ]
+    return max(times, default=None)
+
+
+def _due(
+    source: PriceSource,
+    history: History,
+    wish: Wish,
+    now_s: float,
+    ttl_s: float | None,
+    history_s: float,
+) -> Question:
+    """Return what to ask a source; no kinds if nothing is due."""
+    ttl_s = source.ttl_s if ttl_s is None else ttl_s
+    kinds = []
+    since_s = now_s
+    for kind in wish.kinds:
+        if kind.cloud != source.cloud:
+            continue
+        answers = [
+            answered_s(source, history, kind, region)
+            for region in wish.regions or (_EVERYWHERE,)
+        ]
+        # A clock may have jumped back: an answer from the future is none.
+        times = [at_s for at_s in answers if at_s is not None and at_s <= now_s]
+        complete = len(times) == len(answers)
+        if not complete or min(times) <= now_s - ttl_s:
+            kinds.append(kind)
+            asked_s = min(times) if complete else now_s - history_s
+            since_s = min(since_s, asked_s)
+    return Question(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
+
+
+def _ask(source: PriceSource, question: Question) -> list[Price] | SpottrainError:
+    try:
+        return list(source.fetch(question))
+    except SpottrainError as error:
+        return error
+
+
+def _scope(source: PriceSource, kind: InstanceType, region: str) -> str:
+    return f"{source.name}|{kind.name}|{region}"

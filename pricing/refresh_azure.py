@@ -1,0 +1,131 @@
+"""Azure Retail Prices: public, by region, spot and pay as you go in one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import httpx
+
+from spottrain.pricing.price_http import PriceSourceError, get_json
+from spottrain.pricing.prices import Price
+from spottrain.pricing.refresh import TTL_S, Question
+
+URL = "https://prices.azure.com"
+NAME = "azure retail prices"
+_API_VERSION = "2023-01-01-preview"
+_TYPES_PER_CALL = 10
+"""Keeps the filter, which stands in the URL, short."""
+_NOT_OURS = ("Windows", "CloudServices", "Cloud Services")
+"""Products that are the same machine with something else on it."""
+
+
+class AzureRetailPrices:
+    """The API.
+
+    Args:
+        client: Asks over HTTP.
+        url: Where the API is.
+    """
+
+    name = NAME
+    cloud = "azure"
+    markets = frozenset({True, False})
+    ttl_s = TTL_S
+
+    def __init__(self, client: httpx.Client, url: str = URL) -> None:
+        self._client, self._url = client, url.rstrip("/")
+
+    def fetch(self, question: Question) -> Iterator[Price]:
+        """Yield a price for each type, region and market.
+
+        Raises:
+            PriceSourceError: the API is down or answers what cannot be read.
+        """
+        names = [kind.name for kind in question.kinds]
+        newest: dict[tuple[str, str, bool], tuple[datetime, Price]] = {}
+        for start in range(0, len(names), _TYPES_PER_CALL):
+            few = names[start : start + _TYPES_PER_CALL]
+            for item in self._items(_filter(few, question.regions)):
+                found = _price(item, question.now_s)
+                if found is None:
+                    continue
+                began, price = found
+                key = (price.region, price.instance_type, price.spot)
+                if key not in newest or newest[key][0] < began:
+                    newest[key] = found
+        for _, price in newest.values():
+            yield price
+
+    def _items(self, condition: str) -> Iterator[dict[str, Any]]:
+        url = f"{self._url}/api/retail/prices"
+        params: dict[str, str] | None = {
+            "api-version": _API_VERSION,
+            "currencyCode": "USD",
+            "$filter": condition,
+        }
+        seen = set()
+        while url:
+            page = get_json(self._client, url, params)
+            items = page.get("Items")
+            if not isinstance(items, list):
+                raise PriceSourceError(f"{NAME}: a page without Items")
+            yield from items
+            seen.add(url)
+            # The link to the next page holds the whole question.
+            url, params = str(page.get("NextPageLink") or ""), None
+            if url and (url in seen or not url.startswith(f"{self._url}/")):
+                raise PriceSourceError(f"{NAME}: a link that leads astray: {url}")
+
+
+def _filter(names: Sequence[str], regions: Sequence[str]) -> str:
+    """Return the OData filter. Values are case-sensitive in this version of the API."""
+    parts = [
+        "serviceName eq 'Virtual Machines'",
+        "priceType eq 'Consumption'",
+        _any_of("armSkuName", names),
+    ]
+    if regions:
+        parts.append(_any_of("armRegionName", regions))
+    return " and ".join(parts)
+
+
+def _any_of(field: str, values: Sequence[str]) -> str:
+    quoted = (value.replace("'", "''") for value in values)
+    conditions = (f"{field} eq '{value}'" for value in quoted)
+    return f"({' or '.join(conditions)})"
+
+
+def _price(item: dict[str, Any], now_s: float) -> tuple[datetime, Price] | None:
+    """Return what an entry tells and since when; None where it is not for us."""
+    try:
+        meter, product = str(item["meterName"]), str(item["productName"])
+        began = datetime.fromisoformat(item["effectiveStartDate"])
+        since_s = began.timestamp()
+        if (
+            item["unitOfMeasure"] != "1 Hour"
+            or item["currencyCode"] != "USD"
+            or "Low Priority" in meter
+            or any(word in product for word in _NOT_OURS)
+            or since_s > now_s
+        ):
+            return None
+        region = str(item["armRegionName"])
+        usd = item["retailPrice"]
+        return began, Price(
+            cloud="azure",
+            region=region,
+            zone=region,
+            instance_type=str(item["armSkuName"]),
+            spot="Spot" in meter,
+            usd_per_hour=float(usd) if isinstance(usd, int | float) else math.nan,
+            since_s=since_s,
+            seen_s=now_s,
+            source=NAME,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PriceSourceError(
+            f"{NAME}: an entry that cannot be read: {type(error).__name__}: {error}"
+        ) from None

@@ -1,0 +1,402 @@
+"""Predicted and measured mini-batch times, in the manner of Varuna's table 7.
+
+``emulated``: every section's task is a sleep, all else is the real runtime: a supervisor
+and a worker for each stage and replica, each VM in a network namespace of its own, joined
+by a switch that makes links fast, slow or jittery. Needs root. ``real``: models that
+compute, as far as stages and replicas fit the cores. Nothing is fitted: the profile comes
+from the product's own calibration, on the same machines and links, before the runs.
+
+    python -m tests.bench.bench_accuracy [--only real|emulated] [--quick] [--shapes 2x1,4x2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from tests.bench.accuracy_fleet import (
+    HERE,
+    Measured,
+    Trainer,
+    job_spec,
+    make_plan,
+    scratch,
+    undisturbed,
+)
+from tests.bench.network import Network
+from tests.bench.switch import Links
+from tests.integration.fleet import Host, Zygote
+
+from spottrain.morphing.simulator import expect_step
+from spottrain.pipeline.inspect import model_facts
+from spottrain.pipeline.loading import load
+from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
+
+DEPTHS, WIDTHS = (2, 3, 4, 6, 8), (1, 2, 3)
+KINDS_OF_LINKS = {
+    "fast": Links(bytes_per_s=0.0, delay_s=0.0, jitter_s=0.0),
+    "slow": Links(bytes_per_s=12.5e6, delay_s=2e-3, jitter_s=0.0),
+    "jittery": Links(bytes_per_s=50e6, delay_s=2e-3, jitter_s=1.5e-3, seed=1),
+}
+EMULATED_NODES = 12
+CALIBRATORS = 4
+MOST_VARIATION = 0.03
+CONTROL_LOOPS, TRIES = 40, 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration."""
+
+    table: str
+    model: str
+    links: str
+    shape: str
+    manner: str
+    microbatch_size: int
+    predicted_s: float
+    measured_s: float
+    spread: float
+    """Of the mini-batches measured: standard deviation as a share of the mean."""
+    machine_busy: float
+    workers_busy: float
+    control: float
+    """Coefficient of variation of the control loop; 0 where there is none."""
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a share of what was measured."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def counts(self) -> bool:
+        """Whether the machine was quiet enough for it."""
+        return self.control < MOST_VARIATION
+
+
+def facts_of(spec: JobSpec) -> ModelFacts:
+    """Return what the tracer finds out about a job."""
+    loaded = load(spec, HERE)
+    return model_facts(loaded.job, loaded.layout)
+
+
+def predict(plan: Plan, profile: Profile, facts: ModelFacts) -> float:
+    """Return the predicted mini-batch time."""
+    return expect_step(plan, profile, facts, reduction="fast").step_s
+
+
+def row_of(
+    table: str,
+    names: tuple[str, str, str],
+    plan: Plan,
+    predicted_s: float,
+    got: Measured,
+    control: float = 0.0,
+) -> Row:
+    """Return what came out; ``names`` are those of model, links and manner."""
+    mean_s = statistics.fmean(got.minibatch_s)
+    model, links, manner = names
+    return Row(
+        table=table,
+        model=model,
+        links=links,
+        shape=plan.shape,
+        manner=manner,
+        microbatch_size=plan.microbatch_size,
+        predicted_s=predicted_s,
+        measured_s=got.median_s,
+        spread=statistics.pstdev(got.minibatch_s) / mean_s,
+        machine_busy=got.machine_busy,
+        workers_busy=got.workers_busy,
+        control=control,
+    )
+
+
+# --- Emulated ---------------------------------------------------------------------------
+
+
+def emulated(
+    shapes: Sequence[tuple[int, int]], kinds: Sequence[str], minibatches: int
+) -> Iterator[Row]:
+    """Yield a row for every shape over every kind of links."""
+    most = max(CALIBRATORS, *(depth * width for depth, width in shapes))
+    with undisturbed() as ahead, Network(most) as network, scratch() as folder:
+        if not ahead:
+            tell("not permitted to run ahead of other programs: they will disturb")
+        zygote = Zygote()
+        hosts = {
+            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n))
+            for n in range(most)
+        }
+        spec = job_spec(folder, "emulated_job:job", EMULATED_NODES, 1)
+        facts = facts_of(spec)
+        trainer = Trainer(spec, zygote, hosts, folder)
+        try:
+            for kind in kinds:
+                network.become(KINDS_OF_LINKS[kind])
+                profile = trainer.calibrate(CALIBRATORS)
+                tell(f"{kind}: {describe(profile)}")
+                for shape in shapes:
+                    plan = make_plan(
+                        spec, trainer.slots(most), shape, len(facts.sections)
+                    )
+                    got = trainer.train(plan, minibatches)
+                    predicted_s = predict(plan, profile, facts)
+                    names = ("sleeping", kind, "varuna, recompute")
+                    yield row_of("emulated", names, plan, predicted_s, got)
+        finally:
+            zygote.close()
+
+
+def describe(profile: Profile) -> str:
+    """Say what links and tasks were found to be like."""
+    link = profile.between_vms
+    return (
+        f"latency {1e3 * link.latency_s:.2f} ms, {link.bandwidth_bytes_per_s / 1e6:.0f} "
+        f"MB/s, jitter {link.jitter:.1%}, {1e3 * profile.task_overhead_s:.2f} ms a task "
+        f"beyond its sections, rings of {[ring.ranks for ring in profile.rings]}"
+    )
+
+
+# --- Real -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """A job that computes."""
+
+    name: str
+    entrypoint: str
+    minibatch_size: int
+    microbatch_size: int
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a pipeline is run."""
+
+    shape: tuple[int, int]
+    schedule: ScheduleKind = "varuna"
+    recompute: bool = True
+    chunks: int = 1
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        chunks = f" {self.chunks}" if self.chunks > 1 else ""
+        again = ", recompute" if self.recompute else ""
+        return f"{self.schedule}{chunks}{again}"
+
+
+MODELS = (
+    Model("GPT", "gpt_job:job", 32, 4),
+    Model("GPT", "gpt_job:job", 32, 2),
+    Model("MLP", "linear_job:job", 256, 32),
+    Model("MLP", "linear_job:job", 512, 128),
+)
+MANNERS = (
+    Manner((1, 1), "gpipe", recompute=False),
+    Manner((2, 1), "varuna"),
+    Manner((2, 1), "1f1b", recompute=False),
+    Manner((2, 1), "gpipe"),
+    Manner((2, 1), "interleaved", recompute=False, chunks=2),
+    Manner((1, 2), "varuna"),
+)
+
+
+def real(
+    shapes: Sequence[tuple[int, int]],
+    models: Sequence[Model],
+    manners: Sequence[Manner],
+    minibatches: int,
+) -> Iterator[Row]:
+    """Yield a row for every model and manner, over the loopback device."""
+    hosts = {f"vm{n}": Host() for n in range(2)}
+    zygote = Zygote()
+    try:
+        for model in models:
+            with scratch() as folder:
+                spec = job_spec(
+                    folder,
+                    model.entrypoint,
+                    model.minibatch_size,
+                    model.microbatch_size,
+                )
+                trainer = Trainer(spec, zygote, hosts, folder)
+                wanted = [m for m in manners if m.shape in shapes]
+                yield from _real_rows(trainer, spec, model, wanted, minibatches)
+    finally:
+        zygote.close()
+
+
+def _real_rows(
+    trainer: Trainer,
+    spec: JobSpec,
+    model: Model,
+    manners: Sequence[Manner],
+    minibatches: int,
+) -> Iterator[Row]:
+    facts = facts_of(spec)
+    profiles: dict[int, Profile] = {}
+    for manner in manners:
+        plan = make_plan(
+            spec,
+            trainer.slots(2),
+            manner.shape,
+            len(facts.sections),
+            schedule=manner.schedule,
+            recompute=manner.recompute,
+            chunks=manner.chunks,
+        )
+        busy = len(plan.slots)
+        if busy not in profiles:  # two cores at work are slower than one
+            profiles[busy] = trainer.calibrate(busy)
+            tell(f"{model.name} on {busy}: {describe(profiles[busy])}")
+        got, control = controlled(functools.partial(trainer.train, plan, minibatches))
+        predicted_s = predict(plan, profiles[busy], facts)
+        names = (model.name, "loopback", manner.name)
+        yield row_of("real", names, plan, predicted_s, got, control)
+
+
+def controlled(run: Callable[[], Measured]) -> tuple[Measured, float]:
+    """Run between two turns of a control loop, until these show a quiet machine."""
+    for _ in range(TRIES):
+        before_s = control_loop()
+        got = run()
+        times_s = before_s + control_loop()
+        variation = statistics.pstdev(times_s) / statistics.fmean(times_s)
+        if variation < MOST_VARIATION:
+            break
+    return got, variation
+
+
+def control_loop() -> list[float]:
+    """Return what equal pieces of plain work take."""
+    times_s = []
+    for _ in range(CONTROL_LOOPS):
+        began = time.perf_counter()
+        total = 0
+        for number in range(150_000):
+            total += number
+        times_s.append(time.perf_counter() - began)
+    return times_s
+
+
+# --- Told -------------------------------------------------------------------------------
+
+
+def tell(line: str) -> None:
+    """Say how far it is."""
+    sys.stderr.write(f"{line}\n")
+
+
+def markdown(rows: Sequence[Row], table: str) -> str:
+    """Return a table and its summary."""
+    own = [row for row in rows if row.table == table]
+    columns = (
+        *("model", "m", "links", "shape", "schedule", "predicted, s", "measured, s"),
+        *("error", "spread", "cores busy", "control"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in own:
+        control = f"{row.control:.1%}" if row.control else ""
+        lines.append(
+            f"| {row.model} | {row.microbatch_size} | {row.links} | {row.shape} "
+            f"| {row.manner} | {row.predicted_s:.4f} | {row.measured_s:.4f} "
+            f"| {row.error:+.1%} | {row.spread:.1%} | {row.machine_busy:.0%} "
+            f"| {control}{'' if row.counts else ' (does not count)'} |"
+        )
+    errors = [abs(row.error) for row in own if row.counts]
+    if errors:
+        lines.append(
+            f"\n{len(errors)} configurations count: mean error "
+            f"{statistics.fmean(errors):.2%}, median {statistics.median(errors):.2%}, "
+            f"worst {max(errors):.2%}."
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Return the date and the class of this machine."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    today = datetime.datetime.now(datetime.UTC).date()
+    kind = names[0] if names else platform.machine()
+    return f"{today}, {os.cpu_count()} cores of {kind}"
+
+
+def parse_shapes(text: str) -> list[tuple[int, int]]:
+    """Return shapes such as ``2x1,4x2``."""
+    pairs = (shape.split("x") for shape in text.split(","))
+    return [(int(depth), int(width)) for depth, width in pairs]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what the command line may say."""
+    made = argparse.ArgumentParser(prog="python -m tests.bench.bench_accuracy")
+    made.add_argument("--only", choices=("real", "emulated"))
+    made.add_argument("--shapes", type=parse_shapes, help="such as 2x1,4x2")
+    made.add_argument("--links", default=",".join(KINDS_OF_LINKS))
+    made.add_argument("--minibatches", type=int, default=0, help="that count, of each")
+    made.add_argument("--quick", action="store_true", help="fewer of everything")
+    made.add_argument("--json", type=Path, help="file for the rows")
+    return made
+
+
+def rows_of(chosen: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows that were asked for."""
+    every = [(depth, width) for depth in DEPTHS for width in WIDTHS]
+    few = [(2, 1), (4, 2), (8, 3)]
+    if chosen.only != "emulated":
+        shapes = chosen.shapes or [(1, 1), (2, 1), (1, 2)]
+        models = MODELS[:1] if chosen.quick else MODELS
+        yield from real(shapes, models, MANNERS, chosen.minibatches or 5)
+    if chosen.only != "real":
+        shapes = chosen.shapes or (few if chosen.quick else every)
+        kinds = chosen.links.split(",")
+        yield from emulated(shapes, kinds, chosen.minibatches or 4)
+
+
+def main() -> None:
+    """Print both tables as Markdown, and all rows as JSON."""
+    chosen = parser().parse_args()
+    began, rows = time.monotonic(), []
+    try:
+        for row in rows_of(chosen):
+            rows.append(row)
+            tell(
+                f"{row.table} {row.model} m={row.microbatch_size} {row.links} {row.shape} "
+                f"{row.manner}: predicted {row.predicted_s:.4f}, measured "
+                f"{row.measured_s:.4f} s, error {row.error:+.1%}, cores busy "
+                f"{row.machine_busy:.0%} (workers {row.workers_busy:.0%})"
+            )
+    except KeyboardInterrupt:
+        tell("interrupted: what follows is what there is")
+    sys.stdout.write(f"{machine()}; took {time.monotonic() - began:.0f} s\n")
+    for table in ("real", "emulated"):
+        if any(row.table == table for row in rows):
+            sys.stdout.write(f"\n### {table}\n\n{markdown(rows, table)}\n")
+    text = json.dumps([{**asdict(row), "error": row.error} for row in rows])
+    if chosen.json:
+        chosen.json.write_text(text)
+    else:
+        sys.stdout.write(f"\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Real supervisors measure together: parallel, alone, and with a participant that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import Fleet, Zygote
+from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+
+from spottrain import machine, wire
+from spottrain.morphing.profiles import (
+    BETWEEN_AS_WITHIN,
+    LINKS_ASSUMED,
+    WITHIN_AS_BETWEEN,
+    check_profile,
+)
+from spottrain.wire import Profile, Slot
+
+
+@pytest.fixture
+def fleet(zygote: Zygote, tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(job_spec(tmp_path), "ab", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        yield fleet
+
+
+def begin(
+    fleet: Fleet,
+    names: str,
+    number: int = -1,
+    sizes: Sequence[int] = (),
+    checkpoint: str = "",
+) -> wire.Calibrate:
+    """Tell all what a manager would tell them."""
+    fleet.generation = number
+    host, port = fleet.open_store(names[0])
+    command = wire.Calibrate(
+        generation=number,
+        participants=tuple(Slot(vm_id=name, index=0) for name in names),
+        store_host=host,
+        store_port=port,
+        microbatch_sizes=tuple(sizes),
+        checkpoint=checkpoint,
+    )
+    for name in dict.fromkeys(names):
+        fleet.machines[name].send(command)
+    return command
+
+
+def end(fleet: Fleet) -> Profile:
+    return fleet.wait_for(
+        "profile",
+        lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
+    )
+
+
+def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
+    begin(fleet, "ab", sizes=(1, 2), checkpoint=fleet.initialise())
+
+    profile = end(fleet)
+
+    check_profile(profile)
+    assert profile.microbatch_sizes == (1, 2)
+    assert len(profile.sections_at(2)) == NUM_SECTIONS
+    assert (profile.device, profile.software) == (machine.device(), machine.software())
+    assert profile.sources == (WITHIN_AS_BETWEEN,)
+    assert [(ring.ranks, ring.rings) for ring in profile.rings] == [(2, 1)]
+    assert profile.task_overhead_s > 0
+    progress = [r for _, r in fleet.history if isinstance(r, wire.CalibrationProgress)]
+    assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+def test_one_slot_talks_to_itself(fleet: Fleet) -> None:
+    begin(fleet, "aa")
+
+    profile = end(fleet)
+
+    assert profile.sources == (BETWEEN_AS_WITHIN,)
+    assert profile.between_vms == profile.within_vm
+    assert [ring.between_vms for ring in profile.rings] == [False]
+
+
+def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
+    fleet.machines["a"].send(wire.Calibrate())
+
+    assert end(fleet).sources == (LINKS_ASSUMED,)
+
+
+def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:
+    begin(fleet, "ab", sizes=(1, 4))
+
+    profile = end(fleet)
+
+    one, four = profile.sections_at(1), profile.sections_at(4)
+    assert [4 * s.output_bytes for s in one] == [s.output_bytes for s in four]
+    assert all(a.saved_bytes < b.saved_bytes for a, b in zip(one, four, strict=True))
+
+
+@pytest.fixture
+def slow_fleet(zygote: Zygote, tmp_path: Path) -> Iterator[Fleet]:
+    slow = {"TINY_SLEEP_S": "0.05"}
+    with Fleet(job_spec(tmp_path), "ab", tmp_path / "log", zygote, slow) as fleet:
+        fleet.ready()
+        yield fleet
+
+
+def measuring_on(fleet: Fleet, name: str) -> list[int]:
+    """Return the processes that a supervisor without a store has forked."""
+    leader = fleet.machines[name].pid
+    text = Path(f"/proc/{leader}/task/{leader}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def first_progress(fleet: Fleet, number: int) -> None:
+    fleet.wait_for(
+        "progress",
+        lambda _, r: (
+            True
+            if isinstance(r, wire.CalibrationProgress) and r.generation == number
+            else None
+        ),
+    )
+
+
+def test_a_participant_that_dies_ends_the_round_for_all(slow_fleet: Fleet) -> None:
+    begin(slow_fleet, "ab", sizes=(1, 2))
+    first_progress(slow_fleet, -1)
+
+    (pid,) = measuring_on(slow_fleet, "b")
+    os.kill(pid, signal.SIGKILL)
+
+    said: dict[str, wire.Report] = {}
+
+    def both(name: str, report: object) -> bool | None:
+        if isinstance(report, wire.WorkerDied | wire.GenerationBroken):
+            said[name] = report
+        return True if len(said) == 2 else None
+
+    slow_fleet.wait_for("end of the round", both)
+    dead, survivor = said["b"], said["a"]
+    assert isinstance(dead, wire.WorkerDied)
+    assert (dead.generation, dead.slot) == (-1, 0)
+    assert "SIGKILL" in dead.reason
+    assert isinstance(survivor, wire.GenerationBroken)
+    assert survivor.generation == -1
+
+    begin(slow_fleet, "aa", number=-2)
+    check_profile(end(slow_fleet))
+
+
+def test_a_newer_round_ends_the_one_before(slow_fleet: Fleet) -> None:
+    begin(slow_fleet, "ab", sizes=(1, 2))
+    first_progress(slow_fleet, -1)
+    older = measuring_on(slow_fleet, "b")
+
+    command = begin(slow_fleet, "ab", number=-2)
+    slow_fleet.machines["b"].send(command)  # doubles are ignored
+
+    check_profile(end(slow_fleet))
+    ended = [r for _, r in slow_fleet.history if isinstance(r, wire.Calibrated)]
+    assert [r.generation for r in ended] == [-2]
+    assert not set(older) & set(measuring_on(slow_fleet, "b"))
+
+
+def test_a_round_that_is_given_up_never_begins(fleet: Fleet) -> None:
+    for machine_ in fleet.machines.values():
+        machine_.send(wire.AbandonGeneration(generation=-1))
+    begin(fleet, "ab")
+    begin(fleet, "ab", number=-2)
+
+    end(fleet)
+
+    ended = [r for _, r in fleet.history if isinstance(r, wire.Calibrated)]
+    assert [r.generation for r in ended] == [-2]
+
+
+def test_what_the_users_code_raises_is_the_users_error(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:unreadable_job")
+    with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        fleet.machines["a"].send(wire.Calibrate())
+        report = fleet.wait_for(
+            "error", lambda _, r: r if isinstance(r, wire.UserCodeFailed) else None
+        )
+
+    assert "dataset raised OSError: example" in report.message

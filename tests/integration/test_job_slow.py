@@ -1,0 +1,46 @@
+"""A job one of whose machines becomes slow, on real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs import Job, until
+
+from spottrain import wire
+from spottrain.cloud.provider import VmState
+
+pytestmark = pytest.mark.timeout(400)
+
+STEPS = 400
+
+
+def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
+    zone = {"name": "a", "capacity": 3}
+    resources, local = {"max_vms": 2}, {"zones": [zone]}
+    with Job(tmp_path, "slow", steps=STEPS, resources=resources, local=local) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        job.until_trains(5)
+        (slow,) = job.market("slow", machine=1, factor=20.0)
+        found = job.until("a replacement", lambda state: state.slow_vms)
+        job.pace(0.0)
+        until("the end", lambda: not job.dir.is_managed())
+        report = job.run("report", job.name, "-o", "json").report
+        shares = {
+            (vm_id, told.microbatches)
+            for vm_id, told in job.reports(wire.MinibatchCommitted)
+        }
+        vms = {vm.vm_id: vm.state for vm in job.vms()}
+
+    assert [one.vm_id for one in found] == [slow]
+    assert f"{slow} is " in found[0].evidence
+    assert "x slower than the others of its stage in" in found[0].evidence
+    assert report["state"] == "succeeded"
+    assert report["steps_done"] == STEPS
+    assert report["slow_vms"][0]["vm_id"] == slow
+    assert report["minibatches_lost"] == report["minibatches_recomputed"] == 0
+    assert report["preemptions_unnoticed"] == report["silent_losses"] == 0
+    assert {count for _, count in shares} >= {2}
+    assert len(vms) >= 3
+    assert set(vms.values()) == {VmState.TERMINATED}
