@@ -126,3 +126,106 @@ class StartsAgents(Protocol):
         Raises:
             VmNotFoundError: the VM is gone.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How much of one family the account may rent in one region."""
+
+    region: str
+    family: str
+    """As the cloud names it."""
+    spot: bool
+    limit: float
+    unit: str
+    """What ``limit`` counts: ``vcpu``, ``gpu`` or ``vm``."""
+    used: float | None = None
+    """How much of it is in use, where the cloud says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementScore:
+    """How likely a spot request is to be met."""
+
+    region: str
+    zone: str
+    """Empty: the region as a whole."""
+    score: float
+    """From 0, hopeless, to 1, likely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshTarget:
+    """Where and as whom a VM is entered."""
+
+    host: str
+    user: str
+    host_keys: tuple[str, ...]
+    """``type base64`` as in known_hosts; the only keys to accept."""
+    port: int = 22
+
+
+@runtime_checkable
+class SimulatesInterruption(Protocol):
+    """Can have the cloud itself take a spot VM back, its notice included."""
+
+    def interrupt(self, vm_id: str) -> None:
+        """Ask for the interruption; it comes when the cloud likes.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+
+
+@runtime_checkable
+class ReportsQuota(Protocol):
+    """Knows what the account may rent."""
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas that bound this account's offers."""
+
+
+@runtime_checkable
+class ReportsPlacementScore(Protocol):
+    """Knows where a spot request is likely to be met."""
+
+    def placement_scores(
+        self, instance_type: str, count: int
+    ) -> Sequence[PlacementScore]:
+        """Return a score for each place where ``count`` machines could be asked for."""
+
+
+@runtime_checkable
+class ReportsPriceHistory(Protocol):
+    """Remembers what machines cost before."""
+
+    def price_history(self, since_s: float) -> Sequence[Offer]:
+        """Return past spot offers, each ``observed_at`` the moment it began to hold.
+
+        Args:
+            since_s: Seconds since the epoch.
+        """
+
+
+@runtime_checkable
+class ReleasesJob(Protocol):
+    """Keeps things in the cloud that a job's VMs share: a network, keys, rules."""
+
+    def release(self, job: str) -> None:
+        """Remove what ``job`` shared; nothing left to remove is not an error.
+
+        Raises:
+            CloudError: VMs of the job still use it: terminate them first.
+        """
+
+
+@runtime_checkable
+class ReachedBySsh(Protocol):
+    """Rents VMs that are entered by SSH."""
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        """Return how to enter a VM, None while it boots.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """

@@ -181,10 +181,15 @@ class _Chunk:
         end = 0 if run.stop == len(facts.sections) else measured[run[-1]].output_bytes
         came, held, later = 0, 0, total if exact else 0
         forward = recompute = backward = 0
+        trained = run.start > 0  # a graph begins at what is received, or is trained
         for k, own in zip(run, gradients, strict=True):
             section = measured[k]
             out = end if k == run[-1] else section.output_bytes
             forward = max(forward, came + section.forward_bytes, came + out)
+            trained = trained or own > 0
+            if not trained:
+                came = out
+                continue
             recompute = max(recompute, held + section.recompute_bytes)
             # The gradients of this section's parameters are the last to be complete.
             done = held + later + (came or entry)
@@ -202,7 +207,7 @@ class _Chunk:
             gradients=total,
             held=held,
             forward=forward,
-            recompute=max(recompute, held),
+            recompute=max(recompute, forward, held),
             backward=end + backward,
         )
 

@@ -118,24 +118,15 @@ class History:
             for price in sorted(prices, key=lambda price: price.since_s):
                 self._record(price)
 
-    def latest(
-        self,
-        *,
-        clouds: Sequence[str] = (),
-        regions: Sequence[str] = (),
-        instance_types: Sequence[str] = (),
-    ) -> list[Price]:
-        """Return the newest price of every offer; an empty filter fits all."""
-        where, values = _where(
-            cloud=clouds, region=regions, instance_type=instance_types
-        )
+    def latest(self) -> list[Price]:
+        """Return the newest price of every offer."""
         # SQLite takes the other columns from the row of the maximum.
         query = (
-            f"SELECT {_PRICE}, max(seen_s) FROM prices {where} "
+            f"SELECT {_PRICE}, max(seen_s) FROM prices "
             "GROUP BY cloud, zone, instance_type, spot"
         )
         with self._explained():
-            return [_price(row) for row in self._db.execute(query, values)]
+            return [_price(row) for row in self._db.execute(query)]
 
     def series(self, price: Price, since_s: float) -> list[Price]:
         """Return the prices of the same offer that held after a moment, oldest first."""
@@ -155,12 +146,11 @@ class History:
             ).fetchone()
         return None if row is None else float(row[0])
 
-    def mark_asked(self, scope: str, at_s: float) -> None:
-        """Note that a question was answered."""
+    def mark_asked(self, scopes: Iterable[str], at_s: float) -> None:
+        """Note that questions were answered."""
+        rows = [(scope, at_s) for scope in scopes]
         with self._transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO questions VALUES (?, ?)", (scope, at_s)
-            )
+            self._db.executemany("INSERT OR REPLACE INTO questions VALUES (?, ?)", rows)
 
     def record_vms(self, lives: Iterable[VmLife]) -> None:
         """Remember VMs; what is told again of one replaces what was known of it."""
@@ -261,15 +251,6 @@ class History:
                 f"{self._path}: the database of prices cannot be used: {error}; if it "
                 "is damaged, move it away: it will be filled again"
             ) from None
-
-
-def _where(**filters: Sequence[str]) -> tuple[str, list[str]]:
-    parts, values = [], []
-    for column, wanted in filters.items():
-        if wanted:
-            parts.append(f"{column} IN ({','.join('?' * len(wanted))})")
-            values += wanted
-    return (f"WHERE {' AND '.join(parts)}" if parts else ""), values
 
 
 def _price(row: Sequence[object]) -> Price:

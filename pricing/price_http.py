@@ -10,8 +10,8 @@ import tenacity
 
 from spottrain.errors import SpottrainError
 
-TIMEOUT_S = 20.0
-_TRIES = 4
+TIMEOUT = httpx.Timeout(20.0, connect=5.0)
+_TRIES, _PATIENCE_S = 4, 30.0
 _LONGEST_WAIT_S = 20.0
 
 
@@ -33,6 +33,7 @@ def get_json(
     client: httpx.Client,
     url: str,
     params: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON object at ``url``.
 
@@ -43,7 +44,9 @@ def get_json(
     """
     host = httpx.URL(url).host
     try:
-        response = _retrying()(_get, client, url, params)
+        response = _retrying()(
+            lambda: _checked(client.get(url, params=params, headers=headers))
+        )
     except (httpx.HTTPError, _AgainError) as error:
         why = str(error) or type(error).__name__
         raise PriceSourceError(f"{host} cannot be asked: {why}") from None
@@ -56,15 +59,14 @@ def get_json(
     return document
 
 
-def _get(
-    client: httpx.Client, url: str, params: Mapping[str, str] | None
-) -> httpx.Response:
-    response = client.get(url, params=params)
+def _checked(response: httpx.Response) -> httpx.Response:
     status = response.status_code
+    why = f"HTTP {status} {response.reason_phrase}".rstrip()
     if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
         after = response.headers.get("Retry-After", "")
-        raise _AgainError(f"HTTP {status}", float(after) if after.isdigit() else None)
-    response.raise_for_status()
+        raise _AgainError(why, float(after) if after.isdigit() else None)
+    if not response.is_success:
+        raise PriceSourceError(f"{response.url.host} refuses: {why}")
     return response
 
 
@@ -79,7 +81,8 @@ def _retrying() -> tenacity.Retrying:
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((httpx.TransportError, _AgainError)),
-        stop=tenacity.stop_after_attempt(_TRIES),
+        stop=tenacity.stop_after_attempt(_TRIES)
+        | tenacity.stop_after_delay(_PATIENCE_S),
         wait=wait,
         reraise=True,
     )

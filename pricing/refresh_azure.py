@@ -45,19 +45,17 @@ class AzureRetailPrices:
             PriceSourceError: the API is down or answers what cannot be read.
         """
         names = [kind.name for kind in question.kinds]
-        newest: dict[tuple[str, str, bool], tuple[datetime, Price]] = {}
+        newest: dict[tuple[str, str, bool], Price] = {}
         for start in range(0, len(names), _TYPES_PER_CALL):
             few = names[start : start + _TYPES_PER_CALL]
             for item in self._items(_filter(few, question.regions)):
-                found = _price(item, question.now_s)
-                if found is None:
+                price = _price(item, question.now_s)
+                if price is None:
                     continue
-                began, price = found
                 key = (price.region, price.instance_type, price.spot)
-                if key not in newest or newest[key][0] < began:
-                    newest[key] = found
-        for _, price in newest.values():
-            yield price
+                if key not in newest or newest[key].since_s < price.since_s:
+                    newest[key] = price
+        yield from newest.values()
 
     def _items(self, condition: str) -> Iterator[dict[str, Any]]:
         url = f"{self._url}/api/retail/prices"
@@ -98,12 +96,11 @@ def _any_of(field: str, values: Sequence[str]) -> str:
     return f"({' or '.join(conditions)})"
 
 
-def _price(item: dict[str, Any], now_s: float) -> tuple[datetime, Price] | None:
-    """Return what an entry tells and since when; None where it is not for us."""
+def _price(item: dict[str, Any], now_s: float) -> Price | None:
+    """Return what an entry tells; None where it is not for us."""
     try:
         meter, product = str(item["meterName"]), str(item["productName"])
-        began = datetime.fromisoformat(item["effectiveStartDate"])
-        since_s = began.timestamp()
+        since_s = datetime.fromisoformat(item["effectiveStartDate"]).timestamp()
         if (
             item["unitOfMeasure"] != "1 Hour"
             or item["currencyCode"] != "USD"
@@ -114,7 +111,7 @@ def _price(item: dict[str, Any], now_s: float) -> tuple[datetime, Price] | None:
             return None
         region = str(item["armRegionName"])
         usd = item["retailPrice"]
-        return began, Price(
+        return Price(
             cloud="azure",
             region=region,
             zone=region,

@@ -16,6 +16,7 @@ import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager import (
     cli_calibrate,
+    cli_offers,
     cli_plan,
     cli_preview,
     cli_read,
@@ -166,6 +167,7 @@ def _drive(
 cli_read.register(app)
 cli_calibrate.register(app)
 cli_plan.register(app)
+cli_offers.register(app)
 cli_preview.register(app)
 
 

@@ -134,20 +134,15 @@ def store_opened(turn: Turn, report: wire.StoreOpened) -> None:
     send(turn, calibration)
 
 
-def progressed(turn: Turn, report: wire.CalibrationProgress) -> None:
-    """Note how far the round is."""
+def heard(turn: Turn, report: wire.CalibrationProgress | wire.Calibrated) -> None:
+    """Note how far the round is; take its profile, and have it kept for later jobs."""
     calibration = turn.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
-    calibration = replace(calibration, done=report.done, total=report.total)
-    turn.state = replace(turn.state, calibration=calibration)
-    turn.say(f"measured {report.done} of {report.total}: {report.what}")
-
-
-def calibrated(turn: Turn, report: wire.Calibrated) -> None:
-    """Take the profile, and have it kept for later jobs."""
-    calibration = turn.state.calibration
-    if calibration is None or calibration.number != report.generation:
+    if isinstance(report, wire.CalibrationProgress):
+        calibration = replace(calibration, done=report.done, total=report.total)
+        turn.state = replace(turn.state, calibration=calibration)
+        turn.say(f"measured {report.done} of {report.total}: {report.what}")
         return
     profile = report.profile
     turn.state = replace(turn.state, profile=profile, calibration=None)

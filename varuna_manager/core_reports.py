@@ -40,10 +40,8 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
     match report:
         case wire.SupervisorReady():
             _supervisor_ready(turn, event.vm_id, report)
-        case wire.CalibrationProgress():
-            core_calibration.progressed(turn, report)
-        case wire.Calibrated():
-            core_calibration.calibrated(turn, report)
+        case wire.CalibrationProgress() | wire.Calibrated():
+            core_calibration.heard(turn, report)
         case wire.StoreOpened():
             _store_opened(turn, report)
         case (

@@ -23,6 +23,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def age(seconds: float) -> str:
+    """Return how old something is, such as ``12 min``, ``5 h`` or ``40 d``."""
+    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def step_time(seconds: float | None) -> str:
     """Return how long one step takes, such as ``412 ms``."""
     if seconds is None:

@@ -53,7 +53,7 @@ KINDS_OF_LINKS = {
 EMULATED_NODES = 12
 CALIBRATORS = 4
 MOST_VARIATION = 0.03
-CONTROL_LOOPS, TRIES = 40, 3
+CONTROL_LOOPS, TRIES = 40, 2
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ def rows_of(chosen: argparse.Namespace) -> Iterator[Row]:
     if chosen.only != "real":
         shapes = chosen.shapes or (few if chosen.quick else every)
         kinds = chosen.links.split(",")
-        yield from emulated(shapes, kinds, chosen.minibatches or 4)
+        yield from emulated(shapes, kinds, chosen.minibatches or 3)
 
 
 def main() -> None:

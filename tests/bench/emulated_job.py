@@ -16,8 +16,8 @@ from torch import nn
 from spottrain import TrainingJob
 
 BLOCKS = int(os.environ.get("EMULATED_BLOCKS", "8"))
-FORWARD_S = float(os.environ.get("EMULATED_FORWARD_S", "0.015"))
-BACKWARD_S = float(os.environ.get("EMULATED_BACKWARD_S", "0.03"))
+FORWARD_S = float(os.environ.get("EMULATED_FORWARD_S", "0.02"))
+BACKWARD_S = float(os.environ.get("EMULATED_BACKWARD_S", "0.04"))
 ACTIVATION_BYTES = int(os.environ.get("EMULATED_ACTIVATION_BYTES", "65536"))
 PARAMETER_BYTES = int(os.environ.get("EMULATED_PARAMETER_BYTES", "131072"))
 """Of each section; so is what a mini-batch reduces."""

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
 from spottrain import wire
@@ -36,7 +37,7 @@ class Run:
     chunks: int = 1
     in_flight_bound: int | None = None
     checkpoint_every_steps: int = 1000
-    steps: int = 3
+    steps: int = 2
 
     def __str__(self) -> str:
         module, _, function = self.entrypoint.partition(":")

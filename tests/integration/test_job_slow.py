@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import Job, until
 
-from spottrain import wire
 from spottrain.cloud.provider import VmState
 
 pytestmark = pytest.mark.timeout(400)
 
-STEPS = 400
+STEPS = 250
 
 
 def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
@@ -27,10 +26,6 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
-        shares = {
-            (vm_id, told.microbatches)
-            for vm_id, told in job.reports(wire.MinibatchCommitted)
-        }
         vms = {vm.vm_id: vm.state for vm in job.vms()}
 
     assert [one.vm_id for one in found] == [slow]
@@ -41,6 +36,5 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
     assert report["slow_vms"][0]["vm_id"] == slow
     assert report["minibatches_lost"] == report["minibatches_recomputed"] == 0
     assert report["preemptions_unnoticed"] == report["silent_losses"] == 0
-    assert {count for _, count in shares} >= {2}
     assert len(vms) >= 3
     assert set(vms.values()) == {VmState.TERMINATED}

@@ -324,3 +324,19 @@ def test_more_sections_never_need_less_memory(
     end = min(4, start + length)
     if end > start + 1:
         assert total(end - 1) <= total(end)
+
+
+def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
+    frozen = replace(
+        FACTS,
+        sections=tuple(replace(s, gradient_bytes=0) for s in FACTS.sections[:2])
+        + FACTS.sections[2:],
+    )
+    load = StageLoad(in_flight=2, inputs_held=2, recomputes=0)
+    first = stage_bytes(frozen, MEASURED, (range(2),), load)
+    assert first.activations_bytes == 10 + 400
+    both = stage_bytes(frozen, MEASURED, (range(3),), load)
+    assert both.activations_bytes == 2 * (1002 + 10) + 500 + 10
+    # What is received may need a gradient whatever becomes of it here.
+    later = stage_bytes(frozen, MEASURED, (range(1, 2),), load)
+    assert later.activations_bytes == 2 * (1001 + 10) + 500 + 10

@@ -14,7 +14,7 @@ from spottrain.pipeline.generation import StopWish
 from spottrain.pipeline.worker import (
     MAX_MESSAGE_BYTES,
     SupervisorLink,
-    _reason,
+    reason_of,
     user_code_failed,
 )
 from spottrain.wire import Slot
@@ -140,4 +140,4 @@ def test_an_error_of_the_user_however_long_fits_into_a_message(
 def test_the_reason_of_a_break_is_one_line_without_advice(
     error: Exception, reason: str
 ) -> None:
-    assert _reason(error) == reason
+    assert reason_of(error) == reason

@@ -1,0 +1,48 @@
+"""Which price APIs there are, and how this machine asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httpx
+
+from spottrain.pricing import refresh_azure, refresh_gcp
+from spottrain.pricing.refresh import PriceSource
+from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices
+from spottrain.pricing.refresh_azure import AzureRetailPrices
+from spottrain.pricing.refresh_gcp import GcpBillingCatalog
+
+AZURE_URL, GCP_URL = "SPOTTRAIN_AZURE_PRICES_URL", "SPOTTRAIN_GCP_PRICES_URL"
+"""Environment variables that point elsewhere than to the clouds, such as to a proxy;
+boto3 has its own."""
+
+
+def price_sources(
+    client: httpx.Client, environment: Mapping[str, str]
+) -> list[PriceSource]:
+    """Return all price APIs; nothing is asked or imported yet.
+
+    Args:
+        client: Asks over HTTP; see price_http.TIMEOUT.
+        environment: Holds the GCP credentials: GOOGLE_API_KEY, or else
+            GOOGLE_OAUTH_ACCESS_TOKEN. boto3 looks for AWS's itself; Azure needs none.
+    """
+    return [
+        AwsSpotPrices(),
+        AwsPriceList(),
+        AzureRetailPrices(client, environment.get(AZURE_URL) or refresh_azure.URL),
+        GcpBillingCatalog(
+            client,
+            _gcp_credentials(environment),
+            environment.get(GCP_URL) or refresh_gcp.URL,
+        ),
+    ]
+
+
+def _gcp_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return headers: a key in the URL would end up in logs."""
+    if key := environment.get("GOOGLE_API_KEY"):
+        return {"X-Goog-Api-Key": key}
+    if token := environment.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    return {}

@@ -1,0 +1,90 @@
+"""What the jobs of this machine have seen of the market: how their VMs lived and ended.
+
+The journals are the memory; the database of prices holds what hazards are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from spottrain.errors import SpottrainError
+from spottrain.pricing.history import INTERRUPTED, History, VmLife
+from spottrain.pricing.switching import Place
+from spottrain.varuna_manager import core
+from spottrain.varuna_manager.jobs import JobDir, all_jobs, home
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.records import VmRecord
+from spottrain.varuna_manager.state import State
+
+
+def open_history() -> History:
+    """Open this machine's database of prices and interruptions."""
+    return History(home() / "market.sqlite")
+
+
+def harvest(history: History) -> tuple[str, ...]:
+    """Bring the database up to date with the journals; return warnings, a line each."""
+    warnings = []
+    for job in all_jobs():
+        scope = f"journal|{job.journal}"
+        written_s = _written_s(job)
+        if history.asked_s(scope) == written_s:
+            continue
+        try:
+            journal = Journal(job.journal, read_only=True)
+            try:
+                history.record_vms(lives(journal))
+            finally:
+                journal.close()
+        except SpottrainError as error:
+            warnings.append(f"job {job.name}: its VMs are not counted: {error}")
+            continue
+        history.mark_asked([scope], written_s)
+    return tuple(warnings)
+
+
+def lives(journal: Journal) -> list[VmLife]:
+    """Return the lives of all VMs that a job ever had."""
+    known: dict[str, VmLife] = {}
+    state = State()
+    for _, event in journal.read():
+        before, (state, _) = state, core.step(state, event)
+        if state.interruptions is not before.interruptions:
+            for hit in state.interruptions:
+                if hit.at_s == state.now_s and hit.interruption in INTERRUPTED:
+                    life = known[hit.vm_id]
+                    known[hit.vm_id] = replace(life, ended=hit.interruption)
+        if state.vms is not before.vms:
+            for vm_id in before.vms.keys() - state.vms.keys():
+                life = known[vm_id]
+                known[vm_id] = replace(
+                    life, until_s=event.at_s, ended=life.ended or "returned"
+                )
+            for vm_id in state.vms.keys() - before.vms.keys():
+                known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
+    return list(_until_now(known, state))
+
+
+def _begun(job: str, vm: VmRecord) -> VmLife:
+    offer = vm.offer
+    return VmLife(
+        job=job,
+        vm_id=vm.vm_id,
+        place=Place(offer.cloud, offer.region, offer.zone, offer.instance_type),
+        spot=offer.spot,
+        from_s=vm.launched_at_s,
+        until_s=vm.launched_at_s,
+    )
+
+
+def _until_now(known: dict[str, VmLife], state: State) -> Iterator[VmLife]:
+    for vm_id, life in known.items():
+        yield replace(life, until_s=state.now_s) if vm_id in state.vms else life
+
+
+def _written_s(job: JobDir) -> float:
+    """Return when the journal was last written to."""
+    files = (job.journal, Path(f"{job.journal}-wal"))
+    return max(file.stat().st_mtime for file in files if file.exists())
