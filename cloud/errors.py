@@ -5,6 +5,7 @@ CloudError              unknown: never read as "no capacity"
 ├── QuotaExceededError  (region, family): ask for less or elsewhere
 ├── PriceTooHighError   the market price rose above the bid
 ├── AuthError           credentials are missing or refused: tell the user
+├── MisconfiguredError  what was asked for does not exist or fit: tell the user
 ├── ThrottledError      wait ``retry_after_s``
 └── VmNotFoundError     the VM is unknown or gone
 """
@@ -36,6 +37,10 @@ class PriceTooHighError(CloudError):
 
 class AuthError(CloudError):
     """Credentials are missing, expired or refused."""
+
+
+class MisconfiguredError(CloudError):
+    """An image, a type, a network or a setting that does not exist or does not fit."""
 
 
 class ThrottledError(CloudError):

@@ -90,4 +90,12 @@ def _ask_local(socket_path: str, target: str) -> dict[str, Any] | None:
     return notice
 
 
-_WATCHERS = {"local": _watch_local}
+def _watch_nothing(
+    source: Mapping[str, Any],
+    on_notice: Callable[[float], None],
+    stop: threading.Event,
+) -> None:
+    """Nobody gives notice on a machine that nobody rents out."""
+
+
+_WATCHERS = {"local": _watch_local, "none": _watch_nothing}

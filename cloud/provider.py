@@ -125,7 +125,19 @@ class StartsAgents(Protocol):
 
         Raises:
             VmNotFoundError: the VM is gone.
+            UserCodeError: the user's own setup failed on it: the job cannot run.
         """
+
+
+@runtime_checkable
+class CarriesCalls(Protocol):
+    """Keeps connections to its VMs, over which their agents call the manager."""
+
+    def serve(self, manager_url: str) -> None:
+        """Carry calls to this manager from now on, also of VMs that ran before."""
+
+    def close(self) -> None:
+        """Hang up everywhere; VMs go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

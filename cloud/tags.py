@@ -9,6 +9,8 @@ JOB = "spottrain-job"
 """Name of the job; ``gc`` finds orphans by it."""
 INTENT = "spottrain-intent"
 """The launch intent that a VM answers to."""
+PRICE = "spottrain-usd-per-hour"
+"""What the VM was rented at; not where a label cannot hold a decimal point."""
 EXPIRES = "spottrain-expires"
 """Lease in whole seconds: a VM ends so long after it last heard from a manager.
 

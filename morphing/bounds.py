@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.reducing import Hop, least_hop
 from spottrain.morphing.reducing import AT_ONCE, TOTALS, least_hop
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
@@ -200,10 +199,10 @@ def _reduce_s(
         hop = least_hop(profile)
         turns = np.ceil(tensors / AT_ONCE)
         each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
-        least: Array = (widths - 1) * each_s
-        return least
+        in_rings: Array = (widths - 1) * each_s
+        return in_rings
     # The sum comes from the replica before, unless it is the first one's.
     hops = np.array([[math.ceil(math.log2(width))] for (width,) in widths.tolist()])
     message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
-    least = hops * (tensors * pipe.link.latency_s + message_s)
-    return least
+    in_turn: Array = hops * (tensors * pipe.link.latency_s + message_s)
+    return in_turn

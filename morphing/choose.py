@@ -292,7 +292,9 @@ class Search:
         rows = [weighed for weighed in self._seen if self._is_telling(weighed)]
         depths = {weighed.draft.depth for weighed in rows}
         ways = {replace(w.draft.manner, in_flight_bound=0) for w in rows}
-        for _, _, weighed in sorted(self._open):
+        left = [weighed for weighed in self._seen if weighed.outcome is None]
+        left += [weighed for _, _, weighed in self._open]
+        for weighed in sorted(left, key=lambda w: w.least_cost):
             depth, manner = weighed.draft.depth, weighed.draft.manner
             if depth not in depths or manner not in ways:
                 depths.add(depth)

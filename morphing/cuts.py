@@ -28,7 +28,7 @@ from spottrain.morphing.memory import (
     virtual_nodes_apart,
 )
 from spottrain.morphing.mixed_bounds import Counts, least_finish_s, replica_counts
-from spottrain.morphing.partition import partition
+from spottrain.morphing.partition import partition, spread
 
 SHORT = 8
 """Micro-batches a stage of a schedule long enough to tell what its stages hold."""
@@ -256,6 +256,12 @@ class Cuts:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low or None
 
+    def shares_alike(self, draft: Draft) -> tuple[int, ...]:
+        """Return the shares of replicas that are all equally fast."""
+        group = draft.depth if draft.manner.chunks > 1 else 1
+        shares = spread(self.virtual_nodes // group, draft.width)
+        return tuple(group * bound for bound in shares)
+
     def as_hard(self, draft: Draft, refused: Draft) -> bool:
         """Whether ``draft`` cannot fit for the reason that ``refused`` did not.
 
@@ -277,6 +283,8 @@ class Cuts:
         """Return what the largest worker needs if memory is all that counts."""
         least = []
         for manner in manners(self.inputs, depth):
+            if manner.chunks > 1 and self.virtual_nodes % depth:
+                continue
             tight = manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
             cut = self.cut(manner.recompute, depth * manner.chunks)
             alone = 0, self.virtual_nodes

@@ -12,7 +12,7 @@ from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.placement import Device
 from spottrain.wire import ScheduleKind
 
-RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe")
+RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 """What the runtime runs; the choice is among these. Of equals the first is taken."""
 CHUNKS = (2, 3, 4)
 """Runs of sections a stage that are weighed for an interleaved schedule."""

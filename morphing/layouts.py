@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from spottrain.morphing.cuts import UNEVEN, Cuts
 from spottrain.morphing.fleet import Draft, Fleet
-from spottrain.morphing.partition import spread
 from spottrain.morphing.placement import Device, place
 from spottrain.morphing.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.simulator import expect_step
@@ -41,12 +40,6 @@ class Layout:
 
 class Layouts(Cuts):
     """Everything that drafts of one micro-batch size have in common, worked out once."""
-
-    def shares_alike(self, draft: Draft) -> tuple[int, ...]:
-        """Return the shares of replicas that are all equally fast."""
-        group = draft.depth if draft.manner.chunks > 1 else 1
-        shares = spread(self.virtual_nodes // group, draft.width)
-        return tuple(group * bound for bound in shares)
 
     def lay_out(
         self, draft: Draft, fleet: Fleet | None = None, uneven: float = UNEVEN

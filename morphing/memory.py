@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from spottrain.morphing.loads import StageLoad, stage_loads
 from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
 
-__all__ = [
-    "StageLoad",
-    "StageMemory",
-    "handover_bytes",
-    "plan_bytes",
-    "rank_bytes",
-    "stage_bytes",
-    "stage_loads",
-    "virtual_nodes_apart",
-]
+__all__ = ["StageLoad", "stage_loads"]
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -175,11 +166,8 @@ class _Chunk:
     ) -> _Chunk:
         """Follow one micro-batch through the sections, and back."""
         gradients = [_gradients(facts, k) for k in run]
-        total = sum(gradients)
-        # The first section reads examples; a loss is not worth counting.
-        entry = measured[run.start - 1].output_bytes if run.start else 0
-        end = 0 if run.stop == len(facts.sections) else measured[run[-1]].output_bytes
-        came, held, later = 0, 0, total if exact else 0
+        entry, end = _ends(facts, measured, run)
+        came, held, later = 0, 0, sum(gradients) if exact else 0
         forward = recompute = backward = 0
         trained = run.start > 0  # a graph begins at what is received, or is trained
         for k, own in zip(run, gradients, strict=True):
@@ -204,12 +192,26 @@ class _Chunk:
             input=entry,
             output=end,
             batch=max(measured[k].batch_bytes for k in run),
-            gradients=total,
+            gradients=sum(gradients),
             held=held,
             forward=forward,
             recompute=max(recompute, forward, held),
             backward=end + backward,
         )
+
+
+def _ends(
+    facts: ModelFacts, measured: Sequence[SectionProfile], run: range
+) -> tuple[int, int]:
+    """Return the bytes of what comes in and of what goes out.
+
+    The first section reads examples; a loss is not worth counting.
+    """
+    is_last = run.stop == len(facts.sections)
+    return (
+        measured[run.start - 1].output_bytes if run.start else 0,
+        0 if is_last else measured[run[-1]].output_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,20 +383,17 @@ def handover_bytes(
     """
     before: dict[object, tuple[int, ...]] = {}
     if previous is not None:
-        before = {
-            slot: previous.sections_of(rank % previous.pipeline_depth)
-            for rank, slot in enumerate(previous.slots)
-        }
+        for rank, slot in enumerate(previous.slots):
+            before[slot] = previous.sections_of(rank % previous.pipeline_depth)
 
     def size(section: int) -> int:
         one = facts.sections[section]
         gradients = _gradients(facts, section)
         return one.param_bytes + one.optimizer_bytes + gradients + PAGE_BYTES
 
-    return tuple(
-        sum(map(size, {*before.get(slot, ()), *mine})) + max(map(size, mine))
-        for slot, mine in (
-            (slot, plan.sections_of(rank % plan.pipeline_depth))
-            for rank, slot in enumerate(plan.slots)
-        )
-    )
+    held = []
+    for rank, slot in enumerate(plan.slots):
+        mine = plan.sections_of(rank % plan.pipeline_depth)
+        both = {*before.get(slot, ()), *mine}
+        held.append(sum(map(size, both)) + max(map(size, mine)))
+    return tuple(held)

@@ -7,6 +7,7 @@ VM-hours of ours, so that a few losses of our own soon outweigh it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ BANDS = (0.025, 0.075, 0.125, 0.175, 0.25)
 UNKNOWN_BAND = len(BANDS) - 1
 """Where nothing is published the worst band is assumed."""
 _MONTH_H = 730.5
-PRIOR_VM_HOURS = 100.0
+PRIOR_VM_HOURS = 24.0
 """What is published, and what is known of the region's other zones, weighs as much as
-that many VM-hours of our own."""
+a day of one VM of ours: it is an average over a month and over everybody."""
 _CONFIDENCE = 0.95
 
 
@@ -128,6 +129,7 @@ def _mean(prior_per_hour: float, hours: float, losses: int) -> float:
     return (PRIOR_VM_HOURS * prior_per_hour + losses) / (PRIOR_VM_HOURS + hours)
 
 
+@functools.lru_cache(maxsize=4096)  # most places were never seen: few shapes
 def _bounds(shape: float) -> tuple[float, float]:
     """Return the bounds of a Poisson mean of which ``shape`` events were seen."""
     # Here, not above: scipy takes longer to import than all the rest of a command.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from spottrain.errors import SpottrainError
 from spottrain.pricing.hazard import Exposure
@@ -53,7 +54,9 @@ _SCHEMA = """
 """
 _VERSION = 1
 _BUSY_S = 5.0
-_PRICE = "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
+_PRICE = (
+    "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
+)
 _VM = "job, vm_id, cloud, region, zone, instance_type, spot, from_s, until_s, ended"
 INTERRUPTED = ("notice", "kill", "silence")
 """Ends of a VM that count as an interruption."""
@@ -106,7 +109,7 @@ class History:
         """Close the file."""
         self._db.close()
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,6 +120,11 @@ class History:
         with self._transaction():
             for price in sorted(prices, key=lambda price: price.since_s):
                 self._record(price)
+
+    def forget_prices(self, before_s: float) -> None:
+        """Drop the prices that were last seen before a moment."""
+        with self._transaction():
+            self._db.execute("DELETE FROM prices WHERE seen_s < ?", (before_s,))
 
     def latest(self) -> list[Price]:
         """Return the newest price of every offer."""
@@ -155,8 +163,10 @@ class History:
     def record_vms(self, lives: Iterable[VmLife]) -> None:
         """Remember VMs; what is told again of one replaces what was known of it."""
         rows = [
-            (life.job, life.vm_id, *life.place, life.spot)
-            + (life.from_s, max(life.from_s, life.until_s), life.ended)
+            (
+                *(life.job, life.vm_id, *life.place, life.spot, life.from_s),
+                *(max(life.from_s, life.until_s), life.ended),
+            )
             for life in lives
         ]
         with self._transaction():
@@ -209,9 +219,15 @@ class History:
             )
             return
         self._db.execute(
-            f"INSERT OR REPLACE INTO prices ({_PRICE}) VALUES (?,?,?,?,?,?,?,?,?)",
-            (price.cloud, price.region, price.zone, price.instance_type, price.spot)
-            + (price.usd_per_hour, price.since_s, price.seen_s, price.source),
+            f"INSERT INTO prices ({_PRICE}) VALUES (?,?,?,?,?,?,?,?,?) "
+            "ON CONFLICT DO UPDATE SET usd_per_hour = excluded.usd_per_hour, "
+            "seen_s = excluded.seen_s, source = excluded.source "
+            "WHERE excluded.seen_s >= seen_s",
+            (
+                *(price.cloud, price.region, price.zone, price.instance_type),
+                *(price.spot, price.usd_per_hour, price.since_s, price.seen_s),
+                price.source,
+            ),
         )
 
     def _prepare(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
-from spottrain.pricing.catalogue import Catalogue
+from spottrain.pricing.catalogue import Catalogue, InstanceType
 from spottrain.pricing.history import History
 from spottrain.pricing.offers import offer_key
 from spottrain.pricing.prices import Price, fresh
@@ -44,14 +44,7 @@ def check_live(
         for offer in wanted
         if (kind := facts.find(offer.cloud, offer.instance_type)) is not None
     }
-    warnings: list[str] = []
-    for cloud in dict.fromkeys(offer.cloud for offer in wanted):
-        regions = sorted({o.region for o in wanted if o.cloud == cloud})
-        wish = Wish(
-            kinds=[kind for kind in kinds.values() if kind.cloud == cloud],
-            regions=regions,
-        )
-        warnings += refresh(sources, history, facts, wish, now_s, ttl_s=LIVE_S)
+    warnings = _ask(wanted, list(kinds.values()), sources, history, facts, now_s)
     believed = known(history, facts, Wish(kinds=kinds.values()))
     prices = fresh(believed.prices, now_s).prices
     listed = {
@@ -61,18 +54,37 @@ def check_live(
     }
     checked = []
     for offer in wanted:
-        kind = (offer.instance_type, offer.spot)
-        zonal = listed.get((offer.cloud, offer.zone, *kind))
-        price = zonal or listed.get((offer.cloud, offer.region, *kind))
+        zones = (offer.zone, offer.region)
+        keys = [(offer.cloud, z, offer.instance_type, offer.spot) for z in zones]
+        price = listed.get(keys[0]) or listed.get(keys[1])
         if price is None:
             warnings.append(f"{offer_key(offer)}: no price to rent by; left out")
             continue
         checked.append(
-            replace(
-                offer, usd_per_hour=price.usd_per_hour, observed_at=price.seen_s
-            )
+            replace(offer, usd_per_hour=price.usd_per_hour, observed_at=price.seen_s)
         )
     return checked, tuple(warnings)
+
+
+def _ask(
+    wanted: Sequence[Offer],
+    kinds: Sequence[InstanceType],
+    sources: Sequence[PriceSource],
+    history: History,
+    facts: Catalogue,
+    now_s: float,
+) -> list[str]:
+    """Ask each cloud for the types and regions that are wanted there."""
+    warnings: list[str] = []
+    for cloud in dict.fromkeys(offer.cloud for offer in wanted):
+        wish = Wish(
+            kinds=[kind for kind in kinds if kind.cloud == cloud],
+            regions=sorted({o.region for o in wanted if o.cloud == cloud}),
+        )
+        answers = refresh(sources, history, facts, wish, now_s, ttl_s=LIVE_S)
+        warnings += answers.warnings
+        warnings += [f"{c}: not asked: {why}" for c, why in answers.failures.items()]
+    return warnings
 
 
 def _withdrawn(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from xml.sax.saxutils import escape
+from html import escape
 
 from spottrain.pricing.prices import Price
 
@@ -52,10 +52,8 @@ def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> st
     top = max((p.usd_per_hour for line in series.values() for p in line), default=1.0)
     height = _HEIGHT + _LINE * len(series)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<path d="M{_MARGIN} 20V{_HEIGHT - 40}H{_WIDTH - 20}" fill="none" '
-        'stroke="#888"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}">',
+        _stroke(f"M{_MARGIN} 20V{_HEIGHT - 40}H{_WIDTH - 20}", "#888"),
         _text(8, 24, f"${top:.2f}"),
         _text(8, _HEIGHT - 40, "$0"),
         _text(_MARGIN, _HEIGHT - 20, _day(from_s)),
@@ -63,8 +61,7 @@ def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> st
     ]
     for number, (name, line) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        path = _path(line, from_s, to_s, top)
-        parts.append(f'<path d="{path}" fill="none" stroke="{colour}"/>')
+        parts.append(_stroke(_path(line, from_s, to_s, top), colour))
         y = _HEIGHT + _LINE * number
         parts.append(_text(_MARGIN, y, name, colour))
     return "\n".join([*parts, "</svg>\n"])
@@ -87,7 +84,12 @@ def _path(line: Sequence[Price], from_s: float, to_s: float, top: float) -> str:
 
 
 def _text(x: float, y: float, text: str, colour: str = "#333") -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}">{escape(text)}</text>'
+    font = 'font-family="sans-serif" font-size="12"'
+    return f'<text x="{x}" y="{y}" fill="{colour}" {font}>{escape(text)}</text>'
+
+
+def _stroke(path: str, colour: str) -> str:
+    return f'<path d="{path}" fill="none" stroke="{colour}"/>'
 
 
 def _day(at_s: float) -> str:

@@ -71,7 +71,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
 
 
 def _retrying() -> tenacity.Retrying:
-    backoff = tenacity.wait_exponential_jitter(initial=0.5, max=8.0, jitter=0.5)
+    backoff = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0, 0.5)
 
     def wait(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +15,7 @@ from spottrain.pricing.prices import (
     HOUR_S,
     Price,
     Sifted,
+    fresh,
     published,
     sift,
     usable,
@@ -26,6 +27,8 @@ ON_DEMAND_TTL_S = 7 * DAY_S
 """The same for on-demand prices."""
 HISTORY_S = 7 * DAY_S
 """How far back is asked the first time, where a cloud keeps a history."""
+KEPT_S = 90 * DAY_S
+"""Prices seen longer ago are forgotten; AWS itself keeps no more."""
 _EVERYWHERE = "*"
 
 
@@ -69,6 +72,16 @@ class Wish:
     """All if empty."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """What came of asking."""
+
+    failures: Mapping[str, str]
+    """By cloud: why it did not answer."""
+    warnings: tuple[str, ...]
+    """What was left out of the answers, a line each."""
+
+
 def refresh(
     sources: Sequence[PriceSource],
     history: History,
@@ -78,8 +91,8 @@ def refresh(
     *,
     ttl_s: float | None = None,
     history_s: float = HISTORY_S,
-) -> tuple[str, ...]:
-    """Ask all sources at once for what is due; return warnings, a line each.
+) -> Refreshed:
+    """Ask all sources at once for what is due.
 
     A source that fails costs its own prices only: what it said before stays known.
 
@@ -97,14 +110,13 @@ def refresh(
         for source in sources
         if (question := _due(source, history, wish, now_s, ttl_s, history_s)).kinds
     ]
-    if not due:
-        return ()
-    warnings = []
-    with ThreadPoolExecutor(len(due)) as pool:
-        answers = list(pool.map(_ask, *zip(*due, strict=True)))
+    failures: dict[str, str] = {}
+    warnings: list[str] = []
+    with ThreadPoolExecutor(max(1, len(due))) as pool:
+        answers = list(pool.map(_ask, due))
     for (source, question), answer in zip(due, answers, strict=True):
         if isinstance(answer, SpottrainError):
-            warnings.append(f"{source.name}: not refreshed: {answer}")
+            failures.setdefault(source.cloud, str(answer))
             continue
         sifted = sift(answer, facts, now_s)
         history.record_prices(sifted.prices)
@@ -113,7 +125,8 @@ def refresh(
             [_scope(source, kind, r) for kind in question.kinds for r in regions], now_s
         )
         warnings += sifted.warnings
-    return tuple(warnings)
+    history.forget_prices(now_s - KEPT_S)
+    return Refreshed(failures=failures, warnings=tuple(warnings))
 
 
 def known(history: History, facts: Catalogue, wish: Wish) -> Sifted:
@@ -132,6 +145,23 @@ def known(history: History, facts: Catalogue, wish: Wish) -> Sifted:
         if key not in newest or newest[key].seen_s <= price.seen_s:
             newest[key] = price
     return usable(list(newest.values()))
+
+
+def on_demand_prices(
+    history: History, facts: Catalogue, cloud: str, now_s: float
+) -> Callable[[str, str], float | None]:
+    """Return a function of (region, instance type): USD per hour on demand.
+
+    None where no price is known that is new enough to rent by.
+    """
+    kinds = [kind for kind in facts.types.values() if kind.cloud == cloud]
+    believed = known(history, facts, Wish(kinds=kinds))
+    usd = {
+        (price.region, price.instance_type): price.usd_per_hour
+        for price in fresh(believed.prices, now_s).prices
+        if not price.spot
+    }
+    return lambda region, instance_type: usd.get((region, instance_type))
 
 
 def answered_s(
@@ -175,7 +205,8 @@ def _due(
     return Question(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
 
 
-def _ask(source: PriceSource, question: Question) -> list[Price] | SpottrainError:
+def _ask(asked: tuple[PriceSource, Question]) -> list[Price] | SpottrainError:
+    source, question = asked
     try:
         return list(source.fetch(question))
     except SpottrainError as error:

@@ -7,22 +7,37 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from spottrain.cloud import aws_prices
-from spottrain.cloud.aws_prices import ListPrice, SpotPrice
+from spottrain.cloud.aws import prices as api
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.prices import ListPrice, SpotPrice
+from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.pricing.prices import Price
 from spottrain.pricing.refresh import ON_DEMAND_TTL_S, TTL_S, Question
 
 _CALLS = 8
 """Calls at once: one a region, or one an instance type."""
+_TRIES, _ANSWER_S = 4, 20.0
+
+
+def aws_clients() -> Clients:
+    """Return clients for the account that boto3 finds; nothing is imported yet."""
+    return Clients(AwsSettings(instance_types=(), tries=_TRIES, answer_s=_ANSWER_S))
 
 
 class AwsSpotPrices:
-    """The spot price history: by zone, with what went before."""
+    """The spot price history: by zone, with what went before.
+
+    Args:
+        clients: Of the account.
+    """
 
     name = "aws spot price history"
     cloud = "aws"
     markets = frozenset({True})
     ttl_s = TTL_S
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
     def fetch(self, question: Question) -> Iterator[Price]:
         """Yield each price with the time over which it held.
@@ -33,22 +48,29 @@ class AwsSpotPrices:
         names = [kind.name for kind in question.kinds]
 
         def ask(region: str) -> list[Price]:
-            rows = aws_prices.spot_prices(region, names, question.since_s)
+            rows = api.spot_prices(self._clients, region, names, question.since_s)
             return list(_spans(region, rows, question.now_s))
 
-        regions = question.regions or aws_prices.regions()
+        regions = question.regions or api.regions(self._clients)
         with ThreadPoolExecutor(_CALLS) as pool:
             for prices in pool.map(ask, regions):
                 yield from prices
 
 
 class AwsPriceList:
-    """On-demand prices: by region."""
+    """On-demand prices: by region.
+
+    Args:
+        clients: Of the account.
+    """
 
     name = "aws price list"
     cloud = "aws"
     markets = frozenset({False})
     ttl_s = ON_DEMAND_TTL_S
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
     def fetch(self, question: Question) -> Iterator[Price]:
         """Yield a price for each type and region.
@@ -58,7 +80,7 @@ class AwsPriceList:
         """
 
         def ask(name: str) -> list[ListPrice]:
-            return list(aws_prices.list_prices(name, question.regions))
+            return list(api.list_prices(self._clients, name, question.regions))
 
         with ThreadPoolExecutor(_CALLS) as pool:
             for rows in pool.map(ask, [kind.name for kind in question.kinds]):

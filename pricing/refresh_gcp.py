@@ -168,7 +168,7 @@ def _sum(kind: InstanceType, region: str, spot: bool, parts: _Parts) -> float | 
     series = _series(kind)
     if series is None:
         return None
-    needed = [(kind.gpus, series.gpus)]
+    needed: list[tuple[float, tuple[str, ...]]] = [(kind.gpus, series.gpus)]
     if series.host:
         needed.append((kind.vcpus, (f"{series.host} Core",)))
         needed.append((kind.memory_bytes / GIB_BYTES, (f"{series.host} Ram",)))

@@ -8,7 +8,7 @@ import httpx
 
 from spottrain.pricing import refresh_azure, refresh_gcp
 from spottrain.pricing.refresh import PriceSource
-from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices
+from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices, aws_clients
 from spottrain.pricing.refresh_azure import AzureRetailPrices
 from spottrain.pricing.refresh_gcp import GcpBillingCatalog
 
@@ -27,9 +27,10 @@ def price_sources(
         environment: Holds the GCP credentials: GOOGLE_API_KEY, or else
             GOOGLE_OAUTH_ACCESS_TOKEN. boto3 looks for AWS's itself; Azure needs none.
     """
+    aws = aws_clients()
     return [
-        AwsSpotPrices(),
-        AwsPriceList(),
+        AwsSpotPrices(aws),
+        AwsPriceList(aws),
         AzureRetailPrices(client, environment.get(AZURE_URL) or refresh_azure.URL),
         GcpBillingCatalog(
             client,

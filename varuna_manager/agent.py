@@ -169,10 +169,11 @@ class Agent:
         spec: wire.JobSpec = wire.decode(
             wire.JobSpec, self._call(client, deadline, "GET", "/v1/job")
         )
-        archive = self._folder / "workdir.tar.gz"
-        archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
-        unpack(archive, self._folder / "workdir")
-        archive.unlink()
+        if not (self._folder / "workdir").is_dir():  # else it was carried here
+            archive = self._folder / "workdir.tar.gz"
+            archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
+            unpack(archive, self._folder / "workdir")
+            archive.unlink()
         return spec
 
     def _call(

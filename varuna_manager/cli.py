@@ -5,6 +5,7 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from spottrain.varuna_manager import (
     tools,
 )
 from spottrain.varuna_manager.config import load_config
+from spottrain.varuna_manager.config_ssh import check_secrets
 from spottrain.varuna_manager.console import (
     NameArgument,
     Output,
@@ -93,6 +95,10 @@ def launch_command(
     launch.check_name(config.name)
     launch.check_checkpoint_path(config)
     launch.check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    for line in control.check_hosts(config):
+        say(line)
     say(f"inspecting {config.entrypoint}")
     facts = tools.inspect_model(config)
     job, packed_bytes = launch.submit(config, facts)

@@ -17,7 +17,7 @@ from spottrain.pricing.catalogue import Catalogue, InstanceType, catalogue
 from spottrain.pricing.hazard import Hazard, Hazards
 from spottrain.pricing.history import History
 from spottrain.pricing.pictures import sparkline, svg
-from spottrain.pricing.prices import DAY_S, Price, fresh
+from spottrain.pricing.prices import DAY_S, Price
 from spottrain.pricing.refresh import Wish, known, refresh
 from spottrain.pricing.switching import Place
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
@@ -109,7 +109,6 @@ def prices(
             warnings += _ask(history, facts, wish, now_s, days)
         believed = known(history, facts, wish)
         shown = [p for p in believed.prices if spot is None or p.spot == spot]
-        warnings += fresh(shown, now_s).warnings
         limit = top or (TABLE_ROWS if output is Output.TABLE else len(shown))
         from_s = now_s - days * DAY_S
         rows = _rows(shown, facts, history, limit, from_s, now_s)
@@ -117,23 +116,30 @@ def prices(
             _export(history, export)
     for warning in warnings:
         say(warning)
-    if unusable := len(believed.warnings):
-        say(f"{unusable} spot prices left out: no less than on demand")
     if picture is not None:
         _draw(rows, picture, from_s, now_s)
     if output is Output.JSON:
         show_json(_document(rows, now_s, [*warnings, *believed.warnings]))
-    elif rows:
+        return
+    if rows:
         show(_table(rows, from_s, now_s))
-        if len(rows) < len(shown):
-            say(f"{len(rows)} of {len(shown)} offers; --top shows more")
-    else:
+    _tell_more(rows, len(shown), len(believed.warnings), now_s)
+
+
+def _tell_more(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -> None:
+    if any(row.price.is_stale(now_s) for row in rows):
+        say("stale: too old to rent by; prices need network and credentials")
+    if unusable:
+        say(f"{unusable} spot prices left out: no less than on demand")
+    if not rows:
         say("no price is known of such a machine")
+    elif len(rows) < offers:
+        say(f"{len(rows)} of {offers} offers; --top shows more")
 
 
 def _ask(
     history: History, facts: Catalogue, wish: Wish, now_s: float, days: float
-) -> tuple[str, ...]:
+) -> list[str]:
     # Not above: they take longer to import than most commands run.
     import httpx
 
@@ -142,7 +148,11 @@ def _ask(
 
     with httpx.Client(timeout=TIMEOUT) as client:
         sources = price_sources(client, os.environ)
-        return refresh(sources, history, facts, wish, now_s, history_s=days * DAY_S)
+        answers = refresh(sources, history, facts, wish, now_s, history_s=days * DAY_S)
+    if not answers.failures:
+        return list(answers.warnings)
+    why = "; ".join(f"{cloud}: {why}" for cloud, why in answers.failures.items())
+    return [f"not refreshed, the last known prices are shown: {why}", *answers.warnings]
 
 
 def _rows(

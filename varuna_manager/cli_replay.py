@@ -93,7 +93,9 @@ def trace(
     do who knew the whole trace beforehand.
     """
     text, name = _read(file), file.name
-    workload = read_workload(profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
+    workload = read_workload(
+        profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour
+    )
     try:
         room = Room(
             morph_s=morph_s,

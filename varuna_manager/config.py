@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -28,6 +26,8 @@ from spottrain.cloud.local.market import MarketSpec
 from spottrain.errors import ConfigError
 from spottrain.morphing.inputs import Objective
 from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config_section import Section
+from spottrain.varuna_manager.config_ssh import SshConfig, Variable, check_ssh
 from spottrain.wire import Reduction, ScheduleKind
 
 LARGEST_MEASURED_MICROBATCH = 16
@@ -56,23 +56,12 @@ def _local_path(text: str) -> str:
     return text
 
 
-class Section(BaseModel):
-    """What all parts of a job file have in common."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-
 class ResourcesConfig(Section):
     """What may be rented."""
 
-    provider: Literal["local"] = "local"
-    """Where machines come from; `local` plays a spot market on this machine."""
+    provider: Literal["local", "ssh"] = "local"
+    """Where machines come from: `local` plays a spot market on this machine, `ssh` takes
+    your own hosts."""
     min_vms: PositiveInt = 1
     """Never train on fewer VMs than this; wait for more."""
     max_vms: PositiveInt = 4
@@ -275,6 +264,16 @@ class JobConfig(Section):
     profile: Annotated[str, AfterValidator(_local_path)] | None = None
     """A profile to plan with instead of measuring, see docs/calibration.md; relative to
     the job file."""
+    setup: str = ""
+    """Shell commands, run once on each VM in its copy of workdir, before training; a
+    failure ends the job. Not with the local provider."""
+    setup_limit_s: PositiveFloat = 600.0
+    """How long setup may take on a VM."""
+    env: dict[Variable, str] = Field(default_factory=dict)
+    """Environment variables of your code."""
+    secrets: tuple[Variable, ...] = ()
+    """Names of further ones, whose values are taken from your environment at launch and
+    at resume, and are written down nowhere."""
     resources: ResourcesConfig = ResourcesConfig()
     budget: BudgetConfig = BudgetConfig()
     slo: SloConfig = SloConfig()
@@ -282,6 +281,7 @@ class JobConfig(Section):
     morphing: MorphingConfig = MorphingConfig()
     manager: ManagerConfig = ManagerConfig()
     local: LocalConfig = LocalConfig()
+    ssh: SshConfig = SshConfig()
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -291,6 +291,14 @@ class JobConfig(Section):
                 f"minibatch_size must be a multiple of microbatch_size: got "
                 f"{self.minibatch_size} and {m}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _provided(self) -> Self:
+        if self.resources.provider == "ssh":
+            check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
+        elif self.setup:
+            raise ValueError("setup is for VMs: the local provider's are this machine")
         return self
 
     @property
@@ -341,7 +349,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     workdir = (base / Path(config.workdir).expanduser()).resolve()
     if not workdir.is_dir():
         raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
-    update: dict[str, Any] = {"workdir": str(workdir)}
+    update: dict[str, Any] = {"workdir": str(workdir), "ssh": config.ssh.absolute(base)}
     if config.profile is not None:
         profile = (base / Path(config.profile).expanduser()).resolve()
         update["profile"] = str(profile)

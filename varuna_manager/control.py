@@ -15,9 +15,12 @@ import httpx
 
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import CloudProvider, Vm, VmState
+from spottrain.cloud.provider import CarriesCalls, CloudProvider, Vm, VmState
+from spottrain.cloud.ssh.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.certificates import client_context, load_identity
+from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.config_ssh import check_secrets, environment_of
 from spottrain.varuna_manager.events import StopRequested, VmsListed
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
@@ -45,7 +48,37 @@ class ShutsDown(Protocol):
 
 def open_provider(job: JobDir) -> CloudProvider:
     """Return the provider that a job rents from."""
-    return LocalProvider(job.cloud, job.name, job.config().local.market())
+    config = job.config()
+    if config.resources.provider == "local":
+        return LocalProvider(job.cloud, job.name, config.local.market())
+    # Not above: paramiko takes longer to import than most commands run.
+    from spottrain.cloud.ssh.provider import SshProvider
+
+    payload = Payload(
+        workdir=job.workdir,
+        setup=config.setup,
+        setup_limit_s=config.setup_limit_s,
+        environment=environment_of(config.env, config.secrets),
+    )
+    return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
+
+
+def check_hosts(config: JobConfig) -> list[str]:
+    """Check that the user's own hosts can run a job; return what to tell about them.
+
+    Raises:
+        CloudError: one of them is not what the job file says, or unfit.
+        CapacityError: too few of them answer.
+    """
+    if config.resources.provider == "local":
+        return []
+    from spottrain.cloud.ssh.check import check
+
+    return check(
+        config.ssh.fleet(),
+        least=config.resources.min_vms,
+        needs_software=not config.setup,
+    )
 
 
 def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
@@ -131,6 +164,9 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
             f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
             "it again to start over"
         )
+    config = job.config()
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
     return start_manager(job)
 
 
@@ -163,6 +199,8 @@ def end_job(job: JobDir) -> int:
             SpottrainError
         ):  # a damaged journal must not cost money
             _journal_end(job, asked_at_s, provider)
+        if isinstance(provider, CarriesCalls):
+            provider.close()
         job.mark_down()
     return len(live)
 

@@ -27,7 +27,7 @@ from spottrain.varuna_manager import (
     launching,
 )
 from spottrain.varuna_manager.activity import activity_of
-from spottrain.varuna_manager.commands import Command, SetTimer
+from spottrain.varuna_manager.commands import Command, Outcome, SetTimer
 from spottrain.varuna_manager.events import (
     AgentRegistered,
     AgentStarting,
@@ -43,6 +43,7 @@ from spottrain.varuna_manager.events import (
     ProfilesListed,
     ProviderAnswered,
     ReportReceived,
+    SetupFailed,
     StopRequested,
     TimerFired,
     VmHeard,
@@ -100,6 +101,10 @@ def _take_in(turn: Turn, event: Event) -> None:
             core_reports.report_received(turn, event)
         case PlanComputed():
             core_planning.plan_computed(turn, event)
+        case SetupFailed(reason=reason, output=output):
+            turn.end(
+                Outcome(kind="failed", exit_code=3, reason=reason, traceback=output)
+            )
         case CommandFailed(command="compute_plan"):
             core_planning.plan_failed(turn, event)
         case _:

@@ -19,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from spottrain.cloud.errors import (
     AuthError,
     CloudError,
+    MisconfiguredError,
     NoCapacityError,
     PriceTooHighError,
     QuotaExceededError,
@@ -34,7 +35,7 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, UserCodeError
 from spottrain.manifest import list_checkpoints
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
@@ -63,6 +64,7 @@ from spottrain.varuna_manager.events import (
     ProfilesListed,
     ProviderAnswered,
     RefusalKind,
+    SetupFailed,
     VmLost,
     VmsLaunched,
     VmsListed,
@@ -205,6 +207,15 @@ class Errands:
             await self._call(self._provider.start_agent, vm_id, bootstrap)
         except VmNotFoundError as error:
             self._desk.feed(VmLost(at_s=time.time(), vm_id=vm_id, reason=str(error)))
+        except UserCodeError as error:
+            self._desk.feed(
+                SetupFailed(
+                    at_s=time.time(),
+                    vm_id=vm_id,
+                    reason=str(error),
+                    output=error.traceback,
+                )
+            )
         except CloudError as error:
             self._fail("start_agent", (vm_id,), error)
 
@@ -337,6 +348,7 @@ _REFUSALS: dict[type[CloudError], RefusalKind] = {
     QuotaExceededError: "quota",
     PriceTooHighError: "price",
     AuthError: "auth",
+    MisconfiguredError: "auth",  # only a person can help, as with credentials
     ThrottledError: "throttled",
 }
 

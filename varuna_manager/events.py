@@ -306,6 +306,17 @@ class CommandFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupFailed:
+    """The user's setup failed on a VM: the job cannot run."""
+
+    at_s: float
+    vm_id: str
+    reason: str
+    output: str
+    """The end of what it printed."""
+
+
 Event = (
     JobSubmitted
     | ManagerStarted
@@ -328,6 +339,7 @@ Event = (
     | VmHeard
     | PlanComputed
     | CommandFailed
+    | SetupFailed
 )
 
 EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}

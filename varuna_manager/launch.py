@@ -100,10 +100,7 @@ def check_budget(config: JobConfig) -> None:
     Raises:
         BudgetError: It does not.
     """
-    prices = [zone.spot_usd_per_hour for zone in config.local.zones]
-    if config.resources.allow_on_demand:
-        prices += [zone.on_demand_usd_per_hour for zone in config.local.zones]
-    cheapest = min(prices)
+    cheapest = min(_prices(config))
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     if per_hour is not None and per_hour < cheapest:
         raise BudgetError(
@@ -117,6 +114,16 @@ def check_budget(config: JobConfig) -> None:
             f"machine costs {least:.4f} for a second and manager.lease_s "
             f"({config.manager.lease_s:.0f} s); raise it or shorten the lease"
         )
+
+
+def _prices(config: JobConfig) -> list[float]:
+    """Return what the machines cost that may be rented, in dollars per hour."""
+    if config.resources.provider == "ssh":
+        return [host.usd_per_hour for host in config.ssh.hosts]
+    prices = [zone.spot_usd_per_hour for zone in config.local.zones]
+    if config.resources.allow_on_demand:
+        prices += [zone.on_demand_usd_per_hour for zone in config.local.zones]
+    return prices
 
 
 def settings_of(

@@ -15,13 +15,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.provider import CarriesCalls, CloudProvider
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.certificates import ensure_identity
 from spottrain.varuna_manager.commands import Outcome
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
-"""Where agents reach the manager: VMs of the local provider are on this machine."""
+"""Where agents reach the manager: they are on this machine, or their calls are carried
+to it (``CarriesCalls``)."""
 _LOCK_S = 2.0
 
 
@@ -84,11 +86,20 @@ async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
     shell = Shell(journal, provider, identity, url, job.workdir)
     server = make_server(shell.channel, identity.path)
     _publish(job.path, url)
+    if isinstance(provider, CarriesCalls):
+        provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(shell.run())
     loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        running.cancel()
+        if isinstance(provider, CarriesCalls):
+            # Beside: what waits for a VM's answer now would be waited for.
+            threading.Thread(target=provider.close).start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        loop.add_signal_handler(number, leave)
     try:
         return await running
     except asyncio.CancelledError:
@@ -119,7 +130,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         with only_manager(job.path):
             provider = open_provider(job)
-            outcome = uvloop.run(manage(job, provider))
+            try:
+                outcome = uvloop.run(manage(job, provider))
+            finally:
+                if isinstance(provider, CarriesCalls):
+                    provider.close()
             if outcome is not None and isinstance(provider, ShutsDown):
                 provider.shut_down()  # the job is over: it leaves no process behind
     except SpottrainError as error:

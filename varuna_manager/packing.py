@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import hashlib
 import os
@@ -30,6 +31,10 @@ LEFT_OUT = frozenset(
 )
 """Folders that are never sent."""
 
+IGNORE_FILE = ".spottrainignore"
+"""In the workdir: what else is not sent, a pattern a line, ``*`` and ``?`` allowed. One
+with a ``/`` inside is a path from the workdir, any other a name in whatever folder."""
+
 
 def packed_files(workdir: Path) -> list[Path]:
     """Return what is sent of a workdir: paths relative to it, sorted.
@@ -39,10 +44,13 @@ def packed_files(workdir: Path) -> list[Path]:
     """
     found = []
     size = 0
+    patterns = _ignored(workdir)
     for folder, folders, files in os.walk(workdir):
+        below = Path(folder).relative_to(workdir)
+        folders[:] = [x for x in folders if not _is_left_out(below / x, patterns)]
         links = [name for name in folders if Path(folder, name).is_symlink()]
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
-        for name in [*files, *(link for link in links if link not in LEFT_OUT)]:
+        files = [x for x in files if not _is_ignored(below / x, patterns)]
+        for name in [*files, *links]:
             path = Path(folder, name)
             if path.is_symlink():
                 _check_link(path, workdir)
@@ -56,6 +64,36 @@ def packed_files(workdir: Path) -> list[Path]:
             f"{LARGEST_BYTES // 1024**2} can be sent; keep data outside of it"
         )
     return sorted(found)
+
+
+def _ignored(workdir: Path) -> list[str]:
+    """Return the patterns of the workdir's ignore file.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    path = workdir / IGNORE_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from None
+    patterns = [line.strip().rstrip("/") for line in lines]
+    return [pattern for pattern in patterns if pattern and pattern[0] != "#"]
+
+
+def _is_left_out(folder: Path, patterns: list[str]) -> bool:
+    return folder.name in LEFT_OUT or _is_ignored(folder, patterns)
+
+
+def _is_ignored(path: Path, patterns: list[str]) -> bool:
+    return any(
+        fnmatch.fnmatchcase(path.as_posix(), pattern.lstrip("/"))
+        if "/" in pattern
+        else fnmatch.fnmatchcase(path.name, pattern)
+        for pattern in patterns
+    )
 
 
 def _check_link(path: Path, workdir: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from spottrain.morphing.loops.compiled import part
 from spottrain.morphing.loops.rule import BACKWARD, FORWARD, RECOMPUTE
-from spottrain.morphing.loops.stage import LENGTH, REPEATS, RUNS, START
+from spottrain.morphing.loops.stage import RUNS
 from spottrain.morphing.loops.types import Codes, Numbers
 
 NEEDED, RECOMPUTED, CHUNK = range(3)
@@ -32,17 +32,13 @@ def count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
     """
     rows = np.zeros((len(runs), CHUNK + chunks), np.int64)
     now = np.zeros(chunks, np.int64)
-    begun = np.zeros(3, np.int64)
-    done = np.zeros(3, np.int64)
+    begun, done = np.zeros(3, np.int64), np.zeros(3, np.int64)
     for p in range(len(runs)):
-        row = rows[p]
-        most = 0
-        before = -1
+        row, most, before = rows[p], 0, -1
         done[:] = 0
         now[:] = 0
         for r in range(RUNS):
-            start, length = runs[p, r, START], runs[p, r, LENGTH]
-            repeats = runs[p, r, REPEATS]
+            start, length, repeats = runs[p, r]
             for time in range(min(repeats, 2)):
                 needed = 0
                 begun[:] = done
@@ -65,10 +61,8 @@ def count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
                         most = total
                         row[CHUNK:] = now
                 row[NEEDED] += needed * (1 if time == 0 else repeats - 1)
-                if time == 0 and repeats > 2:
-                    # Jump to the last time.
+                if time == 0 and repeats > 2:  # go on to the last time
                     done += (repeats - 2) * (done - begun)
-                    for i in range(start, start + length):
-                        chunk, work = codes[i] // 3, codes[i] % 3
-                        now[chunk] += (repeats - 2) * growth(work)
+                    for code in codes[start : start + length]:
+                        now[code // 3] += (repeats - 2) * growth(code % 3)
     return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from spottrain.morphing.loops.compiled import part
@@ -30,6 +32,10 @@ from spottrain.morphing.loops.stage import (
 )
 from spottrain.morphing.loops.types import Codes, Numbers
 
+Wires: TypeAlias = tuple[Numbers, Numbers, Numbers]
+"""Times of transfers and latencies by link, way (forward, backward) and micro-batch (or
+one for all). And by link and way the two that carry its messages, such as the sending and
+the receiving VM's NIC, or twice the same. A carrier takes a message at a time."""
 DONE = 2
 """Kinds of events: ``ACTIVATIONS`` or ``GRADIENTS`` for an arrival, or this."""
 KINDS = 3
@@ -59,20 +65,21 @@ def send(
     p: int,
     code: int,
     counts: Numbers,
-    transfer: Numbers,
-    latency: Numbers,
-    carriers: Numbers,
-    free: Numbers,
-    latest: Numbers,
+    wires: Wires,
+    traffic: tuple[Numbers, Numbers],
     heap: Numbers,
     now: int,
 ) -> Numbers:
     """Send what the task ``code`` of stage ``p`` yields; returns the heap.
 
-    It leaves when both its carriers are free, and arrives after all that was sent before.
+    It leaves when both its carriers are free, and arrives after all that was sent before;
+    ``traffic`` says until when each carrier is taken, and what arrives last of each link
+    and way.
 
     The last stage's link leads on to the first, whose next chunk follows.
     """
+    transfer, latency, carriers = wires
+    free, latest = traffic
     depth, chunks = len(counts), counts.shape[1]
     chunk, forward = code // 3, code % 3 == FORWARD
     link, to, to_chunk = p, p + 1, chunk
@@ -100,9 +107,7 @@ def play(
     runs: Numbers,
     bound: int,
     durations: Numbers,
-    transfer: Numbers,
-    latency: Numbers,
-    carriers: Numbers,
+    wires: Wires,
     num_microbatches: int,
     conduct: int,
     watched: int,
@@ -116,11 +121,7 @@ def play(
         runs: Of each stage: see ``stage``.
         bound: Most micro-batches in flight on any stage; 0 for that of each list.
         durations: By stage, code and micro-batch (or one for all micro-batches).
-        transfer: By link, way (forward, backward) and micro-batch (or one for all).
-        latency: The same.
-        carriers: By link and way: the two that carry its messages, such as the sending
-            and the receiving VM's NIC, or twice the same. A carrier takes a message at a
-            time.
+        wires: What links are like.
         num_microbatches: Of the replica.
         conduct: ``FREE`` or ``IN_ORDER``.
         watched: Stage whose tasks are the moments at which repetitions are looked for
@@ -133,7 +134,7 @@ def play(
     depth, chunks = len(runs), durations.shape[1] // 3
     stages = make_stages(codes, runs, bound)
     counts = make_counts(depth, chunks, num_microbatches)
-    free = np.zeros(carriers.max() + 1, np.int64)
+    free = np.zeros(wires[2].max() + 1, np.int64)
     latest = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
     # Stages to which something happened at this instant, and how many.
@@ -166,18 +167,7 @@ def play(
                 continue
             code = complete(conduct, stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
-                heap = send(
-                    p,
-                    code,
-                    counts,
-                    transfer,
-                    latency,
-                    carriers,
-                    free,
-                    latest,
-                    heap,
-                    now,
-                )
+                heap = send(p, code, counts, wires, (free, latest), heap, now)
             looks = looks or p == watched
         if not looks:
             continue

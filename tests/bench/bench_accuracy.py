@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["BENCH_WIDTH"] = "512"  # of the plain layers: 17 million parameters
 
 from tests.bench.accuracy_fleet import (
     HERE,
@@ -35,6 +36,7 @@ from tests.bench.accuracy_fleet import (
     scratch,
     undisturbed,
 )
+from tests.bench.accuracy_rows import MOST_VARIATION, Row, markdown
 from tests.bench.network import Network
 from tests.bench.switch import Links
 from tests.integration.fleet import Host, Zygote
@@ -52,38 +54,7 @@ KINDS_OF_LINKS = {
 }
 EMULATED_NODES = 12
 CALIBRATORS = 4
-MOST_VARIATION = 0.03
 CONTROL_LOOPS, TRIES = 40, 2
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration."""
-
-    table: str
-    model: str
-    links: str
-    shape: str
-    manner: str
-    microbatch_size: int
-    predicted_s: float
-    measured_s: float
-    spread: float
-    """Of the mini-batches measured: standard deviation as a share of the mean."""
-    machine_busy: float
-    workers_busy: float
-    control: float
-    """Coefficient of variation of the control loop; 0 where there is none."""
-
-    @property
-    def error(self) -> float:
-        """How far the prediction is off, as a share of what was measured."""
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def counts(self) -> bool:
-        """Whether the machine was quiet enough for it."""
-        return self.control < MOST_VARIATION
 
 
 def facts_of(spec: JobSpec) -> ModelFacts:
@@ -201,8 +172,8 @@ class Manner:
 
 
 MODELS = (
-    Model("GPT", "gpt_job:job", 32, 4),
-    Model("GPT", "gpt_job:job", 32, 2),
+    Model("GPT", "gpt_job:job", 16, 2),
+    Model("GPT", "gpt_job:job", 8, 1),
     Model("MLP", "linear_job:job", 256, 32),
     Model("MLP", "linear_job:job", 512, 128),
 )
@@ -302,32 +273,6 @@ def tell(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def markdown(rows: Sequence[Row], table: str) -> str:
-    """Return a table and its summary."""
-    own = [row for row in rows if row.table == table]
-    columns = (
-        *("model", "m", "links", "shape", "schedule", "predicted, s", "measured, s"),
-        *("error", "spread", "cores busy", "control"),
-    )
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in own:
-        control = f"{row.control:.1%}" if row.control else ""
-        lines.append(
-            f"| {row.model} | {row.microbatch_size} | {row.links} | {row.shape} "
-            f"| {row.manner} | {row.predicted_s:.4f} | {row.measured_s:.4f} "
-            f"| {row.error:+.1%} | {row.spread:.1%} | {row.machine_busy:.0%} "
-            f"| {control}{'' if row.counts else ' (does not count)'} |"
-        )
-    errors = [abs(row.error) for row in own if row.counts]
-    if errors:
-        lines.append(
-            f"\n{len(errors)} configurations count: mean error "
-            f"{statistics.fmean(errors):.2%}, median {statistics.median(errors):.2%}, "
-            f"worst {max(errors):.2%}."
-        )
-    return "\n".join(lines)
-
-
 def machine() -> str:
     """Return the date and the class of this machine."""
     names = [
@@ -365,7 +310,7 @@ def rows_of(chosen: argparse.Namespace) -> Iterator[Row]:
     if chosen.only != "emulated":
         shapes = chosen.shapes or [(1, 1), (2, 1), (1, 2)]
         models = MODELS[:1] if chosen.quick else MODELS
-        yield from real(shapes, models, MANNERS, chosen.minibatches or 5)
+        yield from real(shapes, models, MANNERS, chosen.minibatches or 4)
     if chosen.only != "real":
         shapes = chosen.shapes or (few if chosen.quick else every)
         kinds = chosen.links.split(",")

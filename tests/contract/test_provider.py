@@ -1,77 +1,25 @@
-"""What every provider must do (cloud/provider.py); a new one adds itself to PROVIDERS."""
+"""What every provider must do (cloud/provider.py); conftest.py says which there are."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
+import itertools
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from tests.contract.account import Account
 
-from spottrain.cloud.errors import NoCapacityError, VmNotFoundError
-from spottrain.cloud.local.market import MarketSpec, ZoneSpec
-from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.provider import (
     AgentBootstrap,
     CloudProvider,
-    LaunchRequest,
-    Offer,
+    ReleasesJob,
     StartsAgents,
     VmState,
 )
 
 BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
-
-
-@dataclass(frozen=True)
-class Account:
-    """A cloud account under test, in which one job has nothing yet."""
-
-    connect: Callable[[], CloudProvider]
-    """Makes one more client of the same account."""
-    job: str
-    capacity: int
-    """Machines of the first offer that can be had."""
-
-    def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
-        token, intent = uuid.uuid4().hex, uuid.uuid4().hex
-        return LaunchRequest(
-            token=token,
-            job=self.job,
-            intent=intent,
-            offer=offer,
-            count=count,
-            lease_s=60,
-        )
-
-
-def local(folder: Path) -> Iterator[Account]:
-    market = MarketSpec(
-        zones=(
-            ZoneSpec(
-                name="a",
-                capacity=3,
-                slot_memory_bytes=10**9,
-                spot_usd_per_hour=1.0,
-                on_demand_usd_per_hour=3.0,
-            ),
-        )
-    )
-    agent = (sys.executable, "-S", "-c", "import signal; signal.pause()")
-    yield Account(lambda: LocalProvider(folder, "job", market, agent), "job", 3)
-    LocalProvider(folder, "job", market, agent).shut_down()
-
-
-PROVIDERS = {"local": local}
-
-
-@pytest.fixture(params=sorted(PROVIDERS))
-def account(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Account]:
-    yield from PROVIDERS[request.param](tmp_path)
+GONE = (VmState.STOPPING, VmState.TERMINATED)
 
 
 def test_it_is_a_provider_with_a_name(account: Account) -> None:
@@ -169,3 +117,49 @@ def test_an_agent_cannot_be_started_on_a_vm_that_is_gone(account: Account) -> No
     for vm_id in (vm.vm_id, "vm-of-nobody"):
         with pytest.raises(VmNotFoundError):
             provider.start_agent(vm_id, BOOTSTRAP)
+
+
+def test_a_release_leaves_nothing_of_the_job(account: Account) -> None:
+    provider = account.connect()
+    assert isinstance(provider, ReleasesJob)
+    assert account.left is not None
+    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    assert account.left()
+    provider.terminate([vm.vm_id])
+    for _ in range(2):
+        provider.release(account.job)
+    assert account.left() == []
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "reply lost"])
+def test_a_crash_at_any_request_rents_nothing_twice(
+    account: Account, carried_out: bool
+) -> None:
+    """The manager dies with its line to the cloud, and another takes over."""
+    wire, left = account.wire, account.left
+    assert wire is not None
+    assert left is not None
+    offer = account.connect().offers()[0]
+    for after in itertools.count():
+        wish = account.wish(offer, 2)
+        wire.cut(after, carried_out=carried_out)
+        died = False
+        try:
+            account.connect().launch(wish)
+        except CloudError:
+            died = True
+        wire.heal()
+        provider = account.connect()
+        vms = provider.launch(wish).vms
+        ids = {vm.vm_id for vm in vms}
+        listed = provider.list_vms(account.job)
+        assert {vm.vm_id for vm in listed if vm.state not in GONE} == ids
+        assert len(ids) == 2
+        assert {vm.intent for vm in vms} == {wish.intent}
+        provider.terminate(ids)
+        assert isinstance(provider, ReleasesJob)
+        provider.release(account.job)
+        assert left() == []
+        if not died:
+            break
+    assert after > 0

@@ -7,9 +7,6 @@ import json
 import os
 import queue
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,28 +15,30 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from tests.integration.hosts import Host, Zygote
 
 from spottrain import wire
 from spottrain.manifest import newest_valid, read_manifest
 from spottrain.pipeline.checkpoint import load_section
 from spottrain.wire import JobSpec, Plan, Slot
 
+__all__ = [
+    "Fleet",
+    "FleetError",
+    "Heard",
+    "Host",
+    "Machine",
+    "MachineGone",
+    "Zygote",
+    "make_plan",
+    "read_weights",
+]
+
 HERE = Path(__file__).parent
 R = TypeVar("R")
 DEADLINE_S = 60.0
 GRACE_S = 3.0
 """How long survivors may take to notice that a generation is broken."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where a machine is in the network."""
-
-    address: str = "127.0.0.1"
-    interface: str = "lo"
-    namespace: str = ""
-    """Path of its network namespace; that of the tests if empty."""
-    num_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,41 +51,6 @@ Heard = wire.Report | MachineGone
 
 class FleetError(AssertionError):
     """What a test waited for did not come."""
-
-
-class Zygote:
-    """Starts machines in milliseconds; see zygote.py."""
-
-    def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote.py")],
-            stdin=theirs.fileno(),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
-
-    def start(
-        self,
-        greeting: str,
-        environment: Mapping[str, str],
-        fds: Sequence[int],
-        namespace: str = "",
-    ) -> int:
-        """Fork a supervisor on three file descriptors; return its pid."""
-        request = {
-            "greeting": greeting,
-            "environment": dict(environment),
-            "namespace": namespace,
-        }
-        socket.send_fds(self._requests, [json.dumps(request).encode()], list(fds))
-        return int(self._requests.recv(64))
-
-    def close(self) -> None:
-        self._requests.close()
-        self._process.wait()
 
 
 class Machine:

@@ -14,7 +14,9 @@ from spottrain.varuna_manager.core_stutter import MOST_PER_HOUR
 
 def slow_world(seed: int, spare: int, steps: int = 400, **changes: Any) -> World:
     """Eight VMs train at most; ``spare`` more can be had."""
-    job = world(seed, spec=replace(SPEC, steps=steps), **changes)
+    # Interleaved plans cannot be shared anew.
+    spec = replace(SPEC, steps=steps)
+    job = world(seed, spec=spec, schedule="varuna", **changes)
     job.cloud.capacity = {"a": 8 + spare, "b": 0}
     return job
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 
@@ -14,12 +13,9 @@ from spottrain.morphing.choose import (
     Choice,
     Device,
     PlanInputs,
-    break_even_s,
     choose_plan,
 )
-from spottrain.morphing.errors import PlanError
 from spottrain.morphing.fleet import Draft, manners
-from spottrain.morphing.inputs import Question, question_of
 from spottrain.morphing.layouts import Layout, Layouts
 from spottrain.morphing.memory import plan_bytes
 from spottrain.morphing.simulator import simulate_step
@@ -33,8 +29,6 @@ from spottrain.wire import (
     SectionFacts,
     SectionProfile,
     Slot,
-    decode,
-    encode,
 )
 
 MIB = 2**20
@@ -213,7 +207,7 @@ def test_what_is_asked_for_is_chosen(schedule: ScheduleKind, recompute: bool) ->
 
 
 def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
-    case = inputs(vms=1, slots_per_vm=4, virtual_nodes=64)
+    case = inputs(vms=1, slots_per_vm=4, virtual_nodes=65)
     profile = linked(case.profile, bandwidth_bytes_per_s=1e12, latency_s=0.0)
     case = replace(case, profile=profile)
     first = plan_of(case)
@@ -335,117 +329,6 @@ def test_a_device_too_slow_to_help_is_left_out() -> None:
     assert len(plan.slots) == 4
 
 
-def sized(each_s: dict[int, float]) -> Profile:
-    """A profile whose forwards take so long, by the micro-batch's size."""
-    base = measured(8)
-    return replace(
-        base,
-        microbatches=tuple(
-            MicrobatchProfile(
-                microbatch_size=m,
-                sections=tuple(
-                    replace(
-                        s,
-                        forward_s=time_s,
-                        recompute_s=time_s,
-                        backward_s=2 * time_s,
-                        saved_bytes=4 * MIB * m,
-                        output_bytes=s.output_bytes * m // 4,
-                    )
-                    for s in base.microbatches[0].sections
-                ),
-            )
-            for m, time_s in each_s.items()
-        ),
-    )
-
-
-def test_a_size_left_open_is_the_smallest_that_is_nearly_as_good() -> None:
-    profile = sized({1: 0.006, 2: 0.0082, 4: 0.016, 8: 0.0319})
-    case = replace(inputs(), profile=profile, microbatch_size=None)
-    assert plan_of(case).microbatch_size == 2
-    assert plan_of(replace(case, microbatch_size=8)).microbatch_size == 8
-    odd = replace(case, minibatch_size=63)
-    assert plan_of(odd).microbatch_size == 1
-
-
-def test_a_size_left_open_is_one_that_fits() -> None:
-    profile = sized({1: 0.006, 4: 0.007})
-    case = replace(inputs(), profile=profile, microbatch_size=None)
-    sizes = {
-        choice.plan.microbatch_size
-        for mib in range(1000, 60, -4)
-        if (choice := choose_plan(with_memory(case, mib))).plan is not None
-    }
-    assert sizes == {1, 4}
-
-
-def test_inputs_and_choice_travel_as_json() -> None:
-    given_inputs = inputs()
-    choice = choose_plan(given_inputs)
-    again = replace(given_inputs, previous=choice.plan)
-    assert decode(PlanInputs, encode(again)) == again
-    assert decode(Choice, encode(choice)) == choice
-    assert decode(Question, encode(question_of(again))) == question_of(again)
-
-
-def test_a_question_names_the_model_and_the_profile_it_was_about() -> None:
-    case = inputs()
-    faster = replace(case, profile=linked(case.profile, latency_s=0.0))
-    assert question_of(case) == question_of(replace(case))
-    assert question_of(case) != question_of(faster)
-
-
-def slower(**changes: float) -> Profile:
-    base = measured(8)
-    one = base.microbatches[0]
-    first = replace(one.sections[0], **changes)
-    sections = (first, *one.sections[1:])
-    return replace(base, microbatches=(replace(one, sections=sections),))
-
-
-DEVICE = Device(slot=Slot(vm_id="vm", index=0), memory_bytes=1, speed=1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"minibatch_size": 63}, "must be a multiple of microbatch_size: got 63 and 4"),
-        ({"minibatch_size": 0}, "must be a multiple"),
-        ({"microbatch_size": 0}, "must be a multiple"),
-        ({"minibatch_size": 6, "microbatch_size": None}, "multiple of one of"),
-        (
-            {"profile": slower(forward_s=math.nan)},
-            r"sections\[0\].forward_s .* got nan",
-        ),
-        ({"profile": slower(forward_s=0.0)}, r"sections\[0\].forward_s .* got 0.0"),
-        ({"profile": slower(backward_s=-1.0)}, r"sections\[0\].backward_s .* got -1"),
-        (
-            {"profile": linked(measured(8), bandwidth_bytes_per_s=math.nan)},
-            "bandwidth_bytes_per_s must be above 0",
-        ),
-        (
-            {"profile": linked(measured(8), latency_s=-1.0)},
-            "latency_s must be at least",
-        ),
-        ({"microbatch_size": 2}, r"micro-batches of \(4,\): got microbatch_size 2"),
-        ({"facts": model(7)}, "7 sections, in order: got"),
-        ({"slots": (replace(DEVICE, speed=math.nan),)}, r"speed of vm\[0\]"),
-        ({"slots": (replace(DEVICE, memory_bytes=0),)}, r"memory_bytes of vm\[0\]"),
-        (
-            {"slots": (DEVICE,), "objective": "examples_per_dollar"},
-            "usd_per_hour of vm must be a number above 0",
-        ),
-    ],
-)
-def test_inputs_that_do_not_fit_together_are_refused(
-    change: dict[str, object], message: str
-) -> None:
-    with pytest.raises(PlanError, match=message) as caught:
-        choose_plan(replace(inputs(), **change))  # type: ignore[arg-type]
-    assert len(str(caught.value).splitlines()) == 1
-
-
 cases = st.builds(
     inputs,
     sections=st.integers(1, 6),
@@ -499,27 +382,12 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
         for width in range(1, widest + 1):
             for manner in manners(case, depth):
                 draft = Draft(depth, width, manner)
+                groups, rest = divmod(layouts.virtual_nodes, depth)
+                if manner.chunks > 1 and (rest or groups < width):
+                    continue
                 layout = layouts.lay_out(draft)
                 if isinstance(layout, Layout):
                     steps_s.append(layouts.simulate(layout).predicted_step_s)
     if steps_s:
         assert plan is not None
         assert plan.predicted_step_s <= min(steps_s) * (1 + NOISE)
-
-
-@pytest.mark.parametrize(
-    ("current", "new", "cost_s", "expected_s"),
-    [
-        (10.0, 20.0, 10.0, 20.0),
-        (10.0, 11.0, 10.0, 110.0),
-        (10.0, 10.0, 0.0, math.inf),
-        (10.0, 5.0, 1.0, math.inf),
-        (10.0, 20.0, 0.0, 0.0),
-        (0.0, 1.0, 200.0, 0.0),
-        (0.0, 0.0, 1.0, math.inf),
-    ],
-)
-def test_a_morph_pays_when_the_new_plan_lasts_long_enough(
-    current: float, new: float, cost_s: float, expected_s: float
-) -> None:
-    assert break_even_s(current, new, cost_s) == pytest.approx(expected_s)

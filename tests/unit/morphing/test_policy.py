@@ -15,6 +15,7 @@ from spottrain.morphing.policy import (
     CAUTION,
     Outlook,
     Way,
+    break_even_s,
     handicap,
     handover_at_s,
     lag_share,
@@ -166,3 +167,21 @@ def test_a_warm_spare_takes_the_place_of_what_was_lost() -> None:
         (spare,) = stages[1].keys() - stages[0].keys()
         assert stages[1].pop(spare) == stages[0].pop(lost)
         assert stages[1] == stages[0], "who survives keeps its stage"
+
+
+@pytest.mark.parametrize(
+    ("current", "new", "cost_s", "expected_s"),
+    [
+        (10.0, 20.0, 10.0, 20.0),
+        (10.0, 11.0, 10.0, 110.0),
+        (10.0, 10.0, 0.0, math.inf),
+        (10.0, 5.0, 1.0, math.inf),
+        (10.0, 20.0, 0.0, 0.0),
+        (0.0, 1.0, 200.0, 0.0),
+        (0.0, 0.0, 1.0, math.inf),
+    ],
+)
+def test_a_morph_pays_when_the_new_plan_lasts_long_enough(
+    current: float, new: float, cost_s: float, expected_s: float
+) -> None:
+    assert break_even_s(current, new, cost_s) == pytest.approx(expected_s)

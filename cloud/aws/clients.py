@@ -1,0 +1,74 @@
+"""boto3's clients, made when first needed: importing it takes half a second."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.aws.translate import EXTRA_MISSING, explained
+from spottrain.cloud.errors import CloudError
+
+_CONNECT_S = 5
+_POOL = 32
+"""Connections a client: as many as the manager has threads."""
+
+
+class Clients:
+    """The clients of one account, shared between threads.
+
+    boto3 itself retries what is throttled, lost or broken, and slows down.
+
+    Args:
+        settings: Whose ``endpoint_url``, ``tries`` and ``answer_s`` count.
+    """
+
+    def __init__(self, settings: AwsSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._made: dict[tuple[str, str, int], Any] = {}
+
+    def get(self, service: str, region: str) -> Any:
+        """Return a client that retries.
+
+        Raises:
+            CloudError: boto3 is not installed or refuses to be set up.
+        """
+        return self._client(service, region, self._settings.tries)
+
+    def once(self, service: str, region: str) -> Any:
+        """Return a client that never retries.
+
+        EC2 reports "no capacity" as a server's error, which boto3 would try again for
+        up to half a minute.
+        """
+        return self._client(service, region, 1)
+
+    def _client(self, service: str, region: str, tries: int) -> Any:
+        key = service, region, tries
+        with self._lock, explained(f"setting up {service} in {region}"):
+            if key not in self._made:
+                self._made[key] = self._make(service, region, tries)
+            return self._made[key]
+
+    def _make(self, service: str, region: str, tries: int) -> Any:
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError:
+            raise CloudError(EXTRA_MISSING) from None
+        if self._session is None:
+            # Of our own: boto3's default session is not safe to share.
+            self._session = boto3.session.Session()
+        return self._session.client(
+            service,
+            region_name=region,
+            endpoint_url=self._settings.endpoint_url,
+            config=Config(
+                retries={"mode": "standard", "total_max_attempts": tries},
+                connect_timeout=_CONNECT_S,
+                read_timeout=self._settings.answer_s,
+                max_pool_connections=_POOL,
+            ),
+        )

@@ -1,0 +1,119 @@
+"""What EC2 has to rent, at which prices, how likely it is to be had, and how much of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain.cloud.aws import requests
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.settings import AwsSettings, Facts, OnDemandPrice
+from spottrain.cloud.aws.translate import explained
+from spottrain.cloud.provider import Offer, PlacementScore, Quota
+
+
+class Market:
+    """The market as one account sees it.
+
+    Args:
+        clients: Whom to ask.
+        settings: Which types, regions and zones count.
+        facts: What machines there are.
+        on_demand: What they cost on demand.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        settings: AwsSettings,
+        facts: Facts,
+        on_demand: OnDemandPrice,
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._facts = facts
+        self._on_demand = on_demand
+
+    def offers(self, region: str) -> list[Offer]:
+        """Return what has a spot price now, and the same on demand if that is known."""
+        now_s = time.time()
+        newest: dict[tuple[str, str], Offer] = {}
+        for offer in self.prices(region, now_s):
+            key = offer.zone, offer.instance_type
+            if key not in newest or newest[key].observed_at < offer.observed_at:
+                newest[key] = offer
+        found = []
+        for _, offer in sorted(newest.items()):
+            found.append(replace(offer, observed_at=now_s))
+            usd = self._on_demand(region, offer.instance_type)
+            if usd is not None:
+                found.append(
+                    replace(offer, spot=False, usd_per_hour=usd, observed_at=now_s)
+                )
+        return found
+
+    def prices(self, region: str, since_s: float) -> list[Offer]:
+        """Return the spot prices since a moment, the one that held then included."""
+        asked = requests.price_history(self._settings.instance_types, since_s)
+        ec2 = self._clients.get("ec2", region)
+        with explained(f"asking for spot prices in {region}"):
+            pages = ec2.get_paginator("describe_spot_price_history").paginate(**asked)
+            rows = [row for page in pages for row in page["SpotPriceHistory"]]
+        zones = self._settings.zones
+        return [
+            requests.offer_of(
+                self._facts,
+                region=region,
+                zone=row["AvailabilityZone"],
+                instance_type=row["InstanceType"],
+                spot=True,
+                usd_per_hour=float(row["SpotPrice"]),
+                observed_at=row["Timestamp"].timestamp(),
+            )
+            for row in rows
+            if not zones or row["AvailabilityZone"] in zones
+        ]
+
+    def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
+        """Return the spot placement score of each zone, which EC2 gives from 1 to 10."""
+        regions: Sequence[str] = self._settings.regions
+        ec2 = self._clients.get("ec2", regions[0])
+        with explained(f"asking for placement scores of {instance_type}"):
+            pages = ec2.get_paginator("get_spot_placement_scores").paginate(
+                InstanceTypes=[instance_type],
+                TargetCapacity=count,
+                SingleAvailabilityZone=True,
+                RegionNames=list(regions),
+            )
+            rows = [row for page in pages for row in page["SpotPlacementScores"]]
+            zones = {region: self._zone_names(region) for region in regions}
+        return [
+            PlacementScore(
+                region=row["Region"],
+                zone=zones[row["Region"]].get(row["AvailabilityZoneId"], ""),
+                score=row["Score"] / 10,
+            )
+            for row in rows
+        ]
+
+    def quotas(self, region: str) -> list[Quota]:
+        """Return the quotas that bound the types we rent, in virtual CPUs."""
+        client = self._clients.get("service-quotas", region)
+        codes = requests.quota_codes(self._settings.instance_types)
+        found = []
+        with explained(f"asking for quotas in {region}"):
+            for (family, spot), code in codes.items():
+                answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+                limit = float(answer["Quota"]["Value"])
+                quota = Quota(
+                    region=region, family=family, spot=spot, limit=limit, unit="vcpu"
+                )
+                found.append(quota)
+        return found
+
+    def _zone_names(self, region: str) -> dict[str, str]:
+        """Return this account's names of zones by the id that all accounts share."""
+        ec2 = self._clients.get("ec2", region)
+        zones = ec2.describe_availability_zones()["AvailabilityZones"]
+        return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}

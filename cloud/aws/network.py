@@ -1,0 +1,290 @@
+"""What a job's VMs share: subnets, a security group, a key pair; and the image.
+
+All of it is found or made, by name or tag, at the first launch, and removed by
+``release``. Whatever was made is found again after a crash between any two calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.aws import requests
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.requests import Place
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.aws.translate import code_of
+from spottrain.cloud.errors import CloudError, MisconfiguredError
+
+_OWN_VPC = "10.79.0.0/16"
+_ZONE_LETTERS = "abcdefghijklmnop"
+
+
+class Network:
+    """What is shared by the VMs of each job.
+
+    Args:
+        clients: Whom to ask.
+        settings: What exists already and what is wished.
+    """
+
+    def __init__(self, clients: Clients, settings: AwsSettings) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._places: dict[tuple[str, str, str], Place] = {}
+
+    def place(self, job: str, region: str, zone: str) -> Place:
+        """Return where VMs of a job are made in a zone; made if it is not there yet.
+
+        Raises:
+            MisconfiguredError: there is no such image, subnet or zone.
+        """
+        key = job, region, zone
+        with self._lock:  # else two launches at once would make everything twice
+            if key not in self._places:
+                self._places[key] = self._make_place(job, region, zone)
+            return self._places[key]
+
+    def forget(self, job: str) -> None:
+        """Look anew before the next launch: something may have been removed."""
+        with self._lock:
+            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+
+    def release(self, job: str, region: str) -> None:
+        """Remove what the VMs of a job shared; its VMs must be gone."""
+        ec2 = self._clients.get("ec2", region)
+        mine = [requests.by_tag(tags.JOB, job)]
+        self.forget(job)
+        with self._lock:
+            for group in _all(ec2, "describe_security_groups", "SecurityGroups", mine):
+                _unless("InvalidGroup.NotFound", ec2.delete_security_group)(
+                    GroupId=group["GroupId"]
+                )
+            for pair in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
+                ec2.delete_key_pair(KeyName=pair["KeyName"])
+            for vpc in _all(ec2, "describe_vpcs", "Vpcs", mine):
+                _remove_vpc(ec2, vpc["VpcId"])
+            # A gateway that no VPC had yet when whoever made it died.
+            for gateway in _all(
+                ec2, "describe_internet_gateways", "InternetGateways", mine
+            ):
+                ec2.delete_internet_gateway(
+                    InternetGatewayId=gateway["InternetGatewayId"]
+                )
+
+    def _make_place(self, job: str, region: str, zone: str) -> Place:
+        ec2 = self._clients.get("ec2", region)
+        subnet = self._subnet(ec2, job, zone)
+        groups = self._settings.security_groups
+        if groups:
+            _all_there(ec2, "describe_security_groups", "SecurityGroups", groups)
+        else:
+            groups = (self._group(ec2, job, subnet["VpcId"]),)
+        image_id, root_device = self._image(ec2)
+        return Place(
+            subnet_id=subnet["SubnetId"],
+            group_ids=groups,
+            key_name=self._key_pair(ec2, job),
+            image_id=image_id,
+            root_device=root_device,
+        )
+
+    def _image(self, ec2: Any) -> tuple[str, str]:
+        """Return an image's id and the device of its root disk."""
+        wanted = self._settings.image
+        if wanted.startswith("ami-"):
+            images = ec2.describe_images(ImageIds=[wanted])["Images"]
+        else:
+            filters = [
+                {"Name": "name", "Values": [wanted]},
+                {"Name": "state", "Values": ["available"]},
+            ]
+            owners = [self._settings.image_owner]
+            images = ec2.describe_images(Owners=owners, Filters=filters)["Images"]
+        if not images:
+            raise MisconfiguredError(
+                f"AWS: no image in {ec2.meta.region_name}: got {wanted!r}; give the id "
+                "of one with NVIDIA's driver"
+            )
+        newest = max(
+            images, key=lambda image: (image["CreationDate"], image["ImageId"])
+        )
+        return newest["ImageId"], newest["RootDeviceName"]
+
+    # --- the network ------------------------------------------------------------------
+
+    def _subnet(self, ec2: Any, job: str, zone: str) -> dict[str, Any]:
+        """Return the zone's subnet: the one named, its default one, or our own."""
+        named = self._settings.subnets.get(zone)
+        if named is not None:
+            found: dict[str, Any] = ec2.describe_subnets(SubnetIds=[named])["Subnets"][
+                0
+            ]
+            return found
+        in_zone = {"Name": "availability-zone", "Values": [zone]}
+        default = {"Name": "default-for-az", "Values": ["true"]}
+        for subnet in _all(ec2, "describe_subnets", "Subnets", [in_zone, default]):
+            return subnet
+        return self._own_subnet(ec2, job, zone)
+
+    def _own_subnet(self, ec2: Any, job: str, zone: str) -> dict[str, Any]:
+        vpc_id = self._own_vpc(ec2, job)
+        mine = [
+            requests.by_tag(tags.JOB, job),
+            {"Name": "vpc-id", "Values": [vpc_id]},
+            {"Name": "availability-zone", "Values": [zone]},
+        ]
+        for subnet in _all(ec2, "describe_subnets", "Subnets", mine):
+            return subnet
+        number = _ZONE_LETTERS.find(zone[-1]) * 16
+        made: dict[str, Any] = ec2.create_subnet(
+            VpcId=vpc_id,
+            AvailabilityZone=zone,
+            CidrBlock=f"10.79.{max(number, 0)}.0/20",
+            TagSpecifications=requests.tagged("subnet", job, f"spottrain {job}"),
+        )["Subnet"]
+        return made
+
+    def _own_vpc(self, ec2: Any, job: str) -> str:
+        """Return a network of the job's own, with its way to the internet."""
+        mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
+        vpcs = _all(ec2, "describe_vpcs", "Vpcs", mine)
+        if not vpcs:
+            vpcs = [
+                ec2.create_vpc(
+                    CidrBlock=_OWN_VPC,
+                    TagSpecifications=requests.tagged("vpc", job, name),
+                )["Vpc"]
+            ]
+        vpc_id = str(vpcs[0]["VpcId"])
+        gateways = _all(ec2, "describe_internet_gateways", "InternetGateways", mine)
+        if not gateways:
+            kind = "internet-gateway"
+            gateways = [
+                ec2.create_internet_gateway(
+                    TagSpecifications=requests.tagged(kind, job, name)
+                )["InternetGateway"]
+            ]
+        gateway_id = gateways[0]["InternetGatewayId"]
+        if not gateways[0].get("Attachments"):
+            ec2.attach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
+        main = [
+            {"Name": "vpc-id", "Values": [vpc_id]},
+            {"Name": "association.main", "Values": ["true"]},
+        ]
+        for table in _all(ec2, "describe_route_tables", "RouteTables", main):
+            _unless("RouteAlreadyExists", ec2.create_route)(
+                RouteTableId=table["RouteTableId"],
+                DestinationCidrBlock="0.0.0.0/0",
+                GatewayId=gateway_id,
+            )
+        return vpc_id
+
+    def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
+        """Return the job's security group, its rules as they should be."""
+        mine = [
+            requests.by_tag(tags.JOB, job),
+            {"Name": "vpc-id", "Values": [vpc_id]},
+        ]
+        groups = _all(ec2, "describe_security_groups", "SecurityGroups", mine)
+        if not groups:
+            name = f"spottrain-{job}"
+            groups = [
+                ec2.create_security_group(
+                    GroupName=name,
+                    Description="VMs of one spottrain job",
+                    VpcId=vpc_id,
+                    TagSpecifications=requests.tagged("security-group", job, name),
+                )
+            ]
+        group_id = str(groups[0]["GroupId"])
+        for rule in requests.ssh_rules(group_id, self._settings.ssh_from):
+            _unless(
+                "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
+            )(GroupId=group_id, IpPermissions=[rule])
+        return group_id
+
+    def _key_pair(self, ec2: Any, job: str) -> str:
+        """Return the name of the job's key pair; the same key has the same name."""
+        key = self._settings.public_key
+        if not key:
+            return ""
+        name = f"spottrain-{job}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        _unless("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
+            KeyName=name,
+            PublicKeyMaterial=key.encode(),
+            TagSpecifications=requests.tagged("key-pair", job, name),
+        )
+        return name
+
+
+def _all(
+    ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what a paged call lists."""
+    pages = ec2.get_paginator(call).paginate(Filters=filters)
+    return [item for page in pages for item in page[key]]
+
+
+def _all_there(
+    ec2: Any, call: str, key: str, wanted: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return what the user has named.
+
+    Raises:
+        MisconfiguredError: some of it does not exist.
+    """
+    name = {"Subnets": "subnet-id", "SecurityGroups": "group-id"}[key]
+    found = _all(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
+    if len(found) < len(set(wanted)):
+        raise MisconfiguredError(
+            f"AWS: {name} in {ec2.meta.region_name}: got {', '.join(wanted)}, of which "
+            f"{len(found)} exist; correct the job file"
+        )
+    return found
+
+
+def _unless(code: str, call: Any) -> Any:
+    """Return a call that does not mind one error: what it says has been done before."""
+    from botocore.exceptions import ClientError
+
+    def asked(**arguments: Any) -> None:
+        try:
+            call(**arguments)
+        except ClientError as error:
+            if code_of(error) != code:
+                raise
+
+    return asked
+
+
+def _remove_vpc(ec2: Any, vpc_id: str) -> None:
+    """Remove a network of our own with all that is in it."""
+    inside = [{"Name": "vpc-id", "Values": [vpc_id]}]
+    attached = [{"Name": "attachment.vpc-id", "Values": [vpc_id]}]
+    for subnet in _all(ec2, "describe_subnets", "Subnets", inside):
+        ec2.delete_subnet(SubnetId=subnet["SubnetId"])
+    for gateway in _all(
+        ec2, "describe_internet_gateways", "InternetGateways", attached
+    ):
+        gateway_id = gateway["InternetGatewayId"]
+        ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
+        ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
+    ec2.delete_vpc(VpcId=vpc_id)
+
+
+def refuse_if_used(job: str, live: list[str]) -> None:
+    """Refuse to remove what VMs still use.
+
+    Raises:
+        CloudError: some are left.
+    """
+    if live:
+        raise CloudError(
+            f"AWS: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
+            "first"
+        )

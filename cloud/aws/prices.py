@@ -1,0 +1,134 @@
+"""AWS's price APIs: spot price history and the price list, of machines never rented too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.translate import explained
+from spottrain.cloud.errors import CloudError
+
+HOME_REGION = "us-east-1"
+"""Where AWS answers for all regions: their names, and the price list."""
+_LINUX = "Linux/UNIX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPrice:
+    """A spot price that began at a moment."""
+
+    zone: str
+    """As this account names it."""
+    instance_type: str
+    usd_per_hour: str
+    """As AWS writes it."""
+    since_s: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPrice:
+    """An on-demand price of the price list."""
+
+    region: str
+    instance_type: str
+    usd_per_hour: str
+    gpus: str
+    """As the list tells; empty if it does not."""
+    since_s: float
+
+
+def regions(clients: Clients) -> list[str]:
+    """Return the regions that the account may use.
+
+    Raises:
+        CloudError: AWS cannot be asked; one of its kinds.
+    """
+    with explained("asking for regions"):
+        answer = clients.get("ec2", HOME_REGION).describe_regions()
+    return [str(region["RegionName"]) for region in answer["Regions"]]
+
+
+def spot_prices(
+    clients: Clients, region: str, instance_types: Sequence[str], since_s: float
+) -> Iterator[SpotPrice]:
+    """Yield the spot prices of Linux that have held since a moment, in any order.
+
+    Raises:
+        CloudError: AWS cannot be asked; one of its kinds.
+    """
+    with explained(f"asking for spot prices in {region}"):
+        ec2 = clients.get("ec2", region)
+        pages = ec2.get_paginator("describe_spot_price_history").paginate(
+            InstanceTypes=list(instance_types),
+            ProductDescriptions=[_LINUX],
+            StartTime=datetime.fromtimestamp(since_s, UTC),
+        )
+        rows = [row for page in pages for row in page["SpotPriceHistory"]]
+    for row in rows:
+        yield SpotPrice(
+            zone=row["AvailabilityZone"],
+            instance_type=row["InstanceType"],
+            usd_per_hour=row["SpotPrice"],
+            since_s=row["Timestamp"].timestamp(),
+        )
+
+
+def list_prices(
+    clients: Clients, instance_type: str, regions: Sequence[str]
+) -> Iterator[ListPrice]:
+    """Yield the on-demand prices of Linux of one type; of all regions if none is given.
+
+    Raises:
+        CloudError: AWS cannot be asked; one of its kinds.
+    """
+    wanted = {
+        "instanceType": instance_type,
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
+    if len(regions) == 1:
+        wanted["regionCode"] = regions[0]
+    filters = [
+        {"Type": "TERM_MATCH", "Field": field, "Value": value}
+        for field, value in wanted.items()
+    ]
+    with explained(f"asking for the price of {instance_type}"):
+        pricing = clients.get("pricing", HOME_REGION)
+        pages = pricing.get_paginator("get_products").paginate(
+            ServiceCode="AmazonEC2", Filters=filters
+        )
+        texts = [text for page in pages for text in page["PriceList"]]
+    for text in texts:
+        try:
+            yield from _listed(json.loads(text), regions)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CloudError(
+                f"AWS's price list has an entry that cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+
+def _listed(product: dict[str, Any], regions: Sequence[str]) -> Iterator[ListPrice]:
+    facts = product["product"]["attributes"]
+    region = str(facts.get("regionCode", ""))
+    if not region or (regions and region not in regions):
+        return
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        since_s = datetime.fromisoformat(term["effectiveDate"]).timestamp()
+        for dimension in term["priceDimensions"].values():
+            if dimension["unit"] == "Hrs" and "USD" in dimension["pricePerUnit"]:
+                yield ListPrice(
+                    region=region,
+                    instance_type=str(facts["instanceType"]),
+                    usd_per_hour=str(dimension["pricePerUnit"]["USD"]),
+                    gpus=str(facts.get("gpu", "")),
+                    since_s=since_s,
+                )

@@ -1,0 +1,311 @@
+"""AWS as a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from spottrain.cloud import tags
+from spottrain.cloud.aws import requests
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.market import Market
+from spottrain.cloud.aws.network import Network, refuse_if_used
+from spottrain.cloud.aws.requests import CLOUD
+from spottrain.cloud.aws.settings import AwsSettings, Facts, OnDemandPrice
+from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, explained
+from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.provider import (
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    PlacementScore,
+    Quota,
+    SshTarget,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.recent import Recent
+
+_REGIONS_AT_ONCE = 8
+_GONE_DELAY_S, _GONE_TRIES = 5, 60
+"""A VM that is shutting down holds its security group for so long at most."""
+_BATCH = 500
+
+T = TypeVar("T")
+
+
+class AwsProvider:
+    """Rents EC2 machines; one a call may be made from each of many threads.
+
+    Args:
+        settings: Where and how.
+        facts: What machines there are.
+        on_demand: What they cost on demand.
+        clients: Of the same account, to share; its own if not given.
+    """
+
+    name = CLOUD
+
+    def __init__(
+        self,
+        settings: AwsSettings,
+        facts: Facts,
+        on_demand: OnDemandPrice,
+        clients: Clients | None = None,
+    ) -> None:
+        unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
+        if unknown:
+            raise MisconfiguredError(
+                f"AWS: instance types that the catalogue does not know: {unknown}"
+            )
+        self._settings = settings
+        self._facts = facts
+        self._clients = Clients(settings) if clients is None else clients
+        self._network = Network(self._clients, settings)
+        self._market = Market(self._clients, settings, facts, on_demand)
+        self._recent = Recent()
+
+    # --- The cloud port ---------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what has a spot price now, and the same on demand where that is known.
+
+        Raises:
+            CloudError: a region cannot be asked.
+        """
+        return self._in_regions(self._market.offers)
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent machines with one RunInstances, whose token is the request's.
+
+        Raises:
+            NoCapacityError: the zone has no machine left; the token stays unused.
+            QuotaExceededError, PriceTooHighError, AuthError, ThrottledError: as named.
+            MisconfiguredError: there is no such image, network or type.
+            CloudError: it is not known what happened; asking again is safe.
+        """
+        offer = request.offer
+        count = f"{request.count} {offer.instance_type}"
+        try:
+            with explained(f"launching {count} in {offer.zone}"):
+                place = self._network.place(request.job, offer.region, offer.zone)
+                asked = requests.run_instances(request, place, self._settings)
+                vms = self._run(request, asked)
+        except CloudError:
+            self._network.forget(request.job)
+            raise
+        self._recent.launched(vms)
+        missing = request.count - len(vms)
+        refusal = f"{offer.zone} had {missing} machines too few" if missing > 0 else ""
+        return LaunchResult(vms=vms, refusal=refusal)
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return the VMs of a job in all regions; terminated ones for about an hour.
+
+        Raises:
+            CloudError: a region cannot be asked.
+        """
+        mine = [requests.by_tag(tags.JOB, job)]
+        listed = self._in_regions(lambda region: self._vms(region, mine))
+        return self._recent.amend(job, listed)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Ask for the end of VMs; unknown and gone ones are no error.
+
+        Raises:
+            CloudError: it cannot be asked for, or a VM that was made a moment ago is
+                not known to all of EC2 yet; ask again.
+        """
+        by_region: dict[str, list[str]] = {}
+        for vm_id in vm_ids:
+            region, instance_id = requests.split_vm_id(vm_id)
+            if region in self._settings.regions:
+                by_region.setdefault(region, []).append(instance_id)
+        for region, instance_ids in by_region.items():
+            for start in range(0, len(instance_ids), _BATCH):
+                self._terminate(region, instance_ids[start : start + _BATCH])
+
+    # --- What not every cloud can do --------------------------------------------------
+
+    def release(self, job: str) -> None:
+        """Remove the job's security groups, key pairs and networks in all regions.
+
+        Raises:
+            CloudError: VMs of the job still run, or take minutes to shut down.
+        """
+        alive = (VmState.STARTING, VmState.RUNNING)
+        vms = self.list_vms(job)
+        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in alive])
+        for region in self._settings.regions:
+            leaving = [
+                requests.split_vm_id(vm.vm_id)[1]
+                for vm in vms
+                if vm.state is VmState.STOPPING and vm.offer.region == region
+            ]
+            with explained(f"removing what job {job} used in {region}"):
+                if leaving:
+                    self._await_end(region, leaving)
+                self._network.release(job, region)
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas of our families, in virtual CPUs.
+
+        Raises:
+            CloudError: Service Quotas cannot be asked.
+        """
+        return self._in_regions(self._market.quotas)
+
+    def placement_scores(
+        self, instance_type: str, count: int
+    ) -> Sequence[PlacementScore]:
+        """Return EC2's spot placement score of each zone.
+
+        Raises:
+            CloudError: EC2 cannot be asked.
+        """
+        return self._market.placement_scores(instance_type, count)
+
+    def price_history(self, since_s: float) -> Sequence[Offer]:
+        """Return the spot prices of up to 90 days, as they came.
+
+        Raises:
+            CloudError: a region cannot be asked.
+        """
+        return self._in_regions(lambda region: self._market.prices(region, since_s))
+
+    def interrupt(self, vm_id: str) -> None:
+        """Have the Fault Injection Service interrupt a spot VM after a notice of two
+        minutes. Needs ``interruption_role``.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+            MisconfiguredError: no role is given.
+        """
+        role_arn = self._settings.interruption_role
+        if not role_arn:
+            raise MisconfiguredError(
+                "AWS: interrupting a VM takes a role for the Fault Injection Service; "
+                "give interruption_role"
+            )
+        region, instance_id = requests.split_vm_id(vm_id)
+        with explained(f"interrupting {vm_id}"):
+            owner, instance = self._instance(region, instance_id)
+            arn = f"arn:aws:ec2:{region}:{owner}:instance/{instance['InstanceId']}"
+            fis = self._clients.get("fis", region)
+            vm = requests.vm_of(region, instance, self._facts)
+            asked = requests.experiment(arn, role_arn, vm.job)
+            made = fis.create_experiment_template(**asked)["experimentTemplate"]
+            fis.start_experiment(
+                clientToken=asked["clientToken"], experimentTemplateId=made["id"]
+            )
+            fis.delete_experiment_template(id=made["id"])
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        """Return how to enter a VM, None until its console shows its host keys.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+        region, instance_id = requests.split_vm_id(vm_id)
+        with explained(f"looking for the address of {vm_id}"):
+            _, instance = self._instance(region, instance_id)
+            address = instance.get("PublicIpAddress", "")
+            if not self._settings.public_addresses:
+                address = instance.get("PrivateIpAddress", "")
+            ec2 = self._clients.get("ec2", region)
+            console = ec2.get_console_output(InstanceId=instance_id, Latest=True)
+        keys = requests.host_keys(console.get("Output", ""))
+        if not address or not keys:
+            return None
+        return SshTarget(host=address, user=self._settings.user, host_keys=keys)
+
+    # --- How one region is asked ------------------------------------------------------
+
+    def _in_regions(self, ask: Callable[[str], Sequence[T]]) -> tuple[T, ...]:
+        """Return the answers of all regions, asked at once."""
+        regions = self._settings.regions
+        if len(regions) == 1:
+            return tuple(ask(regions[0]))
+        with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
+            return tuple(item for items in pool.map(ask, regions) for item in items)
+
+    def _run(self, request: LaunchRequest, asked: dict[str, Any]) -> tuple[Vm, ...]:
+        """Call RunInstances; where its token was used, find what it was used for."""
+        from botocore.exceptions import ClientError
+
+        region = request.offer.region
+        try:
+            answer = self._clients.once("ec2", region).run_instances(**asked)
+        except ClientError as error:
+            if code_of(error) not in TOKEN_USED:
+                raise
+            mine = [requests.by_tag(tags.INTENT, request.intent)]
+            vms = self._vms(region, mine)
+            found = tuple(vm for vm in vms if vm.job == request.job)
+            if not found:
+                raise
+            return found
+        return tuple(
+            requests.vm_of(region, instance, self._facts)
+            for instance in answer["Instances"]
+        )
+
+    def _vms(self, region: str, filters: list[dict[str, Any]]) -> list[Vm]:
+        with explained(f"listing VMs in {region}"):
+            return [
+                requests.vm_of(region, instance, self._facts)
+                for _, instance in self._instances(region, filters)
+            ]
+
+    def _instances(
+        self, region: str, filters: list[dict[str, Any]]
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield (account, instance)."""
+        pages = self._clients.get("ec2", region).get_paginator("describe_instances")
+        for page in pages.paginate(Filters=filters):
+            for reservation in page["Reservations"]:
+                for instance in reservation["Instances"]:
+                    yield reservation["OwnerId"], instance
+
+    def _instance(self, region: str, instance_id: str) -> tuple[str, Mapping[str, Any]]:
+        if region in self._settings.regions:
+            by_id = [{"Name": "instance-id", "Values": [instance_id]}]
+            for owner, instance in self._instances(region, by_id):
+                if instance["State"]["Name"] in ("pending", "running"):
+                    return owner, instance
+        raise VmNotFoundError(f"AWS: VM {instance_id} is gone or was never there")
+
+    def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
+        """End instances; where one is unknown EC2 ends none of them, so one by one."""
+        from botocore.exceptions import ClientError
+
+        ec2 = self._clients.get("ec2", region)
+        with explained(f"terminating {len(instance_ids)} VMs in {region}"):
+            try:
+                ec2.terminate_instances(InstanceIds=list(instance_ids))
+            except ClientError as error:
+                if code_of(error) not in GONE:
+                    raise
+                if len(instance_ids) == 1:
+                    self._check_unknown(region, instance_ids[0])
+                    return
+            else:
+                self._recent.terminated(
+                    [requests.vm_id_of(region, each) for each in instance_ids]
+                )
+                return
+        for each in instance_ids:
+            self._terminate(region, [each])
+
+    def _check_unknown(self, region: str, instance_id: str) -> None:
+        vm_id = requests.vm_id_of(region, instance_id)
+        if self._recent.expects(vm_id):
+            raise CloudError(f"AWS does not know {vm_id} yet; will be asked again")
+
+    def _await_end(self, region: str, instance_ids: list[str]) -> None:
+        waiter = self._clients.get("ec2", region).get_waiter("instance_terminated")
+        waiter.wait(
+            Filters=[{"Name": "instance-id", "Values": instance_ids}],
+            WaiterConfig={"Delay": _GONE_DELAY_S, "MaxAttempts": _GONE_TRIES},
+        )

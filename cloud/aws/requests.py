@@ -1,0 +1,282 @@
+"""What is sent to EC2, and what its answers mean; pure.
+
+A launch must be word for word the same when it is repeated with its token, so nothing
+here depends on the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from spottrain.cloud import lease, tags
+from spottrain.cloud.aws.settings import AwsSettings, Facts
+from spottrain.cloud.provider import LaunchRequest, Offer, Vm, VmState
+
+CLOUD = "aws"
+LINUX = "Linux/UNIX"
+_STATES = {
+    "pending": VmState.STARTING,
+    "running": VmState.RUNNING,
+    "shutting-down": VmState.STOPPING,
+    "stopping": VmState.STOPPING,
+    "stopped": VmState.STOPPING,  # we never stop one: it is on its way out
+    "terminated": VmState.TERMINATED,
+}
+_MOMENT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and from what a VM is made."""
+
+    subnet_id: str
+    group_ids: tuple[str, ...]
+    key_name: str
+    """Empty: no key pair."""
+    image_id: str
+    root_device: str
+
+
+def vm_id_of(region: str, instance_id: str) -> str:
+    """Return our name of an instance; EC2's own names hold within a region only."""
+    return f"{instance_id}.{region}"
+
+
+def split_vm_id(vm_id: str) -> tuple[str, str]:
+    """Return (region, instance id); the region is empty if it is no name of ours."""
+    instance_id, _, region = vm_id.partition(".")
+    return region, instance_id
+
+
+def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return tags as EC2 wants them."""
+    return [{"Key": key, "Value": value} for key, value in pairs.items()]
+
+
+def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:
+    """Return the TagSpecifications of something that the VMs of a job share."""
+    return [
+        {"ResourceType": kind, "Tags": tag_list({tags.JOB: job, "Name": name})},
+    ]
+
+
+def by_tag(key: str, value: str) -> dict[str, Any]:
+    """Return a filter on one tag."""
+    return {"Name": f"tag:{key}", "Values": [value]}
+
+
+def client_token(request: LaunchRequest) -> str:
+    """Return the launch's token within EC2's 64 characters."""
+    return hashlib.sha256(request.token.encode()).hexdigest()
+
+
+def run_instances(
+    request: LaunchRequest, place: Place, settings: AwsSettings
+) -> dict[str, Any]:
+    """Return the arguments of RunInstances: as many machines as there are, at most
+    ``request.count``.
+    """
+    offer = request.offer
+    marks = tag_list(
+        {
+            tags.JOB: request.job,
+            tags.INTENT: request.intent,
+            tags.EXPIRES: str(math.ceil(request.lease_s)),
+            tags.PRICE: repr(offer.usd_per_hour),
+            "Name": f"spottrain {request.job}",
+        }
+    )
+    kinds = ["instance", "volume", "network-interface"]
+    asked: dict[str, Any] = {
+        "ClientToken": client_token(request),
+        "ImageId": place.image_id,
+        "InstanceType": offer.instance_type,
+        "MinCount": 1,
+        "MaxCount": request.count,
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": place.subnet_id,
+                "Groups": list(place.group_ids),
+                "AssociatePublicIpAddress": settings.public_addresses,
+                "DeleteOnTermination": True,
+            }
+        ],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": place.root_device,
+                "Ebs": {
+                    "VolumeSize": settings.disk_gib,
+                    "VolumeType": "gp3",
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # Two hops: the agent may sit in a container.
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        "UserData": lease.boot_script(request.lease_s),
+    }
+    if offer.spot:
+        kinds.append("spot-instances-request")
+        asked["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+            },
+        }
+    if place.key_name:
+        asked["KeyName"] = place.key_name
+    if settings.instance_profile:
+        asked["IamInstanceProfile"] = {"Name": settings.instance_profile}
+    asked["TagSpecifications"] = [{"ResourceType": k, "Tags": marks} for k in kinds]
+    return asked
+
+
+def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, Any]:
+    """Return the arguments of DescribeSpotPriceHistory: what has held since then."""
+    return {
+        "InstanceTypes": list(instance_types),
+        "ProductDescriptions": [LINUX],
+        "StartTime": datetime.fromtimestamp(since_s, UTC),
+    }
+
+
+def offer_of(
+    facts: Facts,
+    *,
+    region: str,
+    zone: str,
+    instance_type: str,
+    spot: bool,
+    usd_per_hour: float,
+    observed_at: float,
+) -> Offer:
+    """Return an offer; without GPUs where nobody knows anything about the machine."""
+    machine = facts.find(CLOUD, instance_type)
+    return Offer(
+        cloud=CLOUD,
+        region=region,
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at=observed_at,
+        gpus=0 if machine is None else machine.gpus,
+        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+    )
+
+
+def vm_of(region: str, instance: Mapping[str, Any], facts: Facts) -> Vm:
+    """Return an instance as the port knows it."""
+    marks = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    launched_at = instance["LaunchTime"].timestamp()
+    offer = offer_of(
+        facts,
+        region=region,
+        zone=instance["Placement"]["AvailabilityZone"],
+        instance_type=instance["InstanceType"],
+        spot=instance.get("InstanceLifecycle") == "spot",
+        usd_per_hour=float(marks.get(tags.PRICE, "0")),
+        observed_at=launched_at,
+    )
+    state = _STATES[instance["State"]["Name"]]
+    return Vm(
+        vm_id=vm_id_of(region, instance["InstanceId"]),
+        job=marks.get(tags.JOB, ""),
+        intent=marks.get(tags.INTENT, ""),
+        state=state,
+        offer=offer,
+        private_address=instance.get("PrivateIpAddress", ""),
+        launched_at=launched_at,
+        ended_at=ended_at(instance) if state is VmState.TERMINATED else None,
+    )
+
+
+def ended_at(instance: Mapping[str, Any]) -> float | None:
+    """Return when an instance ended, where EC2 says so: in words, to the second."""
+    found = _MOMENT.search(instance.get("StateTransitionReason", ""))
+    if found is None:
+        return None
+    moment = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def host_keys(console: str) -> tuple[str, ...]:
+    """Return the SSH host keys that cloud-init wrote to a VM's console.
+
+    The console is read over the cloud's own authenticated API, so no key needs to be
+    trusted on first use, and no secret to be put into user data.
+    """
+    _, begun, rest = console.partition("-----BEGIN SSH HOST KEY KEYS-----")
+    keys, ended, _ = rest.partition("-----END SSH HOST KEY KEYS-----")
+    if not begun or not ended:
+        return ()
+    lines = (line.split() for line in keys.splitlines())
+    return tuple(" ".join(words[:2]) for words in lines if len(words) >= 2)
+
+
+def ssh_rules(group_id: str, networks: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what a job's group lets in: SSH from ``networks``, all from itself."""
+    inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
+    ssh = {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        "IpRanges": [{"CidrIp": network} for network in networks],
+    }
+    return [inside, ssh] if networks else [inside]
+
+
+_QUOTAS = {
+    ("G and VT", True): "L-3819A6DF",
+    ("P", True): "L-7212CCBC",
+    ("G and VT", False): "L-DB2E81BA",
+    ("P", False): "L-417A185B",
+}
+
+
+def quota_codes(instance_types: Sequence[str]) -> dict[tuple[str, bool], str]:
+    """Return the codes of the quotas that bound some types, by (family, spot)."""
+    families = {_family(kind) for kind in instance_types}
+    return {key: code for key, code in _QUOTAS.items() if key[0] in families}
+
+
+def _family(instance_type: str) -> str:
+    letters = re.match(r"[a-z]+", instance_type)
+    name = letters[0] if letters else ""
+    return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name
+
+
+def experiment(arn: str, role_arn: str, job: str) -> dict[str, Any]:
+    """Return the arguments of FIS's CreateExperimentTemplate: interrupt one VM, after
+    the two minutes' notice of a real interruption.
+    """
+    return {
+        "clientToken": hashlib.sha256(arn.encode()).hexdigest(),
+        "description": "spottrain: a simulated spot interruption",
+        "stopConditions": [{"source": "none"}],
+        "targets": {
+            "vm": {
+                "resourceType": "aws:ec2:spot-instance",
+                "resourceArns": [arn],
+                "selectionMode": "ALL",
+            }
+        },
+        "actions": {
+            "interrupt": {
+                "actionId": "aws:ec2:send-spot-instance-interruptions",
+                "parameters": {"durationBeforeInterruption": "PT2M"},
+                "targets": {"SpotInstances": "vm"},
+            }
+        },
+        "roleArn": role_arn,
+        "tags": {tags.JOB: job},
+    }

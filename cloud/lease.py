@@ -1,0 +1,69 @@
+"""A VM's own lease: it ends itself when it has not heard from a manager for long.
+
+A script of the image's shell watches the age of one file. The agent, once there, keeps
+the file young as long as its manager answers, and removes it to end the VM at once.
+Standard library only; the agent carries this module.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+FILE = Path("/var/lib/spottrain/lease")
+BOOT_S = 900
+"""How long the first sign of a manager may take, beyond the lease."""
+_CHECK_S = 10
+
+_SCRIPT = """\
+#!/bin/sh
+# spottrain: this machine ends itself {lease_s} s after it last heard from its manager.
+set -eu
+mkdir -p {folder}
+cat > {folder}/watch <<'END'
+#!/bin/sh
+while sleep {check_s}; do
+    heard=$(stat -c %Y {file} 2>/dev/null || echo 0)
+    if [ $(($(date +%s) - heard)) -gt {lease_s} ]; then
+        systemctl poweroff || poweroff -f
+    fi
+done
+END
+cat > /etc/systemd/system/spottrain-lease.service <<'END'
+[Service]
+ExecStart=/bin/sh {folder}/watch
+Restart=always
+[Install]
+WantedBy=multi-user.target
+END
+touch -d '+{boot_s} seconds' {file}
+chmod 777 {folder}
+chmod 666 {file}
+systemctl daemon-reload
+systemctl enable --now spottrain-lease.service
+"""
+
+
+def boot_script(lease_s: float) -> str:
+    """Return what a VM runs as root at its first boot; it holds no secret."""
+    return _SCRIPT.format(
+        lease_s=math.ceil(lease_s),
+        folder=FILE.parent,
+        file=FILE,
+        check_s=_CHECK_S,
+        boot_s=BOOT_S,
+    )
+
+
+def heard(file: Path = FILE) -> None:
+    """Renew the lease: a manager has answered. Nothing happens where none is kept."""
+    try:
+        os.utime(file)
+    except FileNotFoundError:
+        return
+
+
+def give_up(file: Path = FILE) -> None:
+    """End the VM within seconds. Nothing happens where no lease is kept."""
+    file.unlink(missing_ok=True)

@@ -1,0 +1,164 @@
+"""One host of the fleet: its connection while it lasts, and what was last seen of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from spottrain.cloud.errors import AuthError, CloudError
+from spottrain.cloud.ssh.hosts import Host, UnfitHostError, UnreachableHostError
+from spottrain.cloud.ssh.session import Session
+from spottrain.cloud.ssh.tunnel import Tunnel
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 10.0
+_END_S = 60.0
+"""How long the processes of a VM may take to die, and its logs to arrive."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+
+
+class Line:
+    """The manager's line to one host; opened on need, and again when it broke.
+
+    ``lock`` is held over whatever looks at the host and notes what it saw, so that
+    nobody notes what is out of date.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.lock = threading.RLock()
+        self.trouble: CloudError | None = None
+        """Why the host cannot be used now."""
+        self.unfit: CloudError | None = None
+        """Why it cannot be used at all."""
+        self.away_since_s: float | None = None
+        """When it was first missed (monotonic), if it cannot be reached."""
+        self.taken_by = ""
+        """Who has it, as last seen; nobody if empty."""
+        self._session: Session | None = None
+        self._tunnel: Tunnel | None = None
+        self._port: int | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._next_try_s = 0.0
+
+    @property
+    def free(self) -> bool:
+        """Whether it could be taken, as far as is known."""
+        reached = self._session is not None and self._session.alive
+        return reached and not (self.trouble or self.unfit or self.taken_by)
+
+    def session(self) -> Session:
+        """Return the connection.
+
+        Raises:
+            CloudError: there is none; the next try may be due later.
+        """
+        with self.lock:
+            if self._session is not None and self._session.alive:
+                return self._session
+            self.hang_up()
+            if self.trouble is not None and time.monotonic() < self._next_try_s:
+                raise self.trouble
+            try:
+                self._session = Session(self.host)
+            except CloudError as error:
+                self._missed(error)
+                raise
+            if self.trouble is not None:
+                logger.info("%s: connected again", self.host.place)
+            self.trouble, self.away_since_s = None, None
+            self._pause_s = _FIRST_PAUSE_S
+            return self._session
+
+    def _missed(self, error: CloudError) -> None:
+        if str(error) != str(self.trouble):
+            logger.warning("%s", error)
+        self.trouble = error
+        if self.away_since_s is None:
+            self.away_since_s = time.monotonic()
+        # Whoever refuses our key may ban us if we go on asking.
+        refused = isinstance(error, AuthError | UnfitHostError)
+        self._pause_s = _LONGEST_PAUSE_S if refused else self._pause_s
+        self._next_try_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def look(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the claim on the host and how its VM is; see ``on_host.Hands.look``.
+
+        Raises:
+            CloudError: it cannot be looked at.
+        """
+        session = self.session()
+        try:
+            seen = session.call("look", _LOOK_S)
+        except UnreachableHostError as error:
+            session.close()
+            self._missed(error)
+            raise
+        return seen["claim"], seen["state"]
+
+    def end(self, vm_id: str) -> dict[str, str]:
+        """End a VM and give the host back; return the VM's logs by name.
+
+        Raises:
+            CloudError: it cannot be ended now.
+        """
+        session = self.session()
+        logs: dict[str, str] = session.call("end", _END_S, vm_id=vm_id)
+        if self._port is not None:
+            session.stop_forwarding(self._port)
+        self._close_tunnel()
+        return logs
+
+    def carry(self, vm_id: str, manager: tuple[str, int], port: int) -> int:
+        """Carry the calls of a VM's agent to the manager from now on.
+
+        Args:
+            vm_id: The VM on this host.
+            manager: Its address and port.
+            port: Where the agent calls, on the host; 0: any.
+
+        Returns:
+            Where it calls.
+
+        Raises:
+            CloudError: the host does not let us.
+        """
+        with self.lock:
+            session = self.session()
+            if self._port is not None:
+                return self._port
+            tunnel = Tunnel(manager, self.host.name)
+            taken = session.forward(port, tunnel.take)
+            if taken is None:
+                tunnel.close()
+                if not port:
+                    raise UnfitHostError(
+                        f"{self.host.place}: refuses to forward ports; set "
+                        "AllowTcpForwarding yes in its sshd_config"
+                    )
+                session.call("take_over", vm_id=vm_id)
+                raise UnreachableHostError(
+                    f"{self.host.place}: port {port} is held by an older connection; "
+                    "trying again"
+                )
+            self._tunnel, self._port = tunnel, taken
+            session.call("note", vm_id=vm_id, port=taken)
+            return taken
+
+    def hang_up(self) -> None:
+        """Close the connection; what runs on the host goes on."""
+        with self.lock:
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+            self._close_tunnel()
+
+    def _close_tunnel(self) -> None:
+        self._port = None
+        if self._tunnel is not None:
+            self._tunnel.close()
+            self._tunnel = None

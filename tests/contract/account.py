@@ -1,0 +1,51 @@
+"""What the contract suite is given of each provider."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from spottrain.cloud.provider import CloudProvider, LaunchRequest, Offer
+
+
+class Wire(Protocol):
+    """The line between a provider and its (fake) cloud."""
+
+    def cut(self, after: int, *, carried_out: bool) -> None:
+        """Let so many changing requests pass, then none; heal() ends it.
+
+        Args:
+            after: Requests that pass. The one after them is the first to fail.
+            carried_out: Whether the cloud still does what that one asks, with only
+                the reply lost.
+        """
+
+    def heal(self) -> int:
+        """Let everything pass again; return how many changing requests have passed."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """A cloud account under test, in which one job has nothing yet."""
+
+    connect: Callable[[], CloudProvider]
+    """Makes one more client of the same account."""
+    job: str
+    capacity: int
+    """Machines of the first offer that can be had."""
+    wire: Wire | None = None
+    left: Callable[[], list[str]] | None = None
+    """Names what costs money or lies about in the cloud, of whatever kind."""
+
+    def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
+        token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"
+        return LaunchRequest(
+            token=token,
+            job=self.job,
+            intent=intent,
+            offer=offer,
+            count=count,
+            lease_s=60,
+        )

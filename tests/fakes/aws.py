@@ -1,0 +1,155 @@
+"""A fake AWS in a process of its own: moto, with what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.provider import AwsProvider
+from spottrain.cloud.aws.settings import AwsSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+KIND, ZONE, REGION = "g5.xlarge", "us-east-1a", "us-east-1"
+SPOT_USD, ON_DEMAND_USD = 0.4, 1.006
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "FAKEKEY",
+    "AWS_SECRET_ACCESS_KEY": "fake",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+PUBLIC_KEY = (
+    "ssh-ed25519 "
+    "AAAAC3NzaC1lZDI1NTE5AAAAIJ1sEIr9IQF0hV7XkXv2xXnJ8W0nBqO3l6b2hQmV3z5k test"
+)
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """A stand-in of the catalogue's."""
+
+    memory_bytes: int = 24 * 10**9
+
+
+@dataclass(frozen=True)
+class FakeMachine:
+    """A stand-in of the catalogue's."""
+
+    gpu: FakeGpu = FakeGpu()
+    gpus: int = 1
+
+
+class FakeFacts:
+    """A catalogue of g5 machines."""
+
+    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
+        """Return one, whatever its size."""
+        known = cloud == "aws" and instance_type.startswith(("g5.", "p4d."))
+        return FakeMachine() if known else None
+
+
+class FakeAws:
+    """The server, seen from a test.
+
+    Args:
+        port: Where it listens on loopback.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._clients: dict[tuple[str, int, float], Clients] = {}
+        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """Call a method of ``aws_world.World``."""
+        wish = {"call": call, "arguments": arguments}
+        answer = self._http.post("/fake", json=wish)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def reset(self) -> None:
+        """Empty the account; zone a has three machines to rent."""
+        self._http.post("/moto-api/reset").raise_for_status()
+        self.ask("reset")
+        self.ask("stock", zone=ZONE, instance_type=KIND, count=3)
+        self.ask(
+            "price",
+            zone=ZONE,
+            instance_type=KIND,
+            usd=SPOT_USD,
+            at_s=time.time() - 3600,
+        )
+
+    def send(self, body: str) -> httpx.Response:
+        """Send an EC2 request as it is, unsigned but for its scope."""
+        scope = (
+            f"AWS4-HMAC-SHA256 Credential=FAKEKEY/20260101/{REGION}/ec2/aws4_request"
+        )
+        headers = {
+            "Authorization": f"{scope}, SignedHeaders=host, Signature=0",
+            "Content-Type": "application/x-www-form-urlencoded; charset=utf-8",
+        }
+        return self._http.post("/", content=body, headers=headers)
+
+    def provider(self, **settings: Any) -> AwsProvider:
+        """Return a new client of the account that gives up at the first failure.
+
+        It shares boto3's clients with others, which take half a second to make.
+        """
+        wished: dict[str, Any] = {
+            "instance_types": (KIND,),
+            "endpoint_url": self.url,
+            "public_key": PUBLIC_KEY,
+            "ssh_from": ("192.0.2.0/24",),
+            "tries": 1,
+            "answer_s": 20.0,
+        }
+        made = AwsSettings(**wished | settings)
+        key = (str(made.endpoint_url), made.tries, made.answer_s)
+        clients = self._clients.setdefault(key, Clients(made))
+        return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+@contextmanager
+def running() -> Iterator[FakeAws]:
+    """Run the server and set the environment's credentials for it."""
+    before = {name: os.environ.get(name) for name in CREDENTIALS}
+    os.environ.update(CREDENTIALS)
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.aws_server"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        fake = FakeAws(int(process.stdout.readline()))
+        yield fake
+        fake.close()
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

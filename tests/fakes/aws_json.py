@@ -1,0 +1,89 @@
+"""The two JSON services beside EC2: Service Quotas and Fault Injection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from botocore.validate import ParamValidator
+from tests.fakes.aws_model import DriftError, check_json, model
+from tests.fakes.aws_world import World
+from werkzeug.wrappers import Response
+
+_NEEDED = {
+    "CreateExperimentTemplate": {
+        "clientToken",
+        "description",
+        "stopConditions",
+        "targets",
+        "actions",
+        "roleArn",
+        "tags",
+    },
+    "StartExperiment": {"clientToken", "experimentTemplateId"},
+    "GetServiceQuota": {"ServiceCode", "QuotaCode"},
+}
+
+
+def answer_json(
+    world: World,
+    service: str,
+    region: str,
+    environ: dict[str, Any],
+    body: bytes,
+    moto: Callable[[], Response],
+) -> Response:
+    """Answer a request that has been checked against the model."""
+    if service == "servicequotas":
+        service = "service-quotas"
+    operation = _operation(environ)
+    try:
+        if operation:
+            _check(service, operation, json.loads(body or b"{}"))
+    except DriftError as error:
+        world.drift.append(str(error))
+        told = {"__type": "FakeDrift", "message": str(error)}
+        return Response(json.dumps(told), 400, content_type="application/json")
+    if operation == "GetServiceQuota":
+        return _quota(world, json.loads(body)["QuotaCode"])
+    answer = moto()
+    if operation == "StartExperiment" and answer.status_code == 200:
+        targets = answer.get_json()["experiment"]["targets"]
+        for target in targets.values():
+            for arn in target["resourceArns"]:
+                world.interrupt(region, arn.rpartition("/")[2])
+    return answer
+
+
+def _operation(environ: dict[str, Any]) -> str:
+    target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
+    if target:
+        return target.rpartition(".")[2]
+    routes = {
+        ("POST", "/experimentTemplates"): "CreateExperimentTemplate",
+        ("POST", "/experiments"): "StartExperiment",
+    }
+    return routes.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]), "")
+
+
+def _check(service: str, operation: str, arguments: dict[str, Any]) -> None:
+    check_json(service, operation, arguments)
+    if missing := _NEEDED.get(operation, set()) - arguments.keys():
+        raise DriftError(f"{operation}: missing: {sorted(missing)}")
+
+
+def _quota(world: World, code: str) -> Response:
+    told = {
+        "Quota": {
+            "ServiceCode": "ec2",
+            "QuotaCode": code,
+            "Value": world.quotas.get(code, 0.0),
+            "Unit": "None",
+            "Adjustable": True,
+        }
+    }
+    shape = model("service-quotas").operation_model("GetServiceQuota").output_shape
+    report = ParamValidator().validate(told, shape)
+    assert not report.has_errors(), report.generate_report()
+    return Response(json.dumps(told), content_type="application/x-amz-json-1.1")

@@ -1,0 +1,199 @@
+"""What moto's EC2 lacks: a spot market, faults, and lists that lag behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+ACCOUNT = "123456789012"
+_LIVE = ("pending", "running")
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong with the next calls of one operation."""
+
+    operation: str
+    kind: str
+    """``error`` (with code and status), ``drop`` (no answer, nothing done), ``lost``
+    (done, no answer) or ``hang`` (no answer for ``seconds``)."""
+    times: int = 1
+    code: str = ""
+    status: int = 400
+    seconds: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class World:
+    """One account; every public method may be called from the test's process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to an empty account with no machine to rent."""
+        self.capacity: dict[str, int] = {}
+        self.prices: list[dict[str, Any]] = []
+        self.quotas: dict[str, float] = {}
+        self.scores: dict[str, int] = {}
+        self.not_offered: set[str] = set()
+        self.faults: list[Fault] = []
+        self.hide_s = self.linger_s = self.offset_s = 0.0
+        self.tokens: dict[str, tuple[str, bytes, dict[str, str]]] = {}
+        self.ends: dict[str, float] = {}
+        self.log: list[dict[str, Any]] = []
+        self.drift: list[str] = []
+        self.cut_after: int | None = None
+        self.cut_carried_out = self.broken = False
+        self.passed = 0
+        self.credentials_good = True
+        self.host_keys: dict[str, str] = {}
+
+    # --- knobs ------------------------------------------------------------------------
+
+    def stock(self, zone: str, instance_type: str, count: int) -> None:
+        """Set how many machines of one type a zone has for us, spot or not."""
+        self.capacity[f"{zone}/{instance_type}"] = count
+
+    def price(self, zone: str, instance_type: str, usd: float, at_s: float) -> None:
+        """Let a spot price begin."""
+        self.prices.append(
+            {"zone": zone, "instance_type": instance_type, "usd": usd, "at_s": at_s}
+        )
+
+    def quota(self, code: str, vcpus: float) -> None:
+        """Bound the virtual CPUs of one quota."""
+        self.quotas[code] = vcpus
+
+    def score(self, zone_id: str, score: int) -> None:
+        """Set a spot placement score of 1 to 10."""
+        self.scores[zone_id] = score
+
+    def withdraw(self, zone: str, instance_type: str) -> None:
+        """No longer offer a type in a zone at all."""
+        self.not_offered.add(f"{zone}/{instance_type}")
+
+    def fail(self, **fault: Any) -> None:
+        """Script a fault."""
+        self.faults.append(Fault(**fault))
+
+    def lag(self, hide_s: float, linger_s: float) -> None:
+        """List VMs late, and list them as running for long after their end."""
+        self.hide_s, self.linger_s = hide_s, linger_s
+
+    def pass_time(self, seconds: float) -> None:
+        """Let lists catch up sooner."""
+        self.offset_s += seconds
+
+    def expire(self, expired: bool) -> None:
+        """Expire the credentials, or renew them."""
+        self.credentials_good = not expired
+
+    def cut(self, after: int, carried_out: bool) -> None:
+        """Let so many changing requests pass, then nothing; see contract.Wire."""
+        self.cut_after, self.cut_carried_out = after, carried_out
+        self.passed = 0
+
+    def heal(self) -> int:
+        """Let everything pass again."""
+        self.cut_after, self.broken = None, False
+        return self.passed
+
+    def console(self, instance_id: str, keys: str) -> None:
+        """Let a VM's console show host keys, one a line."""
+        self.host_keys[instance_id] = keys
+
+    def interrupt(self, region: str, instance_id: str) -> None:
+        """Take a spot VM back, as a real interruption does in the end."""
+        instance = self.backend(region).get_instance(instance_id)
+        instance.terminate()
+        at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S GMT")
+        instance._reason = f"Service initiated ({at})"
+        instance.state_reason.code = "Server.SpotInstanceTermination"
+        instance.state_reason.message = "Server.SpotInstanceTermination"
+        self.ends[instance_id] = self.now()
+
+    # --- what there is ----------------------------------------------------------------
+
+    def now(self) -> float:
+        """The time as lists see it."""
+        return time.time() + self.offset_s
+
+    def backend(self, region: str) -> Any:
+        """moto's EC2 of a region."""
+        return ec2_backends[ACCOUNT][region]
+
+    def live(self, region: str) -> list[Any]:
+        """Instances that run or are about to."""
+        all_of_them = self.backend(region).all_instances()
+        return [each for each in all_of_them if each.state in _LIVE]
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return every EC2 request so far: operation and body."""
+        return self.log
+
+    def drifts(self) -> list[str]:
+        """Return what did not fit the model."""
+        return self.drift
+
+    def bill(self) -> list[dict[str, Any]]:
+        """Return every instance that ever was, with its start and end."""
+        return [
+            {
+                "instance_id": each.id,
+                "instance_type": each.instance_type,
+                "zone": each.placement.zone,
+                "spot": each.lifecycle == "spot",
+                "tags": {tag["key"]: tag["value"] for tag in each.get_tags()},
+                "launched_at": each.launch_time.replace(tzinfo=UTC).timestamp(),
+                "ended_at": self.ends.get(each.id),
+            }
+            for region in ec2_backends[ACCOUNT]
+            for each in self.backend(region).all_instances()
+        ]
+
+    def left(self) -> list[str]:
+        """Name everything that costs money or was made for a job."""
+        names = []
+        for region in ec2_backends[ACCOUNT]:
+            backend = self.backend(region)
+            names += [each.id for each in self.live(region)]
+            names += [each.id for each in backend.volumes.values()]
+            kept = [
+                *(g for groups in backend.groups.values() for g in groups.values()),
+                *backend.key_pairs.values(),
+                *backend.vpcs.values(),
+                *backend.internet_gateways.values(),
+                *(s for group in backend.subnets.values() for s in group.values()),
+            ]
+            names += [
+                str(getattr(each, "id", each))
+                for each in kept
+                if any(tag["key"] == "spottrain-job" for tag in _tags(each))
+            ]
+        return sorted(names)
+
+    def vcpus(self, region: str, *, spot: bool) -> int:
+        """Virtual CPUs in use."""
+        return sum(
+            vcpus_of(each.instance_type)
+            for each in self.live(region)
+            if (each.lifecycle == "spot") == spot
+        )
+
+
+def _tags(each: Any) -> list[dict[str, str]]:
+    tags: list[dict[str, str]] = each.get_tags()
+    return tags
+
+
+def vcpus_of(instance_type: str) -> int:
+    """Virtual CPUs of one machine."""
+    return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])

@@ -1,0 +1,60 @@
+"""Where real supervisors run, and the process that forks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a machine is in the network."""
+
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+    namespace: str = ""
+    """Path of its network namespace; that of the tests if empty."""
+    num_slots: int = 1
+
+
+class Zygote:
+    """Starts machines in milliseconds; see zygote.py."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")],
+            stdin=theirs.fileno(),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+
+    def start(
+        self,
+        greeting: str,
+        environment: Mapping[str, str],
+        fds: Sequence[int],
+        namespace: str = "",
+    ) -> int:
+        """Fork a supervisor on three file descriptors; return its pid."""
+        request = {
+            "greeting": greeting,
+            "environment": dict(environment),
+            "namespace": namespace,
+        }
+        socket.send_fds(self._requests, [json.dumps(request).encode()], list(fds))
+        return int(self._requests.recv(64))
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait()

@@ -1,0 +1,139 @@
+"""Ranks that send each other messages, forked from one process that has imported torch.
+
+    python -m tests.integration.message_ranks
+
+Its exit code is 0 if all went well.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from spottrain.pipeline.links import (
+    Direction,
+    GenerationBrokenError,
+    PipelineLinks,
+    gather_rows,
+    join,
+    leave,
+    open_store,
+)
+
+TIMEOUT_S = 30.0
+MOST = 5
+SHAPES = ((2, 3), (2, 3), (2, 3), (4,), (2, 3), (4,), (4,), (4,), (7, 1, 2), (4,))
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def gathers(rank: int, size: int) -> None:
+    """Every rank gets every rank's row, time after time."""
+    for turn in range(4):
+        rows = gather_rows(torch.tensor([rank, turn], dtype=torch.float64))
+        assert rows.tolist() == [[other, turn] for other in range(size)], rows
+
+
+def tensors_of_any_look(rank: int, size: int) -> None:
+    """What is sent arrives in order as it was, in whatever portions it is expected."""
+    sent = [
+        torch.full(shape, float(n), dtype=DTYPES[n % len(DTYPES)])
+        for n, shape in enumerate(SHAPES * 3)
+    ]
+    sent += [torch.full((300, 1000), float(n)) for n in range(5)]
+    if rank == 0:
+        links = PipelineLinks(None, 1)
+        for tensor in sent:
+            links.send(Direction.ACTIVATION, tensor)
+        links.flush()
+    else:
+        links = PipelineLinks(0, None)
+        for count in (1, 2, len(sent) - 3):
+            links.expect(Direction.ACTIVATION, count)
+        for tensor in sent:
+            arrival = links.arrival(wait=True)
+            assert arrival is not None
+            assert arrival.tensor is not None
+            assert arrival.tensor.dtype == tensor.dtype
+            assert torch.equal(arrival.tensor, tensor), (arrival.tensor, tensor)
+    links.close()
+
+
+def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
+    """Receives that were posted ahead end with the connections."""
+    links = PipelineLinks(None, 1) if rank == 0 else PipelineLinks(0, None)
+    if rank == 1:
+        links.expect(Direction.ACTIVATION, 3)
+        for _ in range(2):
+            links.arrival(wait=True)
+        try:
+            links.arrival(wait=True)
+        except GenerationBrokenError:
+            links.close()
+            os._exit(0)
+        raise AssertionError("nothing was to arrive any more")
+    for _ in range(2):
+        links.send(Direction.ACTIVATION, torch.ones(10))
+    links.flush()
+    os._exit(0)
+
+
+CASES: tuple[tuple[Callable[[int, int], None], int], ...] = (
+    *((gathers, size) for size in range(1, MOST + 1)),
+    (tensors_of_any_look, 2),
+    (a_cut_ends_what_is_awaited, 2),
+)
+
+
+def run(case: Callable[[int, int], None], rank: int, size: int, port: int) -> None:
+    """Be one rank of a case."""
+    store = open_store("127.0.0.1", port, is_server=False, timeout_s=TIMEOUT_S)
+    join(store, f"{case.__name__} {size}", rank, size, TIMEOUT_S)
+    case(rank, size)
+    leave()
+
+
+def fork(body: Callable[[], None]) -> int:
+    """Run ``body`` in a child; return its pid."""
+    if pid := os.fork():
+        return pid
+    try:
+        body()
+        os._exit(0)
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main() -> int:
+    """Run all cases, one after the other; return how many ranks failed."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    ready, told = os.pipe()
+
+    def serve() -> None:
+        store = open_store("127.0.0.1", 0, is_server=True, timeout_s=TIMEOUT_S)
+        os.write(told, str(store.port).encode())  # type: ignore[attr-defined]
+        signal.pause()
+
+    server = fork(serve)
+    port = int(os.read(ready, 16))
+    failed = 0
+    for case, size in CASES:
+        pids = [
+            fork(functools.partial(run, case, rank, size, port)) for rank in range(size)
+        ]
+        for pid in pids:
+            failed += os.waitpid(pid, 0)[1] != 0
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A job on the user's own hosts: real sshd, real agents, real training to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from tests.fakes.sshd import WHY_NOT
+from tests.integration.jobs import STEPS, Answer, trains, until
+from tests.integration.ssh_hosts import SshJob, kill_vms, ssh_hosts, vm_processes
+
+from spottrain.manifest import list_checkpoints
+from spottrain.varuna_manager.records import VmPhase
+from spottrain.varuna_manager.state import State
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]
+
+SECRET = "hunter2-hunter2-hunter2"
+SETUP = """
+[ ${#A_SECRET} = 23 ]
+[ -f tiny_job.py ]
+echo "$GREETING from setup"
+"""
+
+
+@dataclass
+class Story:
+    """What came of the job."""
+
+    job: SshJob
+    launched: Answer
+    vms: list[set[str]] = field(default_factory=list)
+    """After the start, after the kill, after the cut, after the manager's death."""
+    generations: list[int] = field(default_factory=list)
+    end: State | None = None
+    processes_left: list[int] = field(default_factory=list)
+    homes: list[list[str]] = field(default_factory=list)
+
+    def note(self, state: State) -> None:
+        self.vms.append(set(state.vms))
+        self.generations.append(state.generation.number if state.generation else 0)
+
+
+def full_and_training(state: State) -> State | None:
+    ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
+    return state if len(ready) == 3 and trains(state) else None
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("ssh")
+    with (
+        ssh_hosts(folder / "hosts", 3) as hosts,
+        SshJob(
+            folder,
+            "own-hosts",
+            hosts,
+            setup=SETUP,
+            secrets=["A_SECRET"],
+            env={"GREETING": "hello", "PACE_FILE": str(folder / "own-hosts" / "pace")},
+            manager={"suspect_s": 30.0},
+        ) as job,
+    ):
+        job.environment["A_SECRET"] = SECRET
+        job.pace(0.02)
+        story = Story(job, job.launch("--detach"))
+        assert story.launched.code == 0, story.launched.err
+        story.note(job.until("three hosts", full_and_training))
+
+        kill_vms(hosts[:1])
+        dead = {vm for vm in story.vms[0] if str(hosts[0].port) in vm}
+        back = job.until(
+            "the killed host again",
+            lambda s: None if dead & set(s.vms) else full_and_training(s),
+        )
+        story.note(back)
+
+        hosts[1].stop()
+        hosts[1].start()
+        cut = next(vm for vm in story.vms[1] if str(hosts[1].port) in vm)
+        heard = back.vms[cut].reports_received
+        after = job.until(
+            "reports over a new connection",
+            lambda s: (
+                s if cut in s.vms and s.vms[cut].reports_received > heard + 3 else None
+            ),
+        )
+        story.note(after)
+
+        job.kill_manager()
+        step = job.state().progress.step
+        assert job.resume("--detach").code == 0
+        story.note(
+            job.until("more steps", lambda s: s if s.progress.step > step + 3 else None)
+        )
+        job.pace(0.0)
+        until(
+            "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
+        )
+        story.end = job.state()
+        story.processes_left = vm_processes(hosts)
+        story.homes = [host.left() for host in hosts]
+        yield story
+
+
+def test_it_trains_to_its_end(story: Story) -> None:
+    assert story.end is not None
+    assert story.end.outcome is not None
+    assert story.end.outcome.kind == "succeeded", story.end.outcome
+    assert list_checkpoints(story.job.checkpoint_root)[0].step == STEPS
+
+
+def test_launch_says_that_the_hosts_answer(story: Story) -> None:
+    assert "3 of 3 hosts answer" in story.launched.err
+
+
+def test_a_host_whose_processes_are_killed_is_taken_again(story: Story) -> None:
+    before, after = story.vms[:2]
+    assert len(before & after) == 2
+    assert len(after) == 3
+    assert story.end is not None
+    assert story.end.tally.preemptions_unnoticed == 1
+
+
+def test_a_connection_that_breaks_costs_nothing(story: Story) -> None:
+    assert story.vms[2] == story.vms[1]
+    assert story.generations[2] == story.generations[1]
+
+
+def test_a_manager_that_is_resumed_finds_its_hosts_again(story: Story) -> None:
+    assert story.vms[3] == story.vms[2]
+    assert story.generations[3] == story.generations[2]
+
+
+def test_hosts_are_left_clean(story: Story) -> None:
+    assert story.processes_left == []
+    assert story.homes == [[], [], []]
+
+
+def test_setup_ran_once_a_vm_and_its_output_is_kept(story: Story) -> None:
+    logs = sorted(story.job.dir.cloud.glob("vms/*/setup.log"))
+    assert len(logs) == 4
+    assert {log.read_text() for log in logs} == {"hello from setup\n"}
+    assert len(list(story.job.dir.cloud.glob("vms/*/agent.log"))) == 3
+
+
+def test_the_secret_is_written_down_nowhere(story: Story) -> None:
+    files = [path for path in story.job.dir.path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []

@@ -1,0 +1,152 @@
+"""Request builders and readers of answers; no network."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.aws import FakeFacts
+
+from spottrain.cloud import tags
+from spottrain.cloud.aws import requests
+from spottrain.cloud.aws.requests import Place
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.provider import LaunchRequest, VmState
+
+FACTS = FakeFacts()
+SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
+PLACE = Place("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
+
+
+def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
+    offer = requests.offer_of(
+        FACTS,
+        region="us-east-1",
+        zone="us-east-1a",
+        instance_type="g5.xlarge",
+        spot=spot,
+        usd_per_hour=usd,
+        observed_at=1.0,
+    )
+    return LaunchRequest(
+        token=token, job="j", intent="intent-1", offer=offer, count=3, lease_s=600.5
+    )
+
+
+def test_a_repeated_launch_is_word_for_word_the_same() -> None:
+    first = requests.run_instances(wish(), PLACE, SETTINGS)
+    assert requests.run_instances(wish(), PLACE, SETTINGS) == first
+    assert first["ClientToken"] == requests.client_token(wish())
+
+
+@given(st.text(min_size=1, max_size=200))
+def test_every_token_fits_what_ec2_takes(token: str) -> None:
+    made = requests.client_token(wish(token=token))
+    assert made.isascii()
+    assert len(made) <= 64
+
+
+@given(st.floats(min_value=1e-4, max_value=1000))
+def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
+    asked = requests.run_instances(wish(usd=usd), PLACE, SETTINGS)
+    instance = {
+        "InstanceId": "i-1",
+        "LaunchTime": datetime(2026, 1, 1, tzinfo=UTC),
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "InstanceType": "g5.xlarge",
+        "InstanceLifecycle": "spot",
+        "State": {"Name": "running"},
+        "Tags": asked["TagSpecifications"][0]["Tags"],
+    }
+    vm = requests.vm_of("us-east-1", instance, FACTS)
+    assert vm.offer.usd_per_hour == usd
+    assert (vm.job, vm.intent, vm.state) == ("j", "intent-1", VmState.RUNNING)
+
+
+def test_a_launch_ends_billing_with_a_shutdown_and_leaves_no_disk() -> None:
+    asked = requests.run_instances(wish(), PLACE, SETTINGS)
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert asked["BlockDeviceMappings"][0]["Ebs"]["DeleteOnTermination"] is True
+    assert asked["MetadataOptions"]["HttpTokens"] == "required"
+    assert "601" in asked["UserData"]
+
+
+def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
+    spot = requests.run_instances(wish(), PLACE, SETTINGS)
+    plain = requests.run_instances(wish(spot=False), PLACE, SETTINGS)
+    for asked, kinds in ((spot, 4), (plain, 3)):
+        assert len(asked["TagSpecifications"]) == kinds
+        for spec in asked["TagSpecifications"]:
+            marks = {tag["Key"]: tag["Value"] for tag in spec["Tags"]}
+            assert marks[tags.JOB] == "j"
+            assert marks[tags.INTENT] == "intent-1"
+            assert marks[tags.EXPIRES] == "601"
+    assert "InstanceMarketOptions" not in plain
+    assert spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
+
+
+def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
+    settings = AwsSettings(instance_types=(), instance_profile="role")
+    place = Place("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
+    asked = requests.run_instances(wish(), place, settings)
+    assert asked["IamInstanceProfile"] == {"Name": "role"}
+    assert "KeyName" not in asked
+
+
+@pytest.mark.parametrize(
+    ("text", "ended_at"),
+    [
+        ("User initiated (2026-11-20 07:49:24 GMT)", 1795160964.0),
+        ("Service initiated (2026-11-20 07:49:24 UTC)", 1795160964.0),
+        ("Server.SpotInstanceTermination", None),
+        ("", None),
+    ],
+)
+def test_the_end_is_read_from_ec2s_words(text: str, ended_at: float | None) -> None:
+    assert requests.ended_at({"StateTransitionReason": text}) == ended_at
+
+
+@given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True))
+def test_a_vm_id_tells_its_region(instance_id: str) -> None:
+    vm_id = requests.vm_id_of("eu-west-1", instance_id)
+    assert requests.split_vm_id(vm_id) == ("eu-west-1", instance_id)
+    assert requests.split_vm_id("vm-of-nobody") == ("", "vm-of-nobody")
+
+
+def test_host_keys_are_read_from_the_console_once_they_are_all_there() -> None:
+    begun = "boot\r\n-----BEGIN SSH HOST KEY KEYS-----\r\nssh-ed25519 AAAA root@x\r\n"
+    assert requests.host_keys("") == ()
+    assert requests.host_keys(begun) == ()
+    whole = f"{begun}ecdsa BBBB\r\n-----END SSH HOST KEY KEYS-----\r\nlogin:"
+    assert requests.host_keys(whole) == ("ssh-ed25519 AAAA", "ecdsa BBBB")
+
+
+def test_ssh_is_let_in_from_named_networks_only() -> None:
+    assert [rule["IpProtocol"] for rule in requests.ssh_rules("sg", ())] == ["-1"]
+    _, ssh = requests.ssh_rules("sg", ("192.0.2.0/24",))
+    assert (ssh["FromPort"], ssh["ToPort"]) == (22, 22)
+    assert ssh["IpRanges"] == [{"CidrIp": "192.0.2.0/24"}]
+
+
+def test_quotas_are_those_of_the_families_that_are_rented() -> None:
+    assert requests.quota_codes(["g5.xlarge", "g6e.48xlarge"]) == {
+        ("G and VT", True): "L-3819A6DF",
+        ("G and VT", False): "L-DB2E81BA",
+    }
+    assert ("P", True) in requests.quota_codes(["p4d.24xlarge"])
+    assert requests.quota_codes(["m5.large"]) == {}
+
+
+def test_a_machine_that_nobody_knows_is_still_listed() -> None:
+    instance: dict[str, Any] = {
+        "InstanceId": "i-1",
+        "LaunchTime": datetime(2026, 1, 1, tzinfo=UTC),
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "InstanceType": "x9.huge",
+        "State": {"Name": "stopped"},
+    }
+    vm = requests.vm_of("us-east-1", instance, FACTS)
+    assert (vm.offer.gpus, vm.state) == (0, VmState.STOPPING)

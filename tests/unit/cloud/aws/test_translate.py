@@ -1,0 +1,86 @@
+"""Every error of AWS becomes one that a caller can act on."""
+
+from __future__ import annotations
+
+import pytest
+from botocore import exceptions as boto
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.cloud.aws.translate import explained, translate
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+)
+
+
+def refusal(code: str, status: int = 400, **headers: str) -> boto.ClientError:
+    response = {
+        "Error": {"Code": code, "Message": "two\nlines"},
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+    }
+    return boto.ClientError(response, "RunInstances")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InsufficientInstanceCapacity", NoCapacityError),
+        ("Unsupported", NoCapacityError),
+        ("MaxSpotInstanceCountExceeded", QuotaExceededError),
+        ("VcpuLimitExceeded", QuotaExceededError),
+        ("SpotMaxPriceTooLow", PriceTooHighError),
+        ("RequestExpired", AuthError),
+        ("UnauthorizedOperation", AuthError),
+        ("InvalidAMIID.NotFound", MisconfiguredError),
+        ("RequestLimitExceeded", ThrottledError),
+        ("InternalError", CloudError),
+    ],
+)
+def test_a_code_means_what_can_be_done_about_it(
+    code: str, kind: type[CloudError]
+) -> None:
+    error = translate(refusal(code), "launching 1 g5.xlarge in us-east-1a")
+    assert type(error) is kind
+    assert "\n" not in str(error)
+    assert "us-east-1a" in str(error)
+    assert code in str(error)
+
+
+@given(st.text(max_size=30))
+def test_an_unknown_code_is_never_read_as_no_capacity(code: str) -> None:
+    error = translate(refusal(f"Our.{code}"), "launching")
+    assert type(error) is CloudError
+
+
+def test_a_throttle_says_how_long_to_wait() -> None:
+    error = translate(refusal("RequestLimitExceeded", 503), "listing")
+    assert isinstance(error, ThrottledError)
+    assert error.retry_after_s > 0
+    told = translate(refusal("SlowDown", 429, **{"retry-after": "17"}), "listing")
+    assert isinstance(told, ThrottledError)
+    assert told.retry_after_s == 17
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (boto.NoCredentialsError(), AuthError),
+        (boto.ProfileNotFound(profile="x"), AuthError),
+        (boto.ReadTimeoutError(endpoint_url="https://ec2"), CloudError),
+        (boto.EndpointConnectionError(endpoint_url="https://ec2"), CloudError),
+        (boto.InvalidRegionError(region_name="no such"), MisconfiguredError),
+    ],
+)
+def test_a_call_that_got_no_answer_is_explained(
+    raised: Exception, kind: type[CloudError]
+) -> None:
+    with pytest.raises(CloudError) as told, explained("listing"):
+        raise raised
+    assert type(told.value) is kind
+    assert "\n" not in str(told.value)
