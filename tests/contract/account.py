@@ -38,6 +38,8 @@ class Account:
     wire: Wire | None = None
     left: Callable[[], list[str]] | None = None
     """Names what costs money or lies about in the cloud, of whatever kind."""
+    markets: frozenset[bool] = frozenset({True, False})
+    """Whether offers are spot, and whether they are on demand."""
 
     def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
         token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"

@@ -30,7 +30,7 @@ def test_it_is_a_provider_with_a_name(account: Account) -> None:
 
 def test_offers_say_what_they_cost_and_when_that_was_seen(account: Account) -> None:
     offers = account.connect().offers()
-    assert {offer.spot for offer in offers} == {True, False}
+    assert {offer.spot for offer in offers} == account.markets
     for offer in offers:
         assert offer.usd_per_hour > 0
         assert offer.gpus >= 1

@@ -145,7 +145,7 @@ def test_setup_ran_once_a_vm_and_its_output_is_kept(story: Story) -> None:
     logs = sorted(story.job.dir.cloud.glob("vms/*/setup.log"))
     assert len(logs) == 4
     assert {log.read_text() for log in logs} == {"hello from setup\n"}
-    assert len(list(story.job.dir.cloud.glob("vms/*/agent.log"))) == 3
+    assert len(list(story.job.dir.cloud.glob("vms/*/agent.log"))) == 4
 
 
 def test_the_secret_is_written_down_nowhere(story: Story) -> None:

@@ -1,0 +1,271 @@
+"""The model, measured and planned."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from spottrain.errors import WireError
+from spottrain.wire.codec import SCHEMA_VERSION
+
+ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
+Reduction = Literal["fast", "exact"]
+MOST_CHUNKS = 42
+"""Runs of sections a stage; codes of more do not fit into a schedule's bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionFacts:
+    """What is known of one section without running it."""
+
+    index: int
+    param_bytes: int
+    """Parameters, a tied one counted in every section that uses it."""
+    optimizer_bytes: int
+    """Optimizer state of those parameters."""
+    activation_bytes_per_example: int
+    """The one activation that leaves this section for the next (0 for the last)."""
+    gradient_bytes: int | None = None
+    """Gradients of the parameters that are trained; ``None``: as many as parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedParameter:
+    """One parameter that several sections use."""
+
+    name: str
+    sections: tuple[int, ...]
+    """Ascending; the first one owns it in norms and exports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the tracer found out about the user's model."""
+
+    fingerprint: str
+    """Changes when parameters, shapes, optimizer or sections change."""
+    num_parameters: int
+    """Distinct parameters' elements, a tied one counted once."""
+    blocks: str
+    """Name of the module list that was cut, or ``"CutPoint"``."""
+    sections: tuple[SectionFacts, ...]
+    tied: tuple[TiedParameter, ...]
+    dataset_len: int
+    heldout_len: int
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionProfile:
+    """What calibration measured of one section at one micro-batch size: medians."""
+
+    index: int
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    saved_bytes: int
+    """Tensors autograd keeps between forward and backward of one micro-batch, without
+    what came in and what goes out."""
+    output_bytes: int
+    """The activation sent to the next section for one micro-batch."""
+    forward_spread: float = 0.0
+    """Standard deviation as a share of the median, robust to outliers; so are the others."""
+    backward_spread: float = 0.0
+    recompute_spread: float = 0.0
+    batch_bytes: int = 0
+    """The micro-batch itself, as the user's data come, which every stage holds."""
+    forward_bytes: int = 0
+    """At the highest moment of a forward that keeps nothing for the backward, beyond the
+    micro-batch and the section's input; so are the next two."""
+    recompute_bytes: int = 0
+    """At the highest moment of a forward that keeps what the backward needs."""
+    backward_bytes: int = 0
+    """At the highest moment of the backward, beyond also what the forward has left and
+    the gradient of what goes out."""
+    update_bytes: int = 0
+    """At the highest moment of the optimizer's first step, its new state included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchProfile:
+    """All sections at one micro-batch size."""
+
+    microbatch_size: int
+    sections: tuple[SectionProfile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """Messages from one device to another: ``latency_s + bytes / bandwidth``."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    jitter: float = 0.0
+    """Standard deviation of that time as a share of it, robust to outliers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProfile:
+    """All-reduces over rings of one size: ``latency_s + bytes / bandwidth``."""
+
+    ranks: int
+    rings: int
+    """How many such rings were busy at once, over the same VMs."""
+    between_vms: bool
+    latency_s: float
+    """Of the whole all-reduce, without its bytes."""
+    bandwidth_bytes_per_s: float
+    """Bytes of the tensor over the time that they add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Primitives that depend on neither P, D nor the number of GPUs (Varuna, 4.3)."""
+
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
+    device: str
+    """What was measured, such as the name of the GPU."""
+    software: str
+    """Versions that the times depend on."""
+    microbatches: tuple[MicrobatchProfile, ...]
+    """By ascending micro-batch size."""
+    optimizer_s_per_byte: float
+    """Time of the optimizer step over the bytes of the parameters it updates."""
+    within_vm: LinkProfile
+    between_vms: LinkProfile
+    rings: tuple[RingProfile, ...] = ()
+    """Empty: all-reduces are reckoned from the links."""
+    task_overhead_s: float = 0.0
+    """What a task takes beyond its sections' own time: bookkeeping, posting messages."""
+    origin: Literal["measured", "derived", "written"] = "measured"
+    """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
+    sources: tuple[str, ...] = ()
+    """Where the numbers of a derived or written profile are from."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The micro-batch sizes that it knows, ascending."""
+        return tuple(one.microbatch_size for one in self.microbatches)
+
+    def sections_at(self, microbatch_size: int) -> tuple[SectionProfile, ...]:
+        """Return all sections at a micro-batch size.
+
+        Raises:
+            WireError: The profile does not know that size.
+        """
+        for one in self.microbatches:
+            if one.microbatch_size == microbatch_size:
+                return one.sections
+        raise WireError(
+            f"the profile knows micro-batches of {self.microbatch_sizes}: got "
+            f"{microbatch_size}; calibrate again"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Slot:
+    """One GPU (or CPU slot) of one VM."""
+
+    vm_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The immutable answer: who computes what (design: the words).
+
+    Rank ``replica * pipeline_depth + stage`` runs on ``slots[rank]``. The model is cut
+    into ``pipeline_depth * chunks`` runs of sections, run ``k`` from ``stage_bounds[k]``
+    up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p + pipeline_depth``
+    and so on. Replica ``d`` computes virtual nodes ``replica_bounds[d]`` up to
+    ``replica_bounds[d + 1]``. An interleaved plan has two stages and more, follows its
+    lists to the letter, hence without a bound of its own, and gives every replica a
+    multiple of ``pipeline_depth`` virtual nodes.
+    """
+
+    pipeline_depth: int
+    data_parallel_width: int
+    microbatch_size: int
+    minibatch_size: int
+    schedule: ScheduleKind
+    recompute: bool
+    stage_bounds: tuple[int, ...]
+    replica_bounds: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    predicted_step_s: float
+    in_flight_bound: int | None = None
+    """Most micro-batches in flight on any stage; ``None``: what its schedule needs."""
+    chunks: int = 1
+    """Runs of sections that each stage has; more than one if interleaved."""
+    devices_per_stage_replica: int = 1
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        depth, width = self.pipeline_depth, self.data_parallel_width
+        good = (
+            depth >= 1
+            and width >= 1
+            and self.microbatch_size >= 1
+            and self.minibatch_size % self.microbatch_size == 0
+            and _is_cover(self.stage_bounds, depth * self.chunks)
+            and (self._interleaves() if self.chunks > 1 else self.chunks == 1)
+            and (self.schedule == "interleaved") == (self.chunks > 1)
+            and (self.in_flight_bound is None or self.in_flight_bound >= 1)
+            and _is_cover(self.replica_bounds, width)
+            and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
+            and len(set(self.slots)) == len(self.slots) == depth * width
+            and self.devices_per_stage_replica == 1
+        )
+        if not good:
+            raise WireError(f"plan does not add up: {self}")
+
+    def _interleaves(self) -> bool:
+        """Whether stages of several runs of sections can be run."""
+        return (
+            self.chunks <= MOST_CHUNKS
+            and self.pipeline_depth > 1
+            and self.in_flight_bound is None
+            and all(nodes % self.pipeline_depth == 0 for nodes in self.replica_bounds)
+        )
+
+    @property
+    def num_sections(self) -> int:
+        """Sections of the whole model."""
+        return self.stage_bounds[-1]
+
+    @property
+    def shape(self) -> str:
+        """``PxD`` for people."""
+        return f"{self.pipeline_depth}x{self.data_parallel_width}"
+
+    def stage_of(self, section: int) -> int:
+        """Return the stage that owns ``section``."""
+        return (
+            bisect.bisect_right(self.stage_bounds, section) - 1
+        ) % self.pipeline_depth
+
+    def runs_of(self, stage: int) -> tuple[range, ...]:
+        """Return the runs of consecutive sections of ``stage``, one a chunk."""
+        bounds = self.stage_bounds
+        return tuple(
+            range(bounds[k], bounds[k + 1])
+            for k in range(stage, len(bounds) - 1, self.pipeline_depth)
+        )
+
+    def sections_of(self, stage: int) -> tuple[int, ...]:
+        """Return the sections of ``stage``."""
+        return tuple(section for run in self.runs_of(stage) for section in run)
+
+    def virtual_nodes_of(self, replica: int) -> range:
+        """Return the virtual nodes that ``replica`` computes."""
+        return range(self.replica_bounds[replica], self.replica_bounds[replica + 1])
+
+
+def _is_cover(bounds: tuple[int, ...], parts: int) -> bool:
+    """Whether ``bounds`` cut 0…bounds[-1] into ``parts`` runs, none of them empty."""
+    rising = all(a < b for a, b in itertools.pairwise(bounds))
+    return len(bounds) == parts + 1 and bounds[0] == 0 and rising
