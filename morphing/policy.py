@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 NOTICE_SHARE = 0.25
 """The part of a notice's lead time that may pass waiting for further notices."""
+UNSEEN_SHARE = 0.05
+"""What losses are taken to put at stake before there was one: machines that may go do go,
+and a plan with a second replica goes on then."""
 CAUTION = 0.1
 """The most speed that is given up for a plan that survives losses better."""
 
@@ -133,12 +136,14 @@ def lag_share(outlook: Outlook, lag_s: float, now_s: float) -> float:
     """Return the training time at stake with a loss, as a share of that between losses.
 
     Args:
-        outlook: Nothing is at stake before the first loss.
+        outlook: Before the first loss the share is ``UNSEEN_SHARE``.
         lag_s: Training since the newest checkpoint, on average.
         now_s: On the clock of ``outlook``.
     """
+    if not outlook.losses_at_s:
+        return UNSEEN_SHARE
     quiet_s = outlook.quiet_s(now_s)
-    return lag_s / quiet_s if outlook.losses_at_s and quiet_s > 0 else 0.0
+    return lag_s / quiet_s if quiet_s > 0 else 0.0
 
 
 def slowdown(depth: int, width: int, share: float) -> float:

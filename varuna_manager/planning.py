@@ -7,6 +7,7 @@ from typing import Any
 
 from spottrain.errors import CapacityError
 from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
+from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.morphing.shapes import Workload
 from spottrain.pricing.budget import cost_usd
 from spottrain.varuna_manager.config import JobConfig, ZoneConfig
@@ -88,6 +89,7 @@ def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str,
         schedule=config.morphing.asked_schedule,
         recompute=config.morphing.asked_recompute,
         objective=config.morphing.objective,
+        lag_share=UNSEEN_SHARE,
     )
     choice = choose_plan(inputs)
     usd_per_hour = sum(vm.usd_per_hour for vm in fleet)

@@ -121,10 +121,7 @@ class Network:
         """Return the zone's subnet: the one named, its default one, or our own."""
         named = self._settings.subnets.get(zone)
         if named is not None:
-            found: dict[str, Any] = ec2.describe_subnets(SubnetIds=[named])["Subnets"][
-                0
-            ]
-            return found
+            return _all_there(ec2, "describe_subnets", "Subnets", [named])[0]
         in_zone = {"Name": "availability-zone", "Values": [zone]}
         default = {"Name": "default-for-az", "Values": ["true"]}
         for subnet in _all(ec2, "describe_subnets", "Subnets", [in_zone, default]):

@@ -219,9 +219,10 @@ class Hands:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._claim_of(vm_id)
-        if code == 0:
-            done.touch()
+        with self._locked():  # whoever kills it to end the VM is done by then
+            self._claim_of(vm_id)
+            if code == 0:
+                done.touch()
         return {"code": code, "output": _tail(log, 4096)}
 
     def probe(self) -> dict[str, str]:

@@ -165,14 +165,20 @@ class Watch:
 def print_resident(zygote: Zygote) -> None:
     """Print how far workers' memory grew, over what they tracked.
 
-    The C library maps blocks of more than 32 MB apart, as the larger of the two sizes has
-    them; freed smaller ones it keeps in reserve.
+    In the first mini-batch large blocks are mapped apart and vanish when freed; later the
+    C library keeps blocks as large as activations in reserve (``pipeline.heap``).
     """
     with tempfile.TemporaryDirectory() as folder:
         known = measure_profile(zygote, Path(folder), PERCEPTRON, (1,))
-    for size in (16, 72):
+    size = 16
+    for steps in (1, 6):
         run = Run(
-            entrypoint=PERCEPTRON, depth=2, width=1, microbatch_size=size, nodes=4
+            entrypoint=PERCEPTRON,
+            depth=2,
+            width=1,
+            microbatch_size=size,
+            nodes=4,
+            steps=steps,
         )
         # The model is not asked here: any profile will do.
         same = replace(known.microbatches[0], microbatch_size=size)
@@ -183,7 +189,7 @@ def print_resident(zygote: Zygote) -> None:
         watch.stop()
         for rank, growth in zip(ranks, watch.growth.values(), strict=True):
             print(
-                f"{run}, stage {rank.stage}: grew by {growth / MB:.1f} MB, tracked "
+                f"{run}, stage {rank.stage}, {steps} mini-batches: grew by {growth / MB:.1f} MB, tracked "
                 f"{rank.tracked_bytes / MB:.1f} MB, ratio "
                 f"{growth / rank.tracked_bytes:.3f}"
             )

@@ -9,7 +9,6 @@ from tests.contract.account import Account
 from tests.contract.aws_account import aws
 from tests.contract.local_account import local
 from tests.contract.ssh_account import ssh
-from tests.fakes.sshd import WHY_NOT
 from tests.fakes.aws import FakeAws, running
 
 PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
@@ -26,6 +25,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("test_an_agent_may_be_started_again_and_again", "aws"): _OVER_SSH,
     ("test_a_crash_at_any_request_rents_nothing_twice", "local"): _OWN_CRASHES,
     ("test_a_release_leaves_nothing_of_the_job", "local"): "VMs share nothing",
+    ("test_a_release_leaves_nothing_of_the_job", "ssh"): "VMs share nothing",
     ("test_a_crash_at_any_request_rents_nothing_twice", "ssh"): (
         "claims lie on the hosts: tests/integration/test_ssh_provider.py"
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.account import Account
+from tests.fakes.sshd import WHY_NOT
 from tests.integration.ssh_hosts import ssh_hosts
 
 from spottrain.cloud.ssh.hosts import Payload
@@ -25,6 +26,8 @@ def empty_workdir(folder: Path) -> Path:
 
 
 def ssh(request: pytest.FixtureRequest) -> Iterator[Account]:
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
     folder: Path = request.getfixturevalue("tmp_path")
     payload = Payload(workdir=empty_workdir(folder))
     clients: list[SshProvider] = []

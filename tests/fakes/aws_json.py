@@ -49,7 +49,7 @@ def answer_json(
         return _quota(world, json.loads(body)["QuotaCode"])
     answer = moto()
     if operation == "StartExperiment" and answer.status_code == 200:
-        targets = answer.get_json()["experiment"]["targets"]
+        targets = json.loads(answer.get_data())["experiment"]["targets"]
         for target in targets.values():
             for arn in target["resourceArns"]:
                 world.interrupt(region, arn.rpartition("/")[2])

@@ -120,6 +120,23 @@ class World:
         instance.state_reason.message = "Server.SpotInstanceTermination"
         self.ends[instance_id] = self.now()
 
+    def remove_default_subnets(self, region: str) -> None:
+        """Leave an account as some companies keep it: without a network to start in."""
+        backend = self.backend(region)
+        for group in list(backend.subnets.values()):
+            for subnet_id in list(group):
+                backend.delete_subnet(subnet_id)
+
+    def users_own_network(self, region: str, zone: str) -> tuple[str, str]:
+        """Return a subnet and a security group that the user has made."""
+        backend = self.backend(region)
+        vpc = backend.create_vpc("10.1.0.0/16")
+        subnet = backend.create_subnet(
+            vpc.id, "10.1.0.0/24", availability_zone=zone, availability_zone_id=None
+        )
+        group = backend.create_security_group("theirs", "theirs", vpc_id=vpc.id)
+        return subnet.id, group.id
+
     # --- what there is ----------------------------------------------------------------
 
     def now(self) -> float:

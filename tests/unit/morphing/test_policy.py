@@ -13,6 +13,7 @@ from tests.unit.morphing.test_choose import inputs
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.policy import (
     CAUTION,
+    UNSEEN_SHARE,
     Outlook,
     Way,
     break_even_s,
@@ -123,8 +124,8 @@ def test_a_notice_waits_for_others_but_not_past_a_quarter_of_its_lead() -> None:
     assert handover_at_s(10.0, 14.0, debounce_s=2.0) == 11.0
 
 
-def test_nothing_is_at_stake_before_the_first_loss() -> None:
-    assert lag_share(CALM, 300.0, 100.0) == 0.0
+def test_something_is_at_stake_before_the_first_loss_too() -> None:
+    assert lag_share(CALM, 300.0, 100.0) == UNSEEN_SHARE
     assert lag_share(outlook([10.0]), 300.0, 610.0) == 0.5
 
 

@@ -85,7 +85,9 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
             assert marks[tags.INTENT] == "intent-1"
             assert marks[tags.EXPIRES] == "601"
     assert "InstanceMarketOptions" not in plain
-    assert spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
+    assert (
+        spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
+    )
 
 
 def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:

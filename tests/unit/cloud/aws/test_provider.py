@@ -1,0 +1,372 @@
+"""The adapter against the fake: faults, lagging lists, and what only AWS can do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, SPOT_USD, ZONE, FakeAws
+
+from spottrain.cloud.aws.provider import AwsProvider
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    QuotaExceededError,
+    ThrottledError,
+    VmNotFoundError,
+)
+from spottrain.cloud.provider import (
+    LaunchRequest,
+    Offer,
+    ReachedBySsh,
+    ReleasesJob,
+    ReportsPlacementScore,
+    ReportsPriceHistory,
+    ReportsQuota,
+    SimulatesInterruption,
+    Vm,
+    VmState,
+)
+
+ROLE = "arn:aws:iam::123456789012:role/interrupts"
+
+
+def spot(provider: AwsProvider) -> Offer:
+    return next(offer for offer in provider.offers() if offer.spot)
+
+
+def wish(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
+    return LaunchRequest(
+        token=f"uid-{intent}",
+        job="job",
+        intent=intent,
+        offer=offer,
+        count=count,
+        lease_s=600,
+    )
+
+
+def rent(provider: AwsProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:
+    return list(provider.launch(wish(spot(provider), count, intent)).vms)
+
+
+def alive(aws: FakeAws) -> int:
+    return sum(vm["ended_at"] is None for vm in aws.ask("bill"))
+
+
+def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
+    provider = aws.provider()
+    assert isinstance(provider, ReachedBySsh)
+    assert isinstance(provider, ReleasesJob)
+    assert isinstance(provider, ReportsPlacementScore)
+    assert isinstance(provider, ReportsPriceHistory)
+    assert isinstance(provider, ReportsQuota)
+    assert isinstance(provider, SimulatesInterruption)
+
+
+def test_importing_and_making_it_costs_no_sdk() -> None:
+    code = (
+        "import sys\n"
+        "from spottrain.cloud.aws.provider import AwsProvider as P\n"
+        "from spottrain.cloud.aws.settings import AwsSettings as S\n"
+        "P(S(instance_types=()), None, None)\n"
+        "sys.exit(any(n.startswith('boto') for n in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_type_without_facts_is_refused_before_anything_is_asked(
+    aws: FakeAws,
+) -> None:
+    with pytest.raises(MisconfiguredError, match=r"x9\.huge"):
+        aws.provider(instance_types=("x9.huge",))
+
+
+# --- the market -----------------------------------------------------------------------
+
+
+def test_offers_are_at_the_newest_price_of_each_zone(aws: FakeAws) -> None:
+    now_s = time.time()
+    aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
+    aws.ask("price", zone="us-east-1b", instance_type=KIND, usd=0.3, at_s=now_s - 60)
+    offers = aws.provider().offers()
+    assert [(offer.zone, offer.spot, offer.usd_per_hour) for offer in offers] == [
+        (ZONE, True, 0.7),
+        (ZONE, False, ON_DEMAND_USD),
+        ("us-east-1b", True, 0.3),
+        ("us-east-1b", False, ON_DEMAND_USD),
+    ]
+    only = aws.provider(zones=("us-east-1b",)).offers()
+    assert {offer.zone for offer in only} == {"us-east-1b"}
+
+
+def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
+    now_s = int(time.time())
+    aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
+    history = aws.provider().price_history(now_s - 600)
+    assert [offer.usd_per_hour for offer in history] == [SPOT_USD, 0.7]
+    assert history[1].observed_at == now_s - 60
+
+
+def test_quotas_and_placement_scores_are_told(aws: FakeAws) -> None:
+    aws.ask("quota", code="L-3819A6DF", vcpus=64)
+    aws.ask("score", zone_id="use1-az6", score=9)
+    provider = aws.provider()
+    limits = {(q.family, q.spot): q.limit for q in provider.quotas()}
+    assert limits == {("G and VT", True): 64, ("G and VT", False): 0}
+    (score,) = provider.placement_scores(KIND, 2)
+    assert (score.region, score.score) == (REGION, 0.9)
+    assert score.zone.startswith(REGION)
+
+
+def test_regions_are_asked_together_and_vms_found_in_each(aws: FakeAws) -> None:
+    west = "us-west-2a"
+    aws.ask("stock", zone=west, instance_type=KIND, count=1)
+    aws.ask("price", zone=west, instance_type=KIND, usd=0.2, at_s=time.time() - 60)
+    provider = aws.provider(regions=(REGION, "us-west-2"))
+    offers = {offer.region: offer for offer in provider.offers() if offer.spot}
+    east = provider.launch(wish(offers[REGION])).vms
+    there = provider.launch(wish(offers["us-west-2"], intent="intent-2")).vms
+    listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
+    assert listed == {east[0].vm_id: ZONE, there[0].vm_id: west}
+    provider.terminate(listed)
+    provider.release("job")
+    assert aws.ask("left") == []
+
+
+# --- when things go wrong -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setup", "kind"),
+    [
+        (
+            lambda a: a.ask("stock", zone=ZONE, instance_type=KIND, count=0),
+            NoCapacityError,
+        ),
+        (lambda a: a.ask("withdraw", zone=ZONE, instance_type=KIND), NoCapacityError),
+        (lambda a: a.ask("quota", code="L-3819A6DF", vcpus=3), QuotaExceededError),
+        (lambda a: a.ask("expire", expired=True), AuthError),
+    ],
+    ids=["stock-out", "not offered", "quota", "expired credentials"],
+)
+def test_a_refusal_says_what_can_be_done(
+    aws: FakeAws, setup: Callable[[FakeAws], None], kind: type[CloudError]
+) -> None:
+    provider = aws.provider()
+    offer = spot(provider)
+    setup(aws)
+    with pytest.raises(kind) as refusal:
+        provider.launch(wish(offer))
+    assert type(refusal.value) is kind
+    assert alive(aws) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image": "ami-00000000000000000"},
+        {"image": "No Such Image *"},
+        {"security_groups": ("sg-00000000000000000",)},
+        {"subnets": {ZONE: "subnet-00000000000000000"}},
+    ],
+    ids=["image id", "image name", "security group", "subnet"],
+)
+def test_what_does_not_exist_is_told_before_money_is_spent(
+    aws: FakeAws, settings: dict[str, object]
+) -> None:
+    provider = aws.provider(**settings)
+    with pytest.raises(MisconfiguredError) as told:
+        provider.launch(wish(spot(provider)))
+    assert "\n" not in str(told.value)
+    assert alive(aws) == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "error", "code": "RequestLimitExceeded", "status": 503},
+        {"kind": "error", "code": "InternalError", "status": 500},
+        {"kind": "drop"},
+        {"kind": "lost"},
+    ],
+    ids=["throttled", "5xx", "dropped", "reply lost"],
+)
+def test_the_sdk_tries_again_where_that_helps(
+    aws: FakeAws, fault: dict[str, object]
+) -> None:
+    provider = aws.provider(tries=4)
+    (vm,) = rent(provider)
+    for operation in ("DescribeInstances", "TerminateInstances"):
+        aws.ask("fail", operation=operation, **fault)
+    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
+    provider.terminate([vm.vm_id])
+    assert alive(aws) == 0
+
+
+def test_a_throttle_that_lasts_is_handed_up(aws: FakeAws) -> None:
+    aws.ask(
+        "fail",
+        operation="DescribeInstances",
+        kind="error",
+        code="RequestLimitExceeded",
+        status=503,
+        times=9,
+    )
+    with pytest.raises(ThrottledError) as told:
+        aws.provider(tries=2).list_vms("job")
+    assert told.value.retry_after_s > 0
+
+
+@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
+def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
+    aws: FakeAws, kind: str
+) -> None:
+    provider = aws.provider(answer_s=0.5 if kind == "hang" else 20.0, tries=4)
+    asked = wish(spot(provider), 2)
+    aws.ask("fail", operation="RunInstances", kind=kind, seconds=1.5)
+    with pytest.raises(CloudError) as told:
+        provider.launch(asked)
+    assert type(told.value) is CloudError
+    ids = {vm.vm_id for vm in provider.launch(asked).vms}
+    assert len(ids) == alive(aws) == 2
+
+
+def test_no_capacity_is_told_at_once_though_it_is_a_servers_error(
+    aws: FakeAws,
+) -> None:
+    provider = aws.provider(tries=5)
+    offer = spot(provider)
+    aws.ask("stock", zone=ZONE, instance_type=KIND, count=0)
+    with pytest.raises(NoCapacityError):
+        provider.launch(wish(offer))
+    sent = [r["operation"] for r in aws.ask("requests")]
+    assert sent.count("RunInstances") == 1
+
+
+def test_a_token_that_was_used_otherwise_finds_its_vms(aws: FakeAws) -> None:
+    """Another image may be the newest by the time that a launch is repeated."""
+    (vm,) = rent(aws.provider())
+    again = aws.provider(image="ami-00000901")
+    assert [each.vm_id for each in rent(again)] == [vm.vm_id]
+    assert alive(aws) == 1
+
+
+# --- lists that lag behind ------------------------------------------------------------
+
+
+def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(aws: FakeAws) -> None:
+    aws.ask("lag", hide_s=30, linger_s=60)
+    provider = aws.provider()
+    (vm,) = rent(provider)
+    assert provider.list_vms("job") == (vm,)
+    assert aws.provider().list_vms("job") == ()
+    with pytest.raises(CloudError):  # it is not known everywhere: not "gone"
+        provider.terminate([vm.vm_id])
+    aws.ask("pass_time", seconds=31)
+    (listed,) = provider.list_vms("job")
+    assert listed.state is VmState.RUNNING
+    provider.terminate([vm.vm_id])
+    (listed,) = provider.list_vms("job")
+    assert listed.state is VmState.STOPPING
+    aws.ask("pass_time", seconds=61)
+    (listed,) = provider.list_vms("job")
+    assert listed.state is VmState.TERMINATED
+    assert listed.ended_at is not None
+
+
+def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
+    provider = aws.provider()
+    vms = rent(provider, 2)
+    unknown = ["i-00000000000000000.us-east-1", "x.us-east-1", "i-1.mars", ""]
+    provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
+    assert alive(aws) == 0
+
+
+# --- what VMs share -------------------------------------------------------------------
+
+
+def test_launches_at_the_same_time_share_one_group_and_one_key(aws: FakeAws) -> None:
+    provider = aws.provider()
+    offer = spot(provider)
+    with ThreadPoolExecutor(3) as pool:
+        wishes = [wish(offer, intent=f"intent-{n}") for n in range(3)]
+        results = list(pool.map(provider.launch, wishes))
+    assert sum(len(result.vms) for result in results) == 3
+    sent = [r["operation"] for r in aws.ask("requests")]
+    assert sent.count("CreateSecurityGroup") == sent.count("ImportKeyPair") == 1
+
+
+def test_a_group_that_somebody_removed_is_made_again(aws: FakeAws) -> None:
+    provider = aws.provider()
+    (vm,) = rent(provider)
+    provider.terminate([vm.vm_id])
+    aws.provider().release("job")
+    with pytest.raises(CloudError):
+        rent(provider, intent="intent-2")
+    assert rent(provider, intent="intent-2")
+
+
+def test_an_account_without_a_network_gets_one_for_the_job(aws: FakeAws) -> None:
+    aws.ask("remove_default_subnets", region=REGION)
+    provider = aws.provider()
+    vms = rent(provider, 2)
+    assert rent(aws.provider(), 1, "intent-2")
+    kinds = {name.partition("-")[0] for name in aws.ask("left")}
+    assert {"vpc", "igw", "subnet", "sg"} <= kinds
+    with pytest.raises(CloudError, match=vms[0].vm_id):
+        provider.release("job")
+    provider.terminate([vm.vm_id for vm in provider.list_vms("job")])
+    provider.release("job")
+    assert aws.ask("left") == []
+
+
+def test_named_networks_are_used_and_left_alone(aws: FakeAws) -> None:
+    subnet_id, group_id = aws.ask("users_own_network", region=REGION, zone=ZONE)
+    provider = aws.provider(subnets={ZONE: subnet_id}, security_groups=(group_id,))
+    (vm,) = rent(provider)
+    sent = [r["operation"] for r in aws.ask("requests")]
+    assert "CreateSecurityGroup" not in sent
+    provider.terminate([vm.vm_id])
+    provider.release("job")
+    assert aws.ask("left") == []
+
+
+# --- interruptions and SSH ------------------------------------------------------------
+
+
+def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(aws: FakeAws) -> None:
+    provider = aws.provider(interruption_role=ROLE)
+    (vm,) = rent(provider)
+    with pytest.raises(MisconfiguredError, match="interruption_role"):
+        aws.provider().interrupt(vm.vm_id)
+    provider.interrupt(vm.vm_id)
+    (listed,) = provider.list_vms("job")
+    assert listed.state is VmState.TERMINATED
+    assert listed.ended_at is not None
+    with pytest.raises(VmNotFoundError):
+        provider.interrupt(vm.vm_id)
+
+
+def test_a_vm_is_entered_by_the_keys_on_its_console(aws: FakeAws) -> None:
+    provider = aws.provider()
+    (vm,) = rent(provider)
+    assert provider.ssh_target(vm.vm_id) is None
+    instance_id = vm.vm_id.partition(".")[0]
+    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
+    target = provider.ssh_target(vm.vm_id)
+    assert target is not None
+    assert target.host_keys == ("ssh-ed25519 AAAA",)
+    assert (target.user, target.port) == ("ubuntu", 22)
+    assert target.host
+    inside = aws.provider(public_addresses=False).ssh_target(vm.vm_id)
+    assert inside is not None
+    assert inside.host == vm.private_address
+    with pytest.raises(VmNotFoundError):
+        provider.ssh_target("i-00000000000000000.us-east-1")
