@@ -7,6 +7,7 @@ Standard library only; the agent carries this module.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -14,18 +15,20 @@ from pathlib import Path
 FILE = Path("/var/lib/spottrain/lease")
 BOOT_S = 900
 """How long the first sign of a manager may take, beyond the lease."""
+GRACE_S = 300
+"""Beyond the lease as well: the agent checkpoints first, then gives the lease up."""
 _CHECK_S = 10
 
 _SCRIPT = """\
 #!/bin/sh
-# spottrain: this machine ends itself {lease_s} s after it last heard from its manager.
+# spottrain: this machine ends itself {bound_s} s after it last heard from its manager.
 set -eu
 mkdir -p {folder}
 cat > {folder}/watch <<'END'
 #!/bin/sh
 while sleep {check_s}; do
     heard=$(stat -c %Y {file} 2>/dev/null || echo 0)
-    if [ $(($(date +%s) - heard)) -gt {lease_s} ]; then
+    if [ $(($(date +%s) - heard)) -gt {bound_s} ]; then
         systemctl poweroff || poweroff -f
     fi
 done
@@ -48,7 +51,7 @@ systemctl enable --now spottrain-lease.service
 def boot_script(lease_s: float) -> str:
     """Return what a VM runs as root at its first boot; it holds no secret."""
     return _SCRIPT.format(
-        lease_s=math.ceil(lease_s),
+        bound_s=math.ceil(lease_s) + GRACE_S,
         folder=FILE.parent,
         file=FILE,
         check_s=_CHECK_S,
@@ -58,12 +61,11 @@ def boot_script(lease_s: float) -> str:
 
 def heard(file: Path = FILE) -> None:
     """Renew the lease: a manager has answered. Nothing happens where none is kept."""
-    try:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         os.utime(file)
-    except FileNotFoundError:
-        return
 
 
 def give_up(file: Path = FILE) -> None:
     """End the VM within seconds. Nothing happens where no lease is kept."""
-    file.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        file.unlink()

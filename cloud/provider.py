@@ -232,6 +232,14 @@ class ReleasesJob(Protocol):
 
 
 @runtime_checkable
+class FindsOrphans(Protocol):
+    """Can look for VMs that nobody remembers."""
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all jobs wherever the account may rent."""
+
+
+@runtime_checkable
 class ReachedBySsh(Protocol):
     """Rents VMs that are entered by SSH."""
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import spottrain
 from spottrain import wire
-from spottrain.cloud import notices
+from spottrain.cloud import lease, notices
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.manager_client import (
     AgentError,
@@ -139,6 +139,7 @@ class Agent:
 
     def _log_end(self, code: int, reason: str) -> int:
         logger.info("agent of %s ends: %s", self._bootstrap.vm_id, reason)
+        lease.give_up()
         return code
 
     def _guarded(self, target: Any) -> None:
@@ -228,6 +229,7 @@ class Agent:
                 self._closing.wait(backoff.next_s())
                 continue
             heard_at = time.monotonic()
+            lease.heard()
             backoff.reset()
             answer = wire.decode(wire.HeartbeatAnswer, text)
             received += len(answer.commands)

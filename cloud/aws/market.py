@@ -13,6 +13,10 @@ from spottrain.cloud.aws.translate import explained
 from spottrain.cloud.provider import Offer, PlacementScore, Quota
 
 
+OFFERS_KEEP_S = 30.0
+"""The manager looks every second; prices change every few minutes at most."""
+
+
 class Market:
     """The market as one account sees it.
 
@@ -34,9 +38,18 @@ class Market:
         self._settings = settings
         self._facts = facts
         self._on_demand = on_demand
+        self._kept: dict[str, tuple[float, list[Offer]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
         """Return what has a spot price now, and the same on demand if that is known."""
+        asked_at_s, kept = self._kept.get(region, (-OFFERS_KEEP_S, []))
+        if time.monotonic() - asked_at_s < OFFERS_KEEP_S:
+            return kept
+        asked_at_s, found = time.monotonic(), self._ask_offers(region)
+        self._kept[region] = asked_at_s, found
+        return found
+
+    def _ask_offers(self, region: str) -> list[Offer]:
         now_s = time.time()
         newest: dict[tuple[str, str], Offer] = {}
         for offer in self.prices(region, now_s):

@@ -92,8 +92,9 @@ class AwsProvider:
                 place = self._network.place(request.job, offer.region, offer.zone)
                 asked = requests.run_instances(request, place, self._settings)
                 vms = self._run(request, asked)
-        except CloudError:
-            self._network.forget(request.job)
+        except CloudError as error:
+            if type(error) is CloudError:  # somebody may have removed a group or key
+                self._network.forget(request.job)
             raise
         self._recent.launched(vms)
         missing = request.count - len(vms)
@@ -120,11 +121,25 @@ class AwsProvider:
         by_region: dict[str, list[str]] = {}
         for vm_id in vm_ids:
             region, instance_id = requests.split_vm_id(vm_id)
-            if region in self._settings.regions:
+            if region:
                 by_region.setdefault(region, []).append(instance_id)
         for region, instance_ids in by_region.items():
             for start in range(0, len(instance_ids), _BATCH):
                 self._terminate(region, instance_ids[start : start + _BATCH])
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all jobs in every region that the account may use.
+
+        Raises:
+            CloudError: a region cannot be asked.
+        """
+        ours = [{"Name": "tag-key", "Values": [tags.JOB]}]
+        with explained("asking for regions"):
+            home = self._clients.get("ec2", self._settings.regions[0])
+            regions = [
+                each["RegionName"] for each in home.describe_regions()["Regions"]
+            ]
+        return self._in_regions(lambda region: self._vms(region, ours), regions)
 
     # --- What not every cloud can do --------------------------------------------------
 
@@ -196,10 +211,12 @@ class AwsProvider:
             vm = requests.vm_of(region, instance, self._facts)
             asked = requests.experiment(arn, role_arn, vm.job)
             made = fis.create_experiment_template(**asked)["experimentTemplate"]
-            fis.start_experiment(
-                clientToken=asked["clientToken"], experimentTemplateId=made["id"]
-            )
-            fis.delete_experiment_template(id=made["id"])
+            try:
+                fis.start_experiment(
+                    clientToken=asked["clientToken"], experimentTemplateId=made["id"]
+                )
+            finally:
+                fis.delete_experiment_template(id=made["id"])
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
         """Return how to enter a VM, None until its console shows its host keys.
@@ -222,9 +239,11 @@ class AwsProvider:
 
     # --- How one region is asked ------------------------------------------------------
 
-    def _in_regions(self, ask: Callable[[str], Sequence[T]]) -> tuple[T, ...]:
-        """Return the answers of all regions, asked at once."""
-        regions = self._settings.regions
+    def _in_regions(
+        self, ask: Callable[[str], Sequence[T]], regions: Sequence[str] = ()
+    ) -> tuple[T, ...]:
+        """Return the answers of all regions, ours if none are given, asked at once."""
+        regions = regions or self._settings.regions
         if len(regions) == 1:
             return tuple(ask(regions[0]))
         with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
@@ -269,7 +288,7 @@ class AwsProvider:
                     yield reservation["OwnerId"], instance
 
     def _instance(self, region: str, instance_id: str) -> tuple[str, Mapping[str, Any]]:
-        if region in self._settings.regions:
+        if region:
             by_id = [{"Name": "instance-id", "Values": [instance_id]}]
             for owner, instance in self._instances(region, by_id):
                 if instance["State"]["Name"] in ("pending", "running"):

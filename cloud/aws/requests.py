@@ -28,6 +28,7 @@ _STATES = {
     "stopped": VmState.STOPPING,  # we never stop one: it is on its way out
     "terminated": VmState.TERMINATED,
 }
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _MOMENT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -51,7 +52,7 @@ def vm_id_of(region: str, instance_id: str) -> str:
 def split_vm_id(vm_id: str) -> tuple[str, str]:
     """Return (region, instance id); the region is empty if it is no name of ours."""
     instance_id, _, region = vm_id.partition(".")
-    return region, instance_id
+    return (region if _REGION.fullmatch(region) else ""), instance_id
 
 
 def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
@@ -82,49 +83,21 @@ def run_instances(
     """Return the arguments of RunInstances: as many machines as there are, at most
     ``request.count``.
     """
-    offer = request.offer
-    marks = tag_list(
-        {
-            tags.JOB: request.job,
-            tags.INTENT: request.intent,
-            tags.EXPIRES: str(math.ceil(request.lease_s)),
-            tags.PRICE: repr(offer.usd_per_hour),
-            "Name": f"spottrain {request.job}",
-        }
-    )
-    kinds = ["instance", "volume", "network-interface"]
     asked: dict[str, Any] = {
         "ClientToken": client_token(request),
         "ImageId": place.image_id,
-        "InstanceType": offer.instance_type,
+        "InstanceType": request.offer.instance_type,
         "MinCount": 1,
         "MaxCount": request.count,
-        "NetworkInterfaces": [
-            {
-                "DeviceIndex": 0,
-                "SubnetId": place.subnet_id,
-                "Groups": list(place.group_ids),
-                "AssociatePublicIpAddress": settings.public_addresses,
-                "DeleteOnTermination": True,
-            }
-        ],
-        "BlockDeviceMappings": [
-            {
-                "DeviceName": place.root_device,
-                "Ebs": {
-                    "VolumeSize": settings.disk_gib,
-                    "VolumeType": "gp3",
-                    "DeleteOnTermination": True,
-                },
-            }
-        ],
+        "NetworkInterfaces": [_interface(place, settings)],
+        "BlockDeviceMappings": [_root_disk(place, settings)],
         "InstanceInitiatedShutdownBehavior": "terminate",
         # Two hops: the agent may sit in a container.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "UserData": lease.boot_script(request.lease_s),
+        "TagSpecifications": _launch_tags(request),
     }
-    if offer.spot:
-        kinds.append("spot-instances-request")
+    if request.offer.spot:
         asked["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {
@@ -136,8 +109,43 @@ def run_instances(
         asked["KeyName"] = place.key_name
     if settings.instance_profile:
         asked["IamInstanceProfile"] = {"Name": settings.instance_profile}
-    asked["TagSpecifications"] = [{"ResourceType": k, "Tags": marks} for k in kinds]
     return asked
+
+
+def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
+    """Return the tags of everything that a launch makes."""
+    marks = tag_list(
+        {
+            tags.JOB: request.job,
+            tags.INTENT: request.intent,
+            tags.EXPIRES: str(math.ceil(request.lease_s)),
+            tags.PRICE: repr(request.offer.usd_per_hour),
+            "Name": f"spottrain {request.job}",
+        }
+    )
+    kinds = ["instance", "volume", "network-interface"]
+    if request.offer.spot:
+        kinds.append("spot-instances-request")
+    return [{"ResourceType": kind, "Tags": marks} for kind in kinds]
+
+
+def _interface(place: Place, settings: AwsSettings) -> dict[str, Any]:
+    return {
+        "DeviceIndex": 0,
+        "SubnetId": place.subnet_id,
+        "Groups": list(place.group_ids),
+        "AssociatePublicIpAddress": settings.public_addresses,
+        "DeleteOnTermination": True,
+    }
+
+
+def _root_disk(place: Place, settings: AwsSettings) -> dict[str, Any]:
+    disk = {
+        "VolumeSize": settings.disk_gib,
+        "VolumeType": "gp3",
+        "DeleteOnTermination": True,
+    }
+    return {"DeviceName": place.root_device, "Ebs": disk}
 
 
 def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, Any]:

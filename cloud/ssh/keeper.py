@@ -17,9 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spottrain.cloud.local import die_with_parent
-from spottrain.cloud.local.folder import clear
-from spottrain.cloud.local.processes import VARIABLE, kill_all
+from spottrain.cloud.local import processes
 
 LOCK = "vm.lock"
 _SIOCGIFADDR = 0x8915
@@ -29,7 +27,8 @@ def main(folder: Path) -> None:
     """Start the agent, say so on stdout, and stay until it has ended."""
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+    die = str(Path(processes.__file__).with_name("die_with_parent.py"))
+    shim = [sys.executable, "-I", "-S", die, str(os.getpid())]
     agent = [sys.executable, "-P", "-m", "spottrain.varuna_manager.agent"]
     address = json.loads((folder / "agent.json").read_text())["private_address"]
     if interface := interface_of(address):
@@ -48,7 +47,10 @@ def main(folder: Path) -> None:
     os.write(sys.stdout.fileno(), b"1")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     process.wait()
-    kill_all([os.environ[VARIABLE]], [process.pid])
+    processes.kill_all([os.environ[processes.VARIABLE]], [process.pid])
+    # Not above: it would take most of the time that a keeper takes to start.
+    from spottrain.cloud.local.folder import clear
+
     clear(folder)
 
 

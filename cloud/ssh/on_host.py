@@ -71,8 +71,6 @@ class Hands:
         with self._locked():
             standing = self._claim()
             state = self._state(standing)
-            if state == "claimed" and time.time() > standing["expires_at"]:
-                state = "over"
             if state == "over" and standing["owner"] != claim["owner"]:
                 self._clear(standing["vm_id"])
                 state = "free"
@@ -160,7 +158,8 @@ class Hands:
             return "free"
         if _is_locked(self._root / claim["vm_id"] / "vm.lock"):
             return "running"
-        return "over" if claim.get("started") else "claimed"
+        given_up = claim.get("started") or time.time() > claim["expires_at"]
+        return "over" if given_up else "claimed"
 
     # --- what it is given -----------------------------------------------------------
 

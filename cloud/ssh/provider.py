@@ -205,6 +205,8 @@ class SshProvider:
                 claim, state = line.look()
                 if claim is not None and not self._is_ours(claim):
                     ours, line.taken_by = None, f"job {claim['job']}"
+                    if state == "over":
+                        line.taken_by = ""  # whoever claims it next clears it up
                 else:
                     ours, line.taken_by = claim, ""
                     if ours is not None:
@@ -294,7 +296,7 @@ class SshProvider:
                     "job": request.job,
                     "intent": request.intent,
                     "launched_at": now_s,
-                    "expires_at": now_s + _UNSTARTED_S,
+                    "expires_at": now_s + _UNSTARTED_S + self._payload.setup_limit_s,
                     "lease_s": request.lease_s,
                     "private_address": session.private_address,
                     "offer": dataclasses.asdict(offer),

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["BENCH_WIDTH"] = "512"  # of the plain layers: 17 million parameters
@@ -45,6 +46,8 @@ from spottrain.morphing.simulator import expect_step
 from spottrain.pipeline.inspect import model_facts
 from spottrain.pipeline.loading import load
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
+
+T = TypeVar("T")
 
 DEPTHS, WIDTHS = (2, 3, 4, 6, 8), (1, 2, 3)
 KINDS_OF_LINKS = {
@@ -220,7 +223,7 @@ def _real_rows(
     minibatches: int,
 ) -> Iterator[Row]:
     facts = facts_of(spec)
-    profiles: dict[int, Profile] = {}
+    profiles: dict[int, tuple[Profile, float]] = {}
     for manner in manners:
         plan = make_plan(
             spec,
@@ -233,16 +236,21 @@ def _real_rows(
         )
         busy = len(plan.slots)
         if busy not in profiles:  # two cores at work are slower than one
-            profiles[busy] = trainer.calibrate(busy)
-            tell(f"{model.name} on {busy}: {describe(profiles[busy])}")
+            profiles[busy] = controlled(functools.partial(trainer.calibrate, busy))
+            tell(f"{model.name} on {busy}: {describe(profiles[busy][0])}")
+        profile, variation = profiles[busy]
         got, control = controlled(functools.partial(trainer.train, plan, minibatches))
-        predicted_s = predict(plan, profiles[busy], facts)
+        predicted_s = predict(plan, profile, facts)
         names = (model.name, "loopback", manner.name)
-        yield row_of("real", names, plan, predicted_s, got, control)
+        yield row_of("real", names, plan, predicted_s, got, max(control, variation))
 
 
-def controlled(run: Callable[[], Measured]) -> tuple[Measured, float]:
-    """Run between two turns of a control loop, until these show a quiet machine."""
+def controlled(run: Callable[[], T]) -> tuple[T, float]:
+    """Run between two turns of a control loop, until these show a quiet machine.
+
+    Returns:
+        What came out, and the coefficient of variation of the control loop.
+    """
     for _ in range(TRIES):
         before_s = control_loop()
         got = run()

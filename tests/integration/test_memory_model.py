@@ -11,8 +11,9 @@ from tests.integration.memory_runs import Rank, Run, measure_profile, track
 
 from spottrain.wire import Profile
 
-LEAST, MOST = 0.9, 1.03
-"""Tracked over allowed. What exceeds 1 is scratch and the scalars of losses."""
+LEAST, MOST = 0.9, 1.05
+"""Tracked over allowed. What exceeds 1 is padding, scalars of losses, and now and then a
+tensor that waits for its turn."""
 PERCEPTRON = "memory_jobs:perceptron_job"
 LANGUAGE = "memory_jobs:language_job"
 FROZEN = "memory_jobs:frozen_job"

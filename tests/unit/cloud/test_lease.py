@@ -33,11 +33,11 @@ def play(tmp_path: Path, age_s: float | None) -> bool:
 
 
 def test_a_vm_that_hears_its_manager_stays(tmp_path: Path) -> None:
-    assert not play(tmp_path, 599 - 30)
+    assert not play(tmp_path, 600 + lease.GRACE_S - 30)
 
 
 def test_a_vm_that_hears_nobody_ends_itself(tmp_path: Path) -> None:
-    assert play(tmp_path, 602)
+    assert play(tmp_path, 602 + lease.GRACE_S)
 
 
 def test_a_vm_whose_agent_gave_up_the_lease_ends_itself(tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_an_answer_of_the_manager_renews_the_lease(tmp_path: Path) -> None:
 def test_the_script_is_a_script_and_waits_for_the_boot(tmp_path: Path) -> None:
     script = lease.boot_script(599.5)
     subprocess.run(["/bin/sh", "-n", "-c", script], check=True)
-    assert "600" in script
+    assert f" {600 + lease.GRACE_S} " in script
     assert f"+{lease.BOOT_S} seconds" in script

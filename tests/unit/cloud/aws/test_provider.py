@@ -22,6 +22,7 @@ from spottrain.cloud.errors import (
     VmNotFoundError,
 )
 from spottrain.cloud.provider import (
+    FindsOrphans,
     LaunchRequest,
     Offer,
     ReachedBySsh,
@@ -62,6 +63,7 @@ def alive(aws: FakeAws) -> int:
 
 def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
     provider = aws.provider()
+    assert isinstance(provider, FindsOrphans)
     assert isinstance(provider, ReachedBySsh)
     assert isinstance(provider, ReleasesJob)
     assert isinstance(provider, ReportsPlacementScore)
@@ -106,6 +108,15 @@ def test_offers_are_at_the_newest_price_of_each_zone(aws: FakeAws) -> None:
     assert {offer.zone for offer in only} == {"us-east-1b"}
 
 
+def test_looking_every_second_asks_for_prices_once(aws: FakeAws) -> None:
+    provider = aws.provider()
+    assert [list(provider.offers()) for _ in range(3)].count(
+        list(provider.offers())
+    ) == 3
+    sent = [r["operation"] for r in aws.ask("requests")]
+    assert sent == ["DescribeSpotPriceHistory"]
+
+
 def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
     now_s = int(time.time())
     aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
@@ -135,7 +146,9 @@ def test_regions_are_asked_together_and_vms_found_in_each(aws: FakeAws) -> None:
     there = provider.launch(wish(offers["us-west-2"], intent="intent-2")).vms
     listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
     assert listed == {east[0].vm_id: ZONE, there[0].vm_id: west}
-    provider.terminate(listed)
+    forgetful = aws.provider()  # of the second region
+    assert {vm.vm_id for vm in forgetful.list_all()} == listed.keys()
+    forgetful.terminate(listed)
     provider.release("job")
     assert aws.ask("left") == []
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.aws import FakeFacts
 
-from spottrain.cloud import tags
+from spottrain.cloud import lease, tags
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.requests import Place
 from spottrain.cloud.aws.settings import AwsSettings
@@ -71,7 +71,7 @@ def test_a_launch_ends_billing_with_a_shutdown_and_leaves_no_disk() -> None:
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert asked["BlockDeviceMappings"][0]["Ebs"]["DeleteOnTermination"] is True
     assert asked["MetadataOptions"]["HttpTokens"] == "required"
-    assert "601" in asked["UserData"]
+    assert asked["UserData"] == lease.boot_script(600.5)
 
 
 def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:

@@ -1,0 +1,58 @@
+"""How long it takes to bring agents up on many hosts of one's own, all on this machine.
+
+Each host is an sshd with a home of its own. Counted: connecting, taking, sending our
+software and the workdir, probing, the tunnel, and starting the agent; all are then ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.contract.ssh_account import empty_workdir
+from tests.integration.ssh_hosts import ssh_hosts, vm_processes
+
+from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.ssh.hosts import Payload
+from spottrain.cloud.ssh.provider import SshProvider
+
+NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token="secret")
+
+
+def measure(folder: Path, count: int) -> None:
+    """Print how long each part took."""
+    with ssh_hosts(folder / "hosts", count) as hosts:
+        fleet = [host.host(f"h{n}") for n, host in enumerate(hosts)]
+        payload = Payload(workdir=empty_workdir(folder))
+        provider = SshProvider(folder / "cloud", "job", fleet, payload)
+        began_s = time.perf_counter()
+        offer = provider.offers()[0]
+        connected_s = time.perf_counter()
+        request = LaunchRequest(
+            token="t", job="job", intent="i", offer=offer, count=count, lease_s=60.0
+        )
+        vms = provider.launch(request).vms
+        taken_s = time.perf_counter()
+        with ThreadPoolExecutor(count) as threads:
+            starts = threads.map(lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms)
+            assert len(list(starts)) == count
+        started_s = time.perf_counter()
+        print(f"hosts                 {count}")
+        print(f"connected after       {connected_s - began_s:.1f} s")
+        print(f"taken after           {taken_s - began_s:.1f} s")
+        print(f"agents started after  {started_s - began_s:.1f} s")
+        provider.terminate([vm.vm_id for vm in vms])
+        print(f"given back in         {time.perf_counter() - started_s:.1f} s")
+        provider.close()
+        assert vm_processes(hosts) == []
+        assert not any(host.left() for host in hosts)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=64)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), parser.parse_args().hosts)
