@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Any
+import random
+import sys
 
 import torch
 
-from spottrain.pipeline.job import Batch, ExampleDataset, TrainingJob
+from spottrain.pipeline.job import Batch, TrainingJob
 
+_DATA, _HELDOUT = -1, -2
+"""What example seeds are told apart by."""
 HELDOUT_FACTOR = 4
 """Micro-batches of held-out examples are larger: nothing is kept for a backward."""
 
@@ -21,6 +24,17 @@ def random_seed(*parts: int) -> int:
     """Return a 63-bit seed that depends on every part, on any machine the same."""
     text = ",".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed what user code may draw random numbers from on this process.
+
+    That is torch, Python's ``random`` and, where it is in use, numpy's global generator.
+    """
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 @functools.lru_cache(maxsize=2)
@@ -58,13 +72,18 @@ class MicrobatchSource:
         self._heldout_size = HELDOUT_FACTOR * microbatch_size
 
     def training(self, step: int, virtual_node: int) -> Batch:
-        """Return the micro-batch of ``virtual_node`` in mini-batch ``step``."""
+        """Return the micro-batch of ``virtual_node`` in mini-batch ``step``.
+
+        Examples that are drawn at random (augmentation) come out the same on every
+        stage, in whatever micro-batch they lie.
+        """
         first = step * self._minibatch_size + virtual_node * self._size
-        length = len(self._job.dataset)
-        return self._collate(
-            self._job.dataset,
-            [example_index(self._seed, length, first + i) for i in range(self._size)],
-        )
+        dataset = self._job.dataset
+        examples = []
+        for position in range(first, first + self._size):
+            seed_everything(random_seed(self._seed, _DATA, position))
+            examples.append(dataset[example_index(self._seed, len(dataset), position)])
+        return self._job.collate(examples)
 
     def num_heldout(self) -> int:
         """Return how many micro-batches the held-out examples make."""
@@ -76,7 +95,8 @@ class MicrobatchSource:
         assert self._job.heldout is not None
         start = microbatch * self._heldout_size
         end = min(start + self._heldout_size, len(self._job.heldout))
-        return self._collate(self._job.heldout, range(start, end))
-
-    def _collate(self, dataset: ExampleDataset, indices: Any) -> Batch:
-        return self._job.collate([dataset[index] for index in indices])
+        examples = []
+        for index in range(start, end):
+            seed_everything(random_seed(self._seed, _HELDOUT, index))
+            examples.append(self._job.heldout[index])
+        return self._job.collate(examples)

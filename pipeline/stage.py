@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.data import seed_everything
 from spottrain.pipeline.entrypoint import user_code
 from spottrain.pipeline.job import Batch, TrainingJob
 from spottrain.pipeline.sections import Cut, Layout, TensorSpec, parameter_slots
@@ -134,7 +135,7 @@ class StageModel:
         self._section = section
         if section == 0 or section in self.sections:
             seed = self._seeds(section)
-            torch.default_generator.manual_seed(seed)
+            seed_everything(seed)
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
         for module, attribute, parameter in self._swaps.get(section, ()):

@@ -12,7 +12,7 @@ A host is one VM at a time. Its folder holds
     package-<sha>/  our software
 
 and is removed when the VM has ended and its logs were fetched. Whoever changes a claim
-holds a lock on the user's home.
+holds a lock on the folder that ours lies in.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ class Hands:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        home = os.open(Path.home(), os.O_RDONLY | os.O_DIRECTORY)
+        place = os.open(self._root.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(home, fcntl.LOCK_EX)
+            fcntl.flock(place, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(home)
+            os.close(place)
 
     def _claim(self) -> Any:
         try:

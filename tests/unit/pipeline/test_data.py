@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+import random
+
+import numpy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +97,26 @@ def test_seeds_fit_torch_and_depend_on_every_part(parts: list[int]) -> None:
     torch.Generator().manual_seed(seed)
     assert seed == random_seed(*parts)
     assert seed != random_seed(*parts[:-1], parts[-1] + 1)
+
+
+class Drawn(Numbers):
+    """Examples that are drawn at random when they are asked for."""
+
+    def __getitem__(self, index: int) -> int:
+        drawn = random.random(), numpy.random.rand(), float(torch.rand(()))
+        return hash((index, *drawn))
+
+
+def test_examples_drawn_at_random_are_the_same_whoever_draws_them() -> None:
+    job = dataclasses.replace(a_job(8, heldout=8), dataset=Drawn(8), heldout=Drawn(8))
+    one = dataclasses.replace(job, collate=list)
+    whole = MicrobatchSource(one, 1, 8, 4)
+    halves = MicrobatchSource(one, 1, 8, 2)
+
+    nodes = [*halves.training(3, 0), *halves.training(3, 1)]
+
+    random.seed(5)
+    torch.manual_seed(5)
+    assert whole.training(3, 0) == nodes
+    assert whole.training(4, 0) != nodes
+    assert whole.heldout(0) == halves.heldout(0)

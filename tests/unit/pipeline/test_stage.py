@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,17 @@ def test_dropout_depends_on_nothing_but_the_sections_seeds(layout: Layout) -> No
     for changed in range(4):
         other = loss_of(stage, lambda k, changed=changed: seeds(k) + 9 * (k == changed))
         assert not torch.equal(other, first)
+
+
+def test_sections_seed_all_that_user_code_draws_from(layout: Layout) -> None:
+    stage = make_stage(layout)
+    drawn = []
+    for state in (1, 2):
+        random.seed(state)
+        numpy.random.seed(state)
+        loss_of(stage)
+        drawn.append((random.random(), numpy.random.rand(), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
 
 
 def test_evaluation_mode_turns_dropout_off_and_training_mode_on(layout: Layout) -> None:
