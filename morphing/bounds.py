@@ -27,7 +27,7 @@ class Times:
 
     def __init__(self, profile: Profile, microbatch_size: int) -> None:
         self.sections = profile.sections_at(microbatch_size)
-        self.overhead_s = profile.task_overhead_s
+        self.overheads = profile.overheads_at(microbatch_size)
         self.forward_s = _sums(self.sections, "forward_s")
         self.backward_s = _sums(self.sections, "backward_s")
         self.recompute_s = _sums(self.sections, "recompute_s")
@@ -105,12 +105,15 @@ def make_pipe(
         link: One that no link is faster than.
         speed: One that no device is faster than.
     """
-    cuts = np.array(bounds)
-    forward = np.diff(times.forward_s[cuts]) / speed + times.overhead_s
-    backward = np.diff(times.backward_s[cuts]) / speed + times.overhead_s
+    cuts, beside = np.array(bounds), times.overheads
+    forward = np.diff(times.forward_s[cuts]) / speed + beside.forward_s
+    backward = np.diff(times.backward_s[cuts]) / speed + beside.backward_s
+    forward[:-1] += beside.posting_s
+    backward[1:] += beside.posting_s
     again = np.zeros(len(cuts) - 1)
     if recompute:
-        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed + times.overhead_s
+        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
+        again[:-1] += beside.recompute_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)
     once = (forward + backward).reshape(by_stage).sum(axis=0)

@@ -92,7 +92,9 @@ def choose_plan(inputs: PlanInputs) -> Choice:
 
     For each depth the sections are cut evenly by measured time, or as evenly as memory
     permits, over the devices and the replicas in proportion to their speed (Varuna,
-    section 4.3). Of plans that are equally good (see ``NOISE``) the one like the
+    section 4.3). While sections change their owners, those of the present plan and of
+    the new one must fit together; only where no plan is left and the present one cannot
+    go on, one is chosen for which they do not. Of plans that are equally good (see ``NOISE``) the one like the
     present plan is taken, then the simplest, the shallowest, the narrowest.
 
     Raises:
@@ -102,9 +104,20 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there is no slot")
-    search = Search(choose_layouts(inputs))
+    layouts = choose_layouts(inputs)
+    search = Search(layouts)
     search.run()
+    if search.chosen is None and _is_broken(inputs):
+        layouts.waives_handover = True
+        search = Search(layouts)
+        search.run()
     return search.choice()
+
+
+def _is_broken(inputs: PlanInputs) -> bool:
+    """Whether the present plan cannot go on, as some of its slots are gone."""
+    have = {device.slot for device in inputs.slots}
+    return inputs.previous is not None and not have.issuperset(inputs.previous.slots)
 
 
 def choose_layouts(inputs: PlanInputs) -> Layouts:
@@ -311,9 +324,15 @@ class Search:
         )
         candidates = tuple(self._candidate(weighed) for weighed in rows)
         if chosen is None:
-            why_not = self.layouts.why_nothing_fits()
+            why_not = self._why_none() or self.layouts.why_nothing_fits()
             return Choice(plan=None, candidates=candidates, why_not=why_not)
         return Choice(plan=chosen.plan, candidates=candidates)
+
+    def _why_none(self) -> str:
+        """Return one line on plans that fit but for the one that runs, if there are."""
+        outcomes = (weighed.outcome for weighed in self._seen)
+        refused = (o for o in outcomes if isinstance(o, Refusal) and o.in_handover)
+        return next((refusal.reason for refusal in refused), "")
 
     def _is_telling(self, weighed: _Weighed) -> bool:
         """Whether it was looked at, and for itself."""

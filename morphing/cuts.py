@@ -23,12 +23,14 @@ from spottrain.morphing.fleet import Draft, Fleet, Manner, manners
 from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.memory import (
     StageLoad,
+    megabytes,
     stage_bytes,
     stage_loads,
     virtual_nodes_apart,
 )
 from spottrain.morphing.mixed_bounds import Counts, least_finish_s, replica_counts
-from spottrain.morphing.partition import partition, spread
+from spottrain.morphing.partition import join, partition, spread
+from spottrain.morphing.reducing import tied_bytes, tied_hops
 
 SHORT = 8
 """Micro-batches a stage of a schedule long enough to tell what its stages hold."""
@@ -56,6 +58,7 @@ class Cuts:
         self._needed = cache(self._stage_bytes)
         self._loads = cache(self._stage_loads)
         self._tight = cache(self._tight_cut)
+        self._joined = cache(self._joined_cut)
 
     @cached_property
     def state_bytes(self) -> int:
@@ -134,20 +137,61 @@ class Cuts:
         assert bounds is not None
         return bounds
 
+    def even_cut(self, draft: Draft) -> tuple[int, ...]:
+        """Cut a draft's sections evenly, tied ones into one stage where that pays."""
+        depth, manner = draft.depth, draft.manner
+        even = self.cut(manner.recompute, depth * manner.chunks)
+        if manner.chunks > 1 or not self.inputs.facts.tied:
+            return even
+        joined = self._joined(manner.recompute, depth)
+        count = -(-self.virtual_nodes // draft.width)
+        longer_s = max(self.stage_s(draft, joined)) - max(self.stage_s(draft, even))
+        spared_s = self._tied_s(even) - self._tied_s(joined)
+        return joined if count * longer_s < spared_s else even
+
+    def _joined_cut(self, recompute: bool, stages: int) -> tuple[int, ...]:
+        """Cut as evenly as can be with tied sections in one stage, where they fit."""
+        spans = {(t.sections[0], t.sections[-1]) for t in self.inputs.facts.tied}
+        costs_s, last_s = self.times.costs_s(recompute)
+        groups = join(len(costs_s), spans, stages)
+        bounds = partition(
+            [sum(costs_s[a:b]) for a, b in itertools.pairwise(groups)],
+            stages,
+            last_costs_s=[sum(last_s[a:b]) for a, b in itertools.pairwise(groups)],
+        )
+        assert bounds is not None
+        return tuple(groups[bound] for bound in bounds)
+
+    def _tied_s(self, bounds: Sequence[int]) -> float:
+        """Return what summing tied parameters over stages takes at least."""
+        link = fastest(self.inputs.profile, self.fleet.alone)
+        facts = self.inputs.facts
+        total_s = 0.0
+        for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
+            stages = {bisect.bisect_right(bounds, k) for k in tied.sections}
+            copy_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
+            total_s += tied_hops(tied, stages) * copy_s
+        return total_s
+
+    def stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
+        """Return what a micro-batch takes on each stage at speed 1."""
+        costs_s, last_s = self.times.costs_s(draft.manner.recompute)
+        runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
+        runs[-1] = sum(last_s[bounds[-2] :])
+        return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
+
     # --- Memory -----------------------------------------------------------------------
 
     def _stage_loads(
         self, depth: int, manner: Manner, count: int
     ) -> tuple[StageLoad, ...]:
-        if bound := manner.in_flight_bound:
-            # All stages have it, also those whose list would need less.
-            free = self._loads(depth, replace(manner, in_flight_bound=0), count)
-            most = min(bound, count)
-            return tuple(
-                replace(load, in_flight=most, inputs_held=most) for load in free
-            )
         return stage_loads(
-            manner.schedule, depth, count, manner.recompute, chunks=manner.chunks
+            manner.schedule,
+            depth,
+            count,
+            manner.recompute,
+            chunks=manner.chunks,
+            in_flight_bound=manner.in_flight_bound or None,
         )
 
     def loads(self, depth: int, manner: Manner, count: int) -> tuple[StageLoad, ...]:
@@ -243,7 +287,7 @@ class Cuts:
         replicas = self.shares_alike(draft)
         if manner.chunks > 1 or self.state_bytes > depth * room_bytes:
             return None
-        even = self.cut(manner.recompute, depth)
+        even = self.even_cut(draft)
 
         def fits(bound: int) -> bool:
             bounded = replace(manner, in_flight_bound=bound)
@@ -294,13 +338,16 @@ class Cuts:
     def why_nothing_fits(self) -> str:
         """Return one line: how many devices of which size the model needs."""
         room = self.fleet.most_bytes
-        have = f"{len(self.fleet.devices)} of at most {room} bytes"
+        have = f"{len(self.fleet.devices)} of at most {megabytes(room)}"
         sections = len(self.inputs.facts.sections)
         for depth in range(1, sections + 1):
             if self.state_bytes <= depth * room and self._least_bytes(depth) <= room:
-                return f"the model needs {depth} devices of {room} bytes: got {have}"
+                return (
+                    f"the model needs {depth} devices of {megabytes(room)}: got {have}"
+                )
         least = self._least_bytes(sections)
         return (
-            f"the model needs {sections} devices of {least} bytes each: got {have}; "
+            f"the model needs {sections} devices of {megabytes(least)} each: got "
+            f"{have}; "
             "take larger devices or a smaller microbatch_size"
         )

@@ -69,6 +69,7 @@ class Fleet:
 
     def __init__(self, inputs: PlanInputs) -> None:
         self.devices = inputs.slots
+        self._previous = inputs.previous
         kept = set() if inputs.previous is None else set(inputs.previous.slots)
         dear = inputs.objective == "examples_per_dollar"
         fastest_first = sorted(
@@ -121,7 +122,8 @@ class Fleet:
         """Return the widths worth weighing, at most some twenty.
 
         The widest; of all that give the largest replica equally many shares the
-        narrowest; and those that leave out all devices slower than some speed.
+        narrowest; those that leave out all devices slower than some speed; and that of
+        the plan that runs.
 
         Args:
             depth: Pipeline depth.
@@ -131,6 +133,8 @@ class Fleet:
         if widest < 1:
             return []
         found = {1, widest} if len(self.speeds) > 1 else {1}
+        if self._previous is not None and self._previous.pipeline_depth == depth:
+            found.add(self._previous.data_parallel_width)
         for speed in self.speeds[:-1]:
             found.add(sum(d.speed >= speed for d in self.devices) // depth)
         share = math.ceil(shares / widest)

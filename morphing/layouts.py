@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.cuts import UNEVEN, Cuts
 from spottrain.morphing.fleet import Draft, Fleet
+from spottrain.morphing.handover import handover_bytes
+from spottrain.morphing.memory import megabytes
 from spottrain.morphing.placement import Device, place
 from spottrain.morphing.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.simulator import expect_step
@@ -21,6 +22,8 @@ class Refusal:
     reason: str
     needed_bytes: int | None = None
     room_bytes: int | None = None
+    in_handover: bool = False
+    """It would fit, but not beside what the present plan has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class Layout:
 
 class Layouts(Cuts):
     """Everything that drafts of one micro-batch size have in common, worked out once."""
+
+    waives_handover = False
+    """Whether a plan may be one that the present plan's sections leave no room for."""
 
     def lay_out(
         self, draft: Draft, fleet: Fleet | None = None, uneven: float = UNEVEN
@@ -71,7 +77,7 @@ class Layouts(Cuts):
     ) -> Layout | Refusal:
         """Lay out on ``devices``, whose smallest has ``room_bytes``."""
         depth, manner = draft.depth, draft.manner
-        even = self.cut(manner.recompute, depth * manner.chunks)
+        even = self.even_cut(draft)
         replicas = self.shares_alike(draft)
         placed = None
         if len({device.speed for device in devices}) > 1:
@@ -86,13 +92,20 @@ class Layouts(Cuts):
                 tight = self._tight(depth, manner, crowd, room_bytes, uneven)
             if tight is None:
                 most = max(needed)
-                reason = f"a stage needs {most} bytes, a device has {room_bytes}"
-                return Refusal(reason, most, room_bytes)
+                return Refusal(
+                    f"a stage needs {megabytes(most)}, "
+                    f"a device has {megabytes(room_bytes)}",
+                    most,
+                    room_bytes,
+                )
             bounds = tight
             needed = self.needed_bytes(depth, manner, bounds, replicas)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
         plan = self._plan(draft, bounds, replicas, placed)
+        refusal = self._handover(plan, placed)
+        if refusal is not None:
+            return refusal
         vms = {slot.vm_id for slot in plan.slots}
         return Layout(
             plan,
@@ -102,12 +115,23 @@ class Layouts(Cuts):
             sum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
 
-    def _stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
-        """Return what a micro-batch takes on each stage at speed 1."""
-        costs_s, last_s = self.times.costs_s(draft.manner.recompute)
-        runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
-        runs[-1] = sum(last_s[bounds[-2] :])
-        return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
+    def _handover(self, plan: Plan, placed: Sequence[Device]) -> Refusal | None:
+        """Refuse a plan if its sections and those of the present one do not fit at once."""
+        previous = self.inputs.previous
+        if previous is None or self.waives_handover:
+            return None
+        held = handover_bytes(self.inputs.facts, plan, previous)
+        most, device = max(
+            zip(held, placed, strict=True), key=lambda at: at[0] - at[1].memory_bytes
+        )
+        if most <= device.memory_bytes:
+            return None
+        name = f"{device.slot.vm_id}[{device.slot.index}]"
+        return Refusal(
+            f"its sections and those of {previous.shape} at once need "
+            f"{megabytes(most)}, {name} has {megabytes(device.memory_bytes)}",
+            in_handover=True,
+        )
 
     def _place(
         self, devices: list[Device], draft: Draft, bounds: tuple[int, ...]
@@ -118,7 +142,7 @@ class Layouts(Cuts):
             draft.width,
             self.inputs.facts,
             self.inputs.previous,
-            stage_s=self._stage_s(draft, bounds),
+            stage_s=self.stage_s(draft, bounds),
             chunks=draft.manner.chunks,
         )
 
@@ -127,7 +151,7 @@ class Layouts(Cuts):
     ) -> tuple[int, ...]:
         """Share virtual nodes out so that the slowest replica ends soonest."""
         depth = draft.depth
-        stages = self._stage_s(draft, bounds)
+        stages = self.stage_s(draft, bounds)
         paces = [
             pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
             for own in (placed[i : i + depth] for i in range(0, len(placed), depth))

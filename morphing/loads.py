@@ -53,6 +53,10 @@ def stage_loads(
 ) -> tuple[StageLoad, ...]:
     """Return the load of every stage of a replica that follows ``schedule``.
 
+    A plan's own bound permits every stage as many, also those whose list would need
+    less, for what is ready may run before its turn (``rule.decide``). But for the last
+    one: no gradient keeps it waiting, so it never goes beyond its list.
+
     Args:
         schedule: Its kind.
         pipeline_depth: Stages.
@@ -66,14 +70,17 @@ def stage_loads(
     )
     counted = fast(count_loads, len(compact.codes))(compact.codes, compact.runs, chunks)
     rows: list[list[int]] = counted.tolist()
-    bound = in_flight_bound or num_microbatches * chunks
-    in_flight = [min(bound, sum(row[CHUNK:])) for row in rows]
+    listed = [sum(row[CHUNK:]) for row in rows]
+    in_flight = listed
+    if in_flight_bound is not None:
+        most = min(in_flight_bound, num_microbatches)
+        in_flight = [most] * (pipeline_depth - 1) + [min(most, listed[-1])]
     return tuple(
         StageLoad(
             in_flight=in_flight[p],
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
-            gradients_waiting=_waiting(compact, p, in_flight[p]),
+            gradients_waiting=_waiting(compact, p, min(listed[p], in_flight[p])),
             recomputes=row[NEEDED],
             by_chunk=tuple(row[CHUNK:]) if chunks > 1 else (),
             keeps=tuple(not row[RECOMPUTED] >> chunk & 1 for chunk in range(chunks))

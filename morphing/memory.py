@@ -9,6 +9,7 @@ docs/memory.md tells the rules and how well they agree with what workers measure
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -115,7 +116,7 @@ def stage_bytes(
     gradients = sum(chunk.gradients for chunk in chunks)
     optimizer = sum(s.optimizer_bytes for s in own)
     undo = max(
-        s.param_bytes + s.optimizer_bytes + _gradients(facts, s.index) for s in own
+        s.param_bytes + s.optimizer_bytes + gradient_bytes(facts, s.index) for s in own
     )
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
@@ -165,7 +166,7 @@ class _Chunk:
         exact: bool,
     ) -> _Chunk:
         """Follow one micro-batch through the sections, and back."""
-        gradients = [_gradients(facts, k) for k in run]
+        gradients = [gradient_bytes(facts, k) for k in run]
         entry, end = _ends(facts, measured, run)
         came, held, later = 0, 0, sum(gradients) if exact else 0
         forward = recompute = backward = 0
@@ -309,9 +310,15 @@ def _snapshot(
     return max(shares.values()) if replica is None else shares.get(replica, 0)
 
 
-def _gradients(facts: ModelFacts, section: int) -> int:
+def gradient_bytes(facts: ModelFacts, section: int) -> int:
+    """Return the bytes of the gradients of a section's parameters."""
     own = facts.sections[section]
     return own.param_bytes if own.gradient_bytes is None else own.gradient_bytes
+
+
+def megabytes(num_bytes: int) -> str:
+    """Return bytes for people, no fewer than they are."""
+    return f"{math.ceil(num_bytes / 100_000) / 10:,.1f} MB"
 
 
 def virtual_nodes_apart(replica_bounds: Sequence[int], reduction: Reduction) -> int:
@@ -371,29 +378,3 @@ def plan_bytes(
         max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.total_bytes)
         for p in range(plan.pipeline_depth)
     )
-
-
-def handover_bytes(
-    facts: ModelFacts, plan: Plan, previous: Plan | None
-) -> tuple[int, ...]:
-    """Return what every worker of ``plan`` holds while sections change their owners.
-
-    Until all are where they belong, a worker keeps what it had under ``previous`` beside
-    what it is to have.
-    """
-    before: dict[object, tuple[int, ...]] = {}
-    if previous is not None:
-        for rank, slot in enumerate(previous.slots):
-            before[slot] = previous.sections_of(rank % previous.pipeline_depth)
-
-    def size(section: int) -> int:
-        one = facts.sections[section]
-        gradients = _gradients(facts, section)
-        return one.param_bytes + one.optimizer_bytes + gradients + PAGE_BYTES
-
-    held = []
-    for rank, slot in enumerate(plan.slots):
-        mine = plan.sections_of(rank % plan.pipeline_depth)
-        both = {*before.get(slot, ()), *mine}
-        held.append(sum(map(size, both)) + max(map(size, mine)))
-    return tuple(held)

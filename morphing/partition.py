@@ -7,7 +7,7 @@ Bounds are written as in ``wire.Plan``: part ``i`` holds ``bounds[i]`` up to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,24 @@ def partition(
         np.stack(run_costs), np.array(which, np.int64)
     )
     return None if bottleneck == math.inf else tuple(bounds.tolist())
+
+
+def join(count: int, spans: Iterable[tuple[int, int]], stages: int) -> tuple[int, ...]:
+    """Return bounds of groups of sections that keep spans in one piece.
+
+    The shortest span first, as long as there are groups enough for the stages.
+
+    Args:
+        count: Sections.
+        spans: The first and the last section of each.
+        stages: Groups that are needed at least.
+    """
+    bounds = set(range(count + 1))
+    for first, last in sorted(spans, key=lambda span: (span[1] - span[0], span)):
+        rest = bounds.difference(range(first + 1, last + 1))
+        if len(rest) > stages:
+            bounds = rest
+    return tuple(sorted(bounds))
 
 
 def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:

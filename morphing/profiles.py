@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from spottrain.morphing.errors import PlanError
 from spottrain.wire import (
     LinkProfile,
-    MicrobatchProfile,
     ModelFacts,
     Profile,
     RingProfile,
@@ -89,6 +88,10 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
                 if field.name.endswith(("_bytes", "_spread")):
                     value = _finite(getattr(section, field.name))
                     yield f"{place}.sections[{k}].{field.name}", value, 0, False
+        if one.overheads is not None:
+            for field in fields(one.overheads):
+                value = _finite(getattr(one.overheads, field.name))
+                yield f"{place}.overheads.{field.name}", value, 0, False
     yield "optimizer_s_per_byte", _finite(profile.optimizer_s_per_byte), 0, False
     yield "task_overhead_s", _finite(profile.task_overhead_s), 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {
@@ -155,10 +158,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         profile,
         device=device,
         microbatches=tuple(
-            MicrobatchProfile(
-                microbatch_size=one.microbatch_size,
-                sections=tuple(map(scaled, one.sections)),
-            )
+            replace(one, sections=tuple(map(scaled, one.sections)))
             for one in profile.microbatches
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,

@@ -7,15 +7,24 @@ rings (``wire.RingProfile``) of the size and number nearest to the plan's, else 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire import LinkProfile, Plan, Profile, Reduction, RingProfile
+from spottrain.wire import (
+    LinkProfile,
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    RingProfile,
+    TiedParameter,
+)
 
 AT_ONCE = 2
 """All-reduces that a worker has under way at once: gloo's threads in torch."""
 TOTALS = 1
 """Tensors reduced besides the gradients: the loss and its weight."""
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,26 @@ def gather_s(profile: Profile, ranks: int, between_vms: bool = True) -> float:
     """Return the time in which every rank hears of all others (``links.gather_rows``)."""
     link = profile.between_vms if between_vms else profile.within_vm
     return (ranks - 1).bit_length() * link.latency_s
+
+
+def tied_bytes(facts: ModelFacts) -> tuple[float, ...]:
+    """Return the bytes of a copy of each of ``facts.tied``.
+
+    Where facts do not say it, what sections count beyond the distinct parameters (of 4
+    bytes an element) is shared out evenly over the extra copies.
+    """
+    counted = sum(section.param_bytes for section in facts.sections)
+    excess = max(0, counted - FLOAT32_BYTES * facts.num_parameters)
+    extra_copies = sum(len(tied.sections) - 1 for tied in facts.tied)
+    return tuple(tied.param_bytes or excess / extra_copies for tied in facts.tied)
+
+
+def tied_hops(tied: TiedParameter, stages: Collection[int]) -> int:
+    """Return how many messages go one after the other to sum a tied parameter.
+
+    Every section's copy is broadcast to the stages of the others: none on one stage.
+    """
+    return len(tied.sections) * math.ceil(math.log2(len(stages)))
 
 
 class Reducer:

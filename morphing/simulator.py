@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.lists import Schedule, compact_schedule
-from spottrain.morphing.reducing import Reducer, gather_s
+from spottrain.morphing.reducing import Reducer, gather_s, tied_bytes, tied_hops
 from spottrain.morphing.replica import (
     Conditions,
     Jitter,
@@ -24,7 +24,14 @@ from spottrain.morphing.replica import (
     simulate_pipeline,
 )
 from spottrain.morphing.wiring import wire_replicas
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
+from spottrain.wire import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    SectionProfile,
+    TaskOverheads,
+)
 
 __all__ = [
     "Conditions",
@@ -39,7 +46,7 @@ __all__ = [
     "stage_times",
 ]
 
-FLOAT32_BYTES = 4
+NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
 SEEDS = range(4)
 """Runs by chance that a prediction under jitter is the mean of."""
 CALM = 0.005
@@ -177,7 +184,7 @@ def stage_times(
     measured: Sequence[SectionProfile],
     sections: Iterable[int],
     speed: float,
-    task_overhead_s: float = 0.0,
+    overheads: TaskOverheads = NO_OVERHEADS,
 ) -> StageTimes:
     """Return what a micro-batch takes on a run of ``sections`` at ``speed``.
 
@@ -185,14 +192,19 @@ def stage_times(
         measured: All sections.
         sections: Those of the run.
         speed: Of the device.
-        task_overhead_s: Added to each task, at any speed.
+        overheads: Added to each task, at any speed.
     """
     own = [measured[k] for k in sections]
+    sends = {
+        "forward": own[-1].index < measured[-1].index,
+        "backward": own[0].index > measured[0].index,
+    }
     times = {}
     for work in ("forward", "recompute", "backward"):
         parts = [getattr(s, f"{work}_s") / speed for s in own]
         spreads = [getattr(s, f"{work}_spread") for s in own]
-        total_s = sum(parts) + task_overhead_s
+        total_s = sum(parts) + getattr(overheads, f"{work}_s")
+        total_s += overheads.posting_s if sends.get(work) else 0.0
         varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
         times[f"{work}_s"] = total_s
         times[f"{work}_spread"] = varies_s / total_s if total_s else 0.0
@@ -205,6 +217,7 @@ def _run_replicas(
     """Simulate every replica, those that are alike once (by chance: a few times)."""
     depth = plan.pipeline_depth
     measured = profile.sections_at(plan.microbatch_size)
+    overheads = profile.overheads_at(plan.microbatch_size)
     known: dict[object, PipelineRun] = {}
     lists: dict[int, Schedule] = {}
     runs = []
@@ -216,7 +229,7 @@ def _run_replicas(
         if alike not in known:
             stages = [
                 [
-                    stage_times(measured, run, own[p], profile.task_overhead_s)
+                    stage_times(measured, run, own[p], overheads)
                     for run in plan.runs_of(p)
                 ]
                 for p in range(depth)
@@ -266,24 +279,14 @@ def _play(
 def _tied_s(
     plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]
 ) -> float:
-    """Return when tied gradients are summed over their stages, one after the other.
-
-    Every section's copy is broadcast to the stages of the others. Facts do not say how
-    large a tied parameter is, but what sections count beyond the distinct parameters (of
-    4 bytes an element) is theirs; it is shared out evenly.
-    """
+    """Return when tied gradients are summed over their stages, one after the other."""
     at_s = list(reduced_s)
-    counted = sum(s.param_bytes for s in facts.sections)
-    excess = max(0, counted - FLOAT32_BYTES * facts.num_parameters)
-    extra_uses = sum(len(tied.sections) - 1 for tied in facts.tied)
-    for tied in facts.tied:
+    for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
         owners = {plan.stage_of(section) for section in tied.sections}
-        if len(owners) > 1:
-            vms = {plan.slots[p].vm_id for p in owners}
-            link = profile.between_vms if len(vms) > 1 else profile.within_vm
-            copy_s = excess / extra_uses / link.bandwidth_bytes_per_s + link.latency_s
-            hops = len(tied.sections) * math.ceil(math.log2(len(owners)))
-            end_s = max(at_s[p] for p in owners) + hops * copy_s
-            for p in owners:
-                at_s[p] = end_s
+        vms = {plan.slots[p].vm_id for p in owners}
+        link = profile.between_vms if len(vms) > 1 else profile.within_vm
+        copy_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
+        end_s = max(at_s[p] for p in owners) + tied_hops(tied, owners) * copy_s
+        for p in owners:
+            at_s[p] = end_s
     return max(at_s)

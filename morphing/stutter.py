@@ -210,6 +210,7 @@ def expected_busy_s(
     sections = [measured[k] for k in plan.sections_of(stage) if k < len(measured)]
     once_s = math.fsum(one.forward_s + one.backward_s for one in sections)
     again_s = math.fsum(one.recompute_s for one in sections)
-    tasks = 2 * microbatches + recomputes
-    overhead_s = profile.task_overhead_s * tasks
-    return microbatches * once_s + recomputes * again_s + overhead_s
+    beside = profile.overheads_at(plan.microbatch_size)
+    inner = (stage > 0) + (stage + 1 < plan.pipeline_depth)
+    once_s += beside.forward_s + beside.backward_s + inner * beside.posting_s
+    return microbatches * once_s + recomputes * (again_s + beside.recompute_s)

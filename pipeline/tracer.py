@@ -227,6 +227,7 @@ def _layout(
         _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
     )
     sections = {name: first.uses.get(name) or _home(name, calls) for name in slots}
+    specs = {name: _spec(slots, name) for name in slots}
     return Layout(
         blocks=run.blocks,
         cuts=cuts,
@@ -234,8 +235,14 @@ def _layout(
             tuple(name for name in slots if k in sections[name])
             for k in range(len(cuts) + 1)
         ),
-        specs={name: _spec(slots, name) for name in slots},
-        tied=tuple(TiedParameter(name=n, sections=tied[n]) for n in slots if n in tied),
+        specs=specs,
+        tied=tuple(
+            TiedParameter(
+                name=name, sections=tied[name], param_bytes=specs[name].num_bytes
+            )
+            for name in slots
+            if name in tied
+        ),
         skippable=_skippable(run._model, calls, needed, {cut.module for cut in cuts}),
         batch=tuple(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Self
@@ -20,6 +21,7 @@ from pydantic import (
 
 from spottrain.cloud.ssh.hosts import Host
 from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config_local import ZoneConfig
 from spottrain.varuna_manager.config_section import Section
 
 _ALIKE = ("slots", "slot_memory_bytes", "slot_speed", "usd_per_hour")
@@ -125,6 +127,24 @@ class SshConfig(Section):
         key_file = None if self.key_file is None else resolved(self.key_file)
         known = resolved(self.known_hosts)
         return self.model_copy(update={"key_file": key_file, "known_hosts": known})
+
+    @property
+    def zones(self) -> tuple[ZoneConfig, ...]:
+        """The types of hosts, as the planner knows machines."""
+        counts = Counter(host.type for host in self.hosts)
+        return tuple(
+            ZoneConfig(
+                name=kind,
+                instance_type=kind,
+                slots=host.slots,
+                slot_memory_bytes=host.slot_memory_bytes,
+                slot_speed=host.slot_speed,
+                capacity=counts[kind],
+                spot_usd_per_hour=host.usd_per_hour,
+                on_demand_usd_per_hour=host.usd_per_hour,
+            )
+            for kind, host in {host.type: host for host in self.hosts}.items()
+        )
 
     def fleet(self) -> tuple[Host, ...]:
         """Return the hosts as the provider knows them."""

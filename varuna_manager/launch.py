@@ -100,7 +100,10 @@ def check_budget(config: JobConfig) -> None:
     Raises:
         BudgetError: It does not.
     """
-    cheapest = min(_prices(config))
+    prices = [zone.spot_usd_per_hour for zone in config.zones]
+    if config.resources.allow_on_demand:
+        prices += [zone.on_demand_usd_per_hour for zone in config.zones]
+    cheapest = min(prices)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     if per_hour is not None and per_hour < cheapest:
         raise BudgetError(
@@ -114,16 +117,6 @@ def check_budget(config: JobConfig) -> None:
             f"machine costs {least:.4f} for a second and manager.lease_s "
             f"({config.manager.lease_s:.0f} s); raise it or shorten the lease"
         )
-
-
-def _prices(config: JobConfig) -> list[float]:
-    """Return what the machines cost that may be rented, in dollars per hour."""
-    if config.resources.provider == "ssh":
-        return [host.usd_per_hour for host in config.ssh.hosts]
-    prices = [zone.spot_usd_per_hour for zone in config.local.zones]
-    if config.resources.allow_on_demand:
-        prices += [zone.on_demand_usd_per_hour for zone in config.local.zones]
-    return prices
 
 
 def settings_of(

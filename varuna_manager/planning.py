@@ -10,7 +10,8 @@ from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_
 from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.morphing.shapes import Workload
 from spottrain.pricing.budget import cost_usd
-from spottrain.varuna_manager.config import JobConfig, ZoneConfig
+from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.config_local import ZoneConfig
 from spottrain.varuna_manager.views import SCHEMA_VERSION, candidate_view
 from spottrain.wire import ModelFacts, Profile, Slot
 
@@ -36,9 +37,9 @@ def fleet_for(config: JobConfig) -> list[Rented]:
         CapacityError: Not even ``resources.min_vms`` machines can be had.
     """
     kinds = (True, False) if config.resources.allow_on_demand else (True,)
-    offers = [Rented(zone, spot) for zone in config.local.zones for spot in kinds]
+    offers = [Rented(zone, spot) for zone in config.zones for spot in kinds]
     offers.sort(key=lambda offer: offer.usd_per_hour)
-    left = {zone.name: zone.capacity for zone in config.local.zones}
+    left = {zone.name: zone.capacity for zone in config.zones}
     bound = config.budget.max_usd_per_hour
     fleet: list[Rented] = []
     for offer in offers:

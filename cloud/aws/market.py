@@ -12,7 +12,6 @@ from spottrain.cloud.aws.settings import AwsSettings, Facts, OnDemandPrice
 from spottrain.cloud.aws.translate import explained
 from spottrain.cloud.provider import Offer, PlacementScore, Quota
 
-
 OFFERS_KEEP_S = 30.0
 """The manager looks every second; prices change every few minutes at most."""
 

@@ -50,6 +50,31 @@ def bring_up(
     if state == "running":
         line.carry(vm_id, manager, claim["port"])
         return
+    folder = _deliver(session, vm_id, payload)
+    if payload.setup:
+        _set_up(session, vm_id, payload)
+    check_software(host.place, session.call("probe"), fleet)
+    port = line.carry(vm_id, manager, 0)
+    session.call(
+        "start",
+        vm_id=vm_id,
+        package=folder,
+        agent={
+            "vm_id": vm_id,
+            "manager_url": f"https://127.0.0.1:{port}",
+            "ca_pem": bootstrap.ca_pem,
+            "token": bootstrap.token,
+            "private_address": session.private_address,
+            "num_slots": host.slots,
+            "notices": {"kind": "none"},
+        },
+        environment=dict(payload.environment),
+    )
+    logger.info("%s: agent of %s started", host.place, vm_id)
+
+
+def _deliver(session: Session, vm_id: str, payload: Payload) -> str:
+    """Bring our software and the workdir; return the software's folder."""
     ours = package()
     folder, workdir = f"package-{ours.sha256[:12]}", f"{vm_id}/workdir"
     has_package, has_workdir = session.call("has", names=[folder, workdir])
@@ -57,27 +82,7 @@ def bring_up(
         _send(session, vm_id, folder, ours.archive)
     if not has_workdir:
         _send(session, vm_id, workdir, payload.workdir.read_bytes())
-    if payload.setup:
-        _set_up(session, vm_id, payload)
-    check_software(host.place, session.call("probe"), fleet)
-    port = line.carry(vm_id, manager, 0)
-    agent = {
-        "vm_id": vm_id,
-        "manager_url": f"https://127.0.0.1:{port}",
-        "ca_pem": bootstrap.ca_pem,
-        "token": bootstrap.token,
-        "private_address": session.private_address,
-        "num_slots": host.slots,
-        "notices": {"kind": "none"},
-    }
-    session.call(
-        "start",
-        vm_id=vm_id,
-        package=folder,
-        agent=agent,
-        environment=dict(payload.environment),
-    )
-    logger.info("%s: agent of %s started", host.place, vm_id)
+    return folder
 
 
 def _send(session: Session, vm_id: str, name: str, archive: bytes) -> None:

@@ -14,7 +14,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import spottrain
+from spottrain import errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Package:
 @functools.cache
 def package() -> Package:
     """Return this very software, packed; the same bytes each time."""
-    root = Path(spottrain.__file__).parent
+    root = Path(errors.__file__).parent
     buffer = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,

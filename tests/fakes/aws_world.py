@@ -170,7 +170,7 @@ class World:
                 "spot": each.lifecycle == "spot",
                 "tags": {tag["key"]: tag["value"] for tag in each.get_tags()},
                 "launched_at": each.launch_time.replace(tzinfo=UTC).timestamp(),
-                "ended_at": self.ends.get(each.id),
+                "ended_at": _ended_at(each),
             }
             for region in ec2_backends[ACCOUNT]
             for each in self.backend(region).all_instances()
@@ -204,6 +204,15 @@ class World:
             for each in self.live(region)
             if (each.lifecycle == "spot") == spot
         )
+
+
+def _ended_at(instance: Any) -> float | None:
+    """When billing stopped: EC2 states it in words, to the second."""
+    _, stated, text = str(instance._reason).partition("(")
+    if not stated:
+        return None
+    moment = datetime.fromisoformat(text[:19]).replace(tzinfo=UTC)
+    return moment.timestamp()
 
 
 def _tags(each: Any) -> list[dict[str, str]]:

@@ -66,37 +66,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         ) as job,
     ):
         job.environment["A_SECRET"] = SECRET
-        job.pace(0.02)
-        story = Story(job, job.launch("--detach"))
-        assert story.launched.code == 0, story.launched.err
-        story.note(job.until("three hosts", full_and_training))
-
-        kill_vms(hosts[:1])
-        dead = {vm for vm in story.vms[0] if str(hosts[0].port) in vm}
-        back = job.until(
-            "the killed host again",
-            lambda s: None if dead & set(s.vms) else full_and_training(s),
-        )
-        story.note(back)
-
-        hosts[1].stop()
-        hosts[1].start()
-        cut = next(vm for vm in story.vms[1] if str(hosts[1].port) in vm)
-        heard = back.vms[cut].reports_received
-        after = job.until(
-            "reports over a new connection",
-            lambda s: (
-                s if cut in s.vms and s.vms[cut].reports_received > heard + 3 else None
-            ),
-        )
-        story.note(after)
-
-        job.kill_manager()
-        step = job.state().progress.step
-        assert job.resume("--detach").code == 0
-        story.note(
-            job.until("more steps", lambda s: s if s.progress.step > step + 3 else None)
-        )
+        story = lived_through(job)
         job.pace(0.0)
         until(
             "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
@@ -105,6 +75,43 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         story.processes_left = vm_processes(hosts)
         story.homes = [host.left() for host in hosts]
         yield story
+
+
+def lived_through(job: SshJob) -> Story:
+    """Launch the job, and have a host, a connection and the manager die."""
+    hosts = job.hosts
+    job.pace(0.02)
+    story = Story(job, job.launch("--detach"))
+    assert story.launched.code == 0, story.launched.err
+    story.note(job.until("three hosts", full_and_training))
+
+    kill_vms(hosts[:1])
+    dead = {vm for vm in story.vms[0] if str(hosts[0].port) in vm}
+    back = job.until(
+        "the killed host again",
+        lambda s: None if dead & set(s.vms) else full_and_training(s),
+    )
+    story.note(back)
+
+    hosts[1].stop()
+    hosts[1].start()
+    cut = next(vm for vm in story.vms[1] if str(hosts[1].port) in vm)
+    heard = back.vms[cut].reports_received
+    after = job.until(
+        "reports over a new connection",
+        lambda s: (
+            s if cut in s.vms and s.vms[cut].reports_received > heard + 3 else None
+        ),
+    )
+    story.note(after)
+
+    job.kill_manager()
+    step = job.state().progress.step
+    assert job.resume("--detach").code == 0
+    story.note(
+        job.until("more steps", lambda s: s if s.progress.step > step + 3 else None)
+    )
+    return story
 
 
 def test_it_trains_to_its_end(story: Story) -> None:
@@ -152,3 +159,22 @@ def test_the_secret_is_written_down_nowhere(story: Story) -> None:
     files = [path for path in story.job.dir.path.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_down_frees_hosts_whose_manager_was_killed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("down")
+    with (
+        ssh_hosts(folder / "hosts", 1) as hosts,
+        SshJob(folder, "to-be-ended", hosts) as job,
+    ):
+        assert job.launch("--detach").code == 0
+        until("an agent", lambda: vm_processes(hosts), lambda: job.tail(job.state()))
+        job.kill_manager()
+        assert vm_processes(hosts)
+        answer = job.run("down", job.name)
+        assert answer.code == 0, answer.err
+        assert "VMs returned after its manager: 1" in answer.err
+        assert vm_processes(hosts) == []
+        assert hosts[0].left() == []

@@ -45,6 +45,7 @@ from spottrain.wire.model import (
     SectionFacts,
     SectionProfile,
     Slot,
+    TaskOverheads,
     TiedParameter,
 )
 from spottrain.wire.reports import (
@@ -108,6 +109,7 @@ __all__ = [
     "StopGeneration",
     "StoreOpened",
     "SupervisorReady",
+    "TaskOverheads",
     "TiedParameter",
     "UserCodeFailed",
     "WorkerDied",

@@ -38,6 +38,8 @@ class TiedParameter:
     name: str
     sections: tuple[int, ...]
     """Ascending; the first one owns it in norms and exports."""
+    param_bytes: int = 0
+    """Of one copy; 0: unknown, as in facts written before it was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,29 @@ class SectionProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOverheads:
+    """What a task takes beyond its sections' own time, on any stage.
+
+    Kinds of tasks differ: forwards alone fetch examples.
+    """
+
+    forward_s: float
+    recompute_s: float
+    backward_s: float
+    posting_s: float = 0.0
+    """Added for the message of a task that sends one."""
+    deviation_s: float = 0.0
+    """Standard deviation of the most variable of the four, robust to outliers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchProfile:
     """All sections at one micro-batch size."""
 
     microbatch_size: int
     sections: tuple[SectionProfile, ...]
+    overheads: TaskOverheads | None = None
+    """``None``: ``Profile.task_overhead_s`` holds for every task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +159,8 @@ class Profile:
     rings: tuple[RingProfile, ...] = ()
     """Empty: all-reduces are reckoned from the links."""
     task_overhead_s: float = 0.0
-    """What a task takes beyond its sections' own time: bookkeeping, posting messages."""
+    """What a task takes beyond its sections' own time, fetching examples and posting
+    messages included, where ``MicrobatchProfile.overheads`` does not say it by kind."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()
@@ -157,9 +178,23 @@ class Profile:
         Raises:
             WireError: The profile does not know that size.
         """
+        return self._at(microbatch_size).sections
+
+    def overheads_at(self, microbatch_size: int) -> TaskOverheads:
+        """Return what tasks take beyond their sections at a micro-batch size.
+
+        Raises:
+            WireError: The profile does not know that size.
+        """
+        any_s = self.task_overhead_s
+        return self._at(microbatch_size).overheads or TaskOverheads(
+            forward_s=any_s, recompute_s=any_s, backward_s=any_s
+        )
+
+    def _at(self, microbatch_size: int) -> MicrobatchProfile:
         for one in self.microbatches:
             if one.microbatch_size == microbatch_size:
-                return one.sections
+                return one
         raise WireError(
             f"the profile knows micro-batches of {self.microbatch_sizes}: got "
             f"{microbatch_size}; calibrate again"

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import itertools
 import time
+from operator import le
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.unit.morphing.pipelines import few, kinds, links_of, stage_times
 
+from spottrain.morphing.lists import compact_schedule
 from spottrain.morphing.loads import StageLoad, stage_loads
+from spottrain.morphing.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.schedule import (
     StageSchedule,
     Task,
@@ -89,14 +93,63 @@ def test_gradients_pile_up_where_all_forwards_come_first() -> None:
     assert [load.gradients_waiting for load in loads] == [4, 4, 0]
 
 
+@pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe"])
 @pytest.mark.parametrize("bound", [1, 2, 100])
-def test_a_bound_of_the_plan_s_own_holds_on_every_stage(bound: int) -> None:
-    free = stage_loads("gpipe", 3, 12, recompute=False)
-    bounded = stage_loads("gpipe", 3, 12, recompute=False, in_flight_bound=bound)
-    assert [load.in_flight for load in bounded] == [
-        min(bound, load.in_flight) for load in free
-    ]
-    assert max(load.inputs_held for load in bounded) <= bound
+def test_a_bound_of_the_plan_s_own_holds_on_every_stage(
+    kind: ScheduleKind, bound: int
+) -> None:
+    free = stage_loads(kind, 3, 12, recompute=False)
+    bounded = stage_loads(kind, 3, 12, recompute=False, in_flight_bound=bound)
+    most = min(bound, 12)
+    last = min(bound, free[-1].in_flight)
+    assert [load.in_flight for load in bounded] == [most, most, last]
+    assert [load.inputs_held for load in bounded] == [most, most, most]
+
+
+bounds = st.none() | st.integers(1, 25)
+
+
+@given(
+    kinds,
+    st.lists(stage_times(few), min_size=1, max_size=5),
+    st.lists(links_of(few), min_size=4, max_size=4),
+    st.integers(1, 20),
+    st.booleans(),
+    bounds,
+)
+def test_no_simulation_has_more_in_flight_than_the_model_allows_for(
+    kind: ScheduleKind,
+    stages: list[StageTimes],
+    links: list[Link],
+    count: int,
+    recompute: bool,
+    bound: int | None,
+) -> None:
+    depth = len(stages)
+    run = simulate_pipeline(
+        compact_schedule(kind, depth, count, recompute=recompute),
+        stages,
+        links[: depth - 1],
+        bound=bound,
+    )
+    loads = stage_loads(kind, depth, count, recompute, in_flight_bound=bound)
+    assert all(map(le, run.peak_in_flight, [load.in_flight for load in loads]))
+
+
+@given(kinds, st.integers(1, 6), st.integers(1, 40), st.booleans(), bounds)
+def test_with_a_slow_last_stage_just_as_many_are_in_flight(
+    kind: ScheduleKind, depth: int, count: int, recompute: bool, bound: int | None
+) -> None:
+    quick = StageTimes(forward_s=1e-6, recompute_s=1e-6, backward_s=1e-6)
+    slow = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=2.0)
+    run = simulate_pipeline(
+        compact_schedule(kind, depth, count, recompute=recompute),
+        [quick] * (depth - 1) + [slow],
+        [Link()] * (depth - 1),
+        bound=bound,
+    )
+    loads = stage_loads(kind, depth, count, recompute, in_flight_bound=bound)
+    assert list(run.peak_in_flight) == [load.in_flight for load in loads]
 
 
 @pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe"])

@@ -12,7 +12,6 @@ from spottrain.morphing.memory import (
     PENDING_SENDS,
     StageLoad,
     StageMemory,
-    handover_bytes,
     plan_bytes,
     rank_bytes,
     stage_bytes,
@@ -269,22 +268,6 @@ def test_a_bound_of_the_plan_s_own_saves_memory() -> None:
         strict=True,
     ):
         assert tight.training_bytes < roomy.training_bytes / 2
-
-
-def test_a_hand_over_holds_what_was_and_what_is_to_be() -> None:
-    before, after = plan((0, 2, 4), (0, 4)), plan((0, 1, 4), (0, 4))
-
-    def size(*sections: int) -> int:
-        return sum(4 * FACTS.sections[k].param_bytes + PAGE_BYTES for k in sections)
-
-    assert handover_bytes(FACTS, after, None) == (
-        size(0) + size(0),
-        size(1, 2, 3) + size(3),
-    )
-    assert handover_bytes(FACTS, after, before) == (
-        size(0, 1) + size(0),
-        size(1, 2, 3) + size(3),
-    )
 
 
 @given(st.integers(1, 4), st.integers(1, 12))

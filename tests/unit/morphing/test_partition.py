@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.partition import partition, spread
+from spottrain.morphing.partition import join, partition, spread
 
 # Whole numbers: their sums are exact, so that equal costs compare as equal.
 costs = st.lists(st.integers(0, 20), min_size=1, max_size=8)
@@ -105,3 +105,34 @@ def test_shares_differ_by_at_most_one_and_larger_ones_come_first(
 def test_replicas_without_a_virtual_node_are_refused(replicas: int) -> None:
     with pytest.raises(PlanError, match="every replica needs a virtual node"):
         spread(3, replicas)
+
+
+def test_spans_are_kept_in_one_piece_the_shortest_first() -> None:
+    assert join(6, [(1, 2), (4, 5)], 3) == (0, 1, 3, 4, 6)
+    assert join(6, [(1, 2), (0, 5)], 2) == (0, 1, 3, 4, 5, 6)
+    assert join(6, [(1, 2)], 6) == (0, 1, 2, 3, 4, 5, 6)
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda n: st.tuples(
+            st.just(n),
+            st.lists(
+                st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).map(
+                    lambda ends: (min(ends), max(ends))
+                ),
+                max_size=4,
+            ),
+            st.integers(1, n),
+        )
+    )
+)
+def test_joined_sections_are_enough_for_the_stages(
+    case: tuple[int, list[tuple[int, int]], int],
+) -> None:
+    count, spans, stages = case
+    groups = join(count, spans, stages)
+    assert groups[0] == 0
+    assert groups[-1] == count
+    assert len(groups) > stages
+    assert join(count, reversed(spans), stages) == groups

@@ -188,6 +188,17 @@ def test_tied_parameters_are_summed_once_their_stages_have_reduced() -> None:
     assert together == simulate_step(plan(1, 1, 2), PROFILE, FACTS, reduction="fast")
 
 
+def test_what_facts_say_of_a_tied_parameter_s_size_counts_before_what_is_inferred() -> (
+    None
+):
+    tied = TiedParameter(name="embedding", sections=(0, 3), param_bytes=600)
+    facts = replace(FACTS, tied=(tied,))
+    apart = simulate_step(plan(2, 1, 2), PROFILE, facts, reduction="fast")
+    untied = simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast")
+    tied_s = 2 * (LATENCY_S + 600 / BYTES_PER_S)
+    assert apart.step_s - untied.step_s == pytest.approx(tied_s)
+
+
 def test_a_slow_device_slows_its_replica_and_all_wait_for_it() -> None:
     speeds = [1.0, 1.0, 1.0, 0.5]
     step = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast", speeds=speeds)

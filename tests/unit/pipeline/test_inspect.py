@@ -51,7 +51,9 @@ def test_facts_are_those_of_the_model() -> None:
     assert got.num_parameters == 4 * WIDTH * WIDTH + 3 * WIDTH
     assert got.blocks == "blocks"
     assert (got.dataset_len, got.heldout_len) == (5, 2)
-    assert got.tied == (TiedParameter(name="embed.weight", sections=(0, 2)),)
+    assert got.tied == (
+        TiedParameter(name="embed.weight", sections=(0, 2), param_bytes=matrix),
+    )
     assert [s.param_bytes for s in got.sections] == [
         2 * matrix + vector,
         matrix + vector,

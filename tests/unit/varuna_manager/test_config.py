@@ -20,15 +20,13 @@ from spottrain.cloud.local.market import (
 )
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config import (
-    EventConfig,
     JobConfig,
-    LocalConfig,
-    ZoneConfig,
     json_schema,
     load_config,
     parse_config,
 )
 from spottrain.varuna_manager.config_files import key_paths
+from spottrain.varuna_manager.config_local import EventConfig, LocalConfig, ZoneConfig
 
 ROOT = Path(__file__).parents[3]
 MINIMAL = {

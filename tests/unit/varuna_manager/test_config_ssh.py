@@ -103,6 +103,19 @@ def test_a_mistake_is_told_in_one_line(data: dict[str, Any], message: str) -> No
     assert "\n" not in str(refused.value)
 
 
+def test_a_plan_is_made_for_the_hosts_of_each_type() -> None:
+    a, b = parse_config(
+        with_hosts(
+            {"address": "1", "type": "a", "slots": 4},
+            {"address": "2", "type": "b", "usd_per_hour": 2.5},
+            {"address": "3", "type": "a", "slots": 4},
+        ),
+        "x",
+    ).zones
+    assert (a.instance_type, a.capacity, a.slots) == ("a", 2, 4)
+    assert (b.instance_type, b.capacity, b.spot_usd_per_hour) == ("b", 1, 2.5)
+
+
 def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "s")
     monkeypatch.delenv("ANOTHER", raising=False)

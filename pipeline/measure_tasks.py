@@ -1,0 +1,248 @@
+"""Measures what a task costs beyond its sections: the executor's own time.
+
+The product's own executor trains mini-batches over the sections at hand, with the
+product's links to the neighbours. Every moment of a task that is not inside the user's
+forward or backward counts: fetching examples, counting bytes, bookkeeping, posting
+messages, being held up by receivers. Waiting for what has not arrived does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, TypeVar
+
+from spottrain.morphing.schedule import Unit, make_schedule
+from spottrain.pipeline.data import MicrobatchSource
+from spottrain.pipeline.executor import StageExecutor, StagePlace
+from spottrain.pipeline.faults import FaultScript, Hook
+from spottrain.pipeline.links import Arrival, PipelineLinks
+from spottrain.pipeline.reduction import FastReduction
+from spottrain.pipeline.sampling import sigma
+from spottrain.pipeline.slot import SlotMemory
+from spottrain.pipeline.stage import StageModel
+from spottrain.pipeline.tracking import TensorTracker
+from spottrain.pipeline.worker import LoadedJob
+from spottrain.wire import TaskOverheads
+
+T = TypeVar("T")
+
+BUDGET_S = 1.0
+"""About how long the mini-batches of a micro-batch size may take."""
+MOST_S = 5.0
+"""What would take longer is left out: such tasks dwarf what they cost beside."""
+_LEAST_MICROBATCHES, _MOST_MICROBATCHES = 2, 24
+_MINIBATCHES = 2
+"""The first one is a warm-up: it watches every operation."""
+_KINDS = (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD)
+
+Samples = dict[str, list[float]]
+"""By kind of task, what tasks took beyond their sections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The ranks that compute, each a stage of one pipeline."""
+
+    ranks: tuple[int, ...]
+    place: int
+    """Of this rank among them."""
+
+    @property
+    def neighbours(self) -> tuple[int | None, int | None]:
+        """The ranks before and after this one."""
+        first, last = self.place == 0, self.place + 1 == len(self.ranks)
+        return (
+            None if first else self.ranks[self.place - 1],
+            None if last else self.ranks[self.place + 1],
+        )
+
+
+def microbatches_for(depth: int, slowest_s: float) -> int:
+    """Return of how many micro-batches a mini-batch should be; 0: leave it out.
+
+    Args:
+        depth: Stages of the pipeline.
+        slowest_s: A forward, recompute and backward of the slowest stage.
+    """
+    fill = depth - 1
+    if _MINIBATCHES * (_LEAST_MICROBATCHES + fill) * slowest_s > MOST_S:
+        return 0
+    fitting = _MOST_MICROBATCHES
+    if slowest_s > 0:
+        fitting = min(fitting, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
+    return max(_LEAST_MICROBATCHES, fitting)
+
+
+def time_tasks(
+    loaded: LoadedJob,
+    memory: SlotMemory,
+    sections: range,
+    chain: Chain,
+    microbatch_size: int,
+    num_microbatches: int,
+) -> Samples:
+    """Train mini-batches as one stage of ``chain``; all its ranks do so together.
+
+    Args:
+        loaded: The job.
+        memory: Holds ``sections``; their gradients are spoiled.
+        sections: Those of this rank.
+        chain: Who else takes part.
+        microbatch_size: Examples of a micro-batch.
+        num_microbatches: Of a mini-batch.
+
+    Raises:
+        UserCodeError: The user's code raised.
+        GenerationBrokenError, RuntimeError: A neighbour is gone.
+    """
+    clock = _Clock()
+    stage = StageModel(
+        loaded.job,
+        loaded.layout,
+        sections,
+        {k: memory.arenas[k].parameters for k in sections},
+    )
+    tracker = _TimedTracker(memory.num_bytes, clock)
+    sink = FastReduction(
+        {k: stage.parameters_of(k) for k in sections},
+        [memory.arenas[k] for k in sections],
+        (chain.ranks[chain.place],),
+        None,
+        0,
+        tracker,
+    )
+    links = _TimedLinks(*chain.neighbours, clock)
+    try:
+        executor = StageExecutor(
+            [stage],
+            _place(chain, num_microbatches),
+            MicrobatchSource(
+                loaded.job, loaded.spec.seed, loaded.spec.minibatch_size, microbatch_size
+            ),
+            links,
+            loaded.spec.seed,
+            _Marks(clock),
+            tracker,
+        )
+        for step in range(_MINIBATCHES):
+            clock.clear()
+            sink.begin()
+            executor.train(step, sink)
+            clock.end_task()
+            tracker.settle()
+        links.flush()
+    finally:
+        links.close()
+    return clock.samples
+
+
+def _place(chain: Chain, num_microbatches: int) -> StagePlace:
+    """Return the place in a schedule all of whose kinds of tasks occur."""
+    depth = len(chain.ranks)
+    kind = "gpipe" if depth == 1 else "varuna"
+    lists = make_schedule(kind, depth, num_microbatches, recompute=True)
+    return StagePlace(chain.place, lists, range(num_microbatches))
+
+
+def summed_up(every: Sequence[Samples], reaching_s: float) -> TaskOverheads | None:
+    """Return the medians of what all stages found.
+
+    Args:
+        every: Of each stage.
+        reaching_s: From the call of the user's code to the stage's first section, which
+            forwards and recomputes take too.
+
+    Returns:
+        ``None`` if nothing was measured.
+    """
+    found = {kind: [s for one in every for s in one.get(kind, [])] for kind in _KINDS}
+    if not found[Hook.FORWARD]:
+        return None
+    forward_s, backward_s = median(found[Hook.FORWARD]), median(found[Hook.BACKWARD])
+    again = found[Hook.RECOMPUTE]
+    return TaskOverheads(
+        forward_s=forward_s + reaching_s,
+        recompute_s=(median(again) if again else 0.0) + reaching_s,
+        backward_s=backward_s,
+        deviation_s=max(sigma(times) for times in found.values() if times),
+    )
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Adds up the moments of a task that are neither computing nor waiting."""
+
+    samples: Samples = field(default_factory=dict)
+    _kind: str = ""
+    _began_s: float = 0.0
+    _apart_s: float = 0.0
+    """Computing and waiting since then."""
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.samples, self._kind = {kind: [] for kind in _KINDS}, ""
+
+    def begin_task(self, kind: str) -> None:
+        """One task ends and another begins."""
+        self.end_task()
+        self._kind, self._began_s, self._apart_s = kind, time.perf_counter(), 0.0
+
+    def end_task(self) -> None:
+        """The task that runs has ended, if there is one."""
+        if self._kind:
+            spent_s = time.perf_counter() - self._began_s
+            self.samples[self._kind].append(spent_s - self._apart_s)
+
+    def apart(self, run: Callable[[], T]) -> T:
+        """Run what does not count."""
+        began_s = time.perf_counter()
+        try:
+            return run()
+        finally:
+            self._apart_s += time.perf_counter() - began_s
+
+
+class _Marks(FaultScript):
+    """A script without faults that notes when tasks begin."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def at(self, hook: Hook) -> None:
+        """Note it."""
+        self._clock.begin_task(hook)
+
+
+class _TimedTracker(TensorTracker):
+    """Takes the user's code out of the count."""
+
+    def __init__(self, static_bytes: int, clock: _Clock) -> None:
+        super().__init__(static_bytes)
+        self._clock = clock
+
+    def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
+        return super().forward(kind, unit, keep, lambda: self._clock.apart(run))
+
+    def backward(self, unit: Unit, run: Callable[[], None]) -> None:
+        super().backward(unit, lambda: self._clock.apart(run))
+
+
+class _TimedLinks(PipelineLinks):
+    """Takes waiting out of the count."""
+
+    def __init__(
+        self, previous: int | None, following: int | None, clock: _Clock
+    ) -> None:
+        super().__init__(previous, following)
+        self._clock = clock
+
+    def arrival(self, *, wait: bool) -> Arrival | None:
+        if not wait:
+            return super().arrival(wait=False)
+        return self._clock.apart(lambda: super(_TimedLinks, self).arrival(wait=True))
