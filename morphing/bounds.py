@@ -42,6 +42,12 @@ class Times:
             s.forward_s + s.recompute_s + s.backward_s for s in self.sections
         ], last_s
 
+    def beside_s(self, recompute: bool) -> float:
+        """Return what a micro-batch's tasks cost a stage beyond its sections."""
+        beside = self.overheads
+        once_s = beside.forward_s + beside.backward_s
+        return once_s + beside.recompute_s if recompute else once_s
+
 
 def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
     return np.concatenate(([0.0], np.cumsum([getattr(s, name) for s in sections])))

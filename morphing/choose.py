@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.fleet import Draft, Manner, manners
+from spottrain.morphing.fleet import RUNNABLE, Draft, Manner, manners
 from spottrain.morphing.inputs import Objective, PlanInputs, check_inputs
-from spottrain.morphing.layouts import Layout, Layouts, Refusal
+from spottrain.morphing.layouts import Layout, Layouts, Refusal, choose_layouts
+from spottrain.morphing.naming import by_what_they_are, with_slots
 from spottrain.morphing.placement import Device
 from spottrain.morphing.policy import break_even_s, handicap
 from spottrain.wire import Plan, ScheduleKind
@@ -32,8 +33,6 @@ __all__ = [
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like that which
 runs is taken, then the simplest. A prediction is off by more than that."""
-NEAR = 0.05
-"""A micro-batch size is good enough whose time per example is so near to the best."""
 MILLION = 1_000_000
 SECONDS_PER_HOUR = 3600.0
 
@@ -104,6 +103,7 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there is no slot")
+    inputs, theirs = by_what_they_are(inputs)
     layouts = choose_layouts(inputs)
     search = Search(layouts)
     search.run()
@@ -111,35 +111,16 @@ def choose_plan(inputs: PlanInputs) -> Choice:
         layouts.waives_handover = True
         search = Search(layouts)
         search.run()
-    return search.choice()
+    choice = search.choice()
+    if choice.plan is None:
+        return choice
+    return replace(choice, plan=with_slots(choice.plan, theirs))
 
 
 def _is_broken(inputs: PlanInputs) -> bool:
     """Whether the present plan cannot go on, as some of its slots are gone."""
     have = {device.slot for device in inputs.slots}
     return inputs.previous is not None and not have.issuperset(inputs.previous.slots)
-
-
-def choose_layouts(inputs: PlanInputs) -> Layouts:
-    """Settle the micro-batch size.
-
-    If it is left open: the smallest whose time per example is within ``NEAR`` of the
-    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
-    """
-    if inputs.microbatch_size is not None:
-        return Layouts(inputs, inputs.microbatch_size)
-    sizes = inputs.profile.microbatch_sizes
-    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
-    fitting = [layouts for layouts in known if layouts.fits_somehow()]
-    if not fitting:
-        return known[0]
-    each_s = [
-        sum(layouts.times.costs_s(inputs.recompute is not False)[0])
-        / layouts.microbatch_size
-        for layouts in fitting
-    ]
-    good = (1 + NEAR) * min(each_s)
-    return next(f for f, s in zip(fitting, each_s, strict=True) if s <= good)
 
 
 @dataclass(slots=True)
@@ -209,6 +190,8 @@ class Search:
     ) -> Iterator[tuple[float, int, _Weighed]]:
         steps_s = self.layouts.least_steps_s(depth, manner, widths)
         for width, least_s in zip(widths, steps_s, strict=True):
+            if self._is_double(width, manner):
+                continue
             usd = self.layouts.fleet.least_usd_per_hour[depth * width]
             cost = self._cost(depth, width, least_s, usd)
             self._number += 1
@@ -217,6 +200,16 @@ class Search:
                 self._number,
                 _Weighed(Draft(depth, width, manner), least_s, cost),
             )
+
+    def _is_double(self, width: int, manner: Manner) -> bool:
+        """Whether another schedule, which is preferred, makes the very same of it.
+
+        One micro-batch at a time goes forward and backward, whatever the list.
+        """
+        known = manner.schedule not in (RUNNABLE[0], self.inputs.schedule)
+        alone = self.layouts.virtual_nodes == width
+        alone = alone or (manner.in_flight_bound == 1 and not manner.recompute)
+        return known and manner.chunks == 1 and alone
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return what plans are compared by: time or money for a mini-batch."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.cuts import UNEVEN, Cuts
 from spottrain.morphing.fleet import Draft, Fleet
 from spottrain.morphing.handover import handover_bytes
+from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.memory import megabytes
 from spottrain.morphing.placement import Device, place
 from spottrain.morphing.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.simulator import expect_step
 from spottrain.wire import Plan
+
+NEAR = 0.05
+"""A micro-batch size is good enough whose time per example is so near to the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class Layouts(Cuts):
             tuple(device.speed for device in placed),
             max(needed),
             room_bytes,
-            sum(fleet.vm_usd_per_hour[vm] for vm in vms),
+            math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
 
     def _handover(self, plan: Plan, placed: Sequence[Device]) -> Refusal | None:
@@ -126,10 +131,9 @@ class Layouts(Cuts):
         )
         if most <= device.memory_bytes:
             return None
-        name = f"{device.slot.vm_id}[{device.slot.index}]"
         return Refusal(
             f"its sections and those of {previous.shape} at once need "
-            f"{megabytes(most)}, {name} has {megabytes(device.memory_bytes)}",
+            f"{megabytes(most)}, a device has {megabytes(device.memory_bytes)}",
             in_handover=True,
         )
 
@@ -197,3 +201,26 @@ class Layouts(Cuts):
             speeds=layout.speeds,
         )
         return replace(layout.plan, predicted_step_s=step.step_s)
+
+
+def choose_layouts(inputs: PlanInputs) -> Layouts:
+    """Settle the micro-batch size.
+
+    If it is left open: the smallest whose time per example is within ``NEAR`` of the
+    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
+    """
+    if inputs.microbatch_size is not None:
+        return Layouts(inputs, inputs.microbatch_size)
+    sizes = inputs.profile.microbatch_sizes
+    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
+    fitting = [layouts for layouts in known if layouts.fits_somehow()]
+    if not fitting:
+        return known[0]
+    again = inputs.recompute is not False
+    each_s = [
+        (sum(layouts.times.costs_s(again)[0]) + layouts.times.beside_s(again))
+        / layouts.microbatch_size
+        for layouts in fitting
+    ]
+    good = (1 + NEAR) * min(each_s)
+    return next(f for f, s in zip(fitting, each_s, strict=True) if s <= good)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from spottrain.morphing.errors import PlanError
@@ -19,6 +19,7 @@ from spottrain.wire import (
 BETWEEN_AS_WITHIN = "between_vms: taken from within_vm, for there was one VM"
 WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot each"
 LINKS_ASSUMED = "links: assumed, for a process alone has nobody to send to"
+SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 
 MOST_SPREAD = 0.25
 """Typical spread of sections' times beyond which a profile is not kept."""
@@ -118,6 +119,17 @@ def _finite(value: float) -> float:
 def assumes_links(profile: Profile) -> bool:
     """Return whether links between VMs are no more than assumed."""
     return BETWEEN_AS_WITHIN in profile.sources or LINKS_ASSUMED in profile.sources
+
+
+def knows_sizes(profile: Profile, sizes: Iterable[int]) -> bool:
+    """Return whether measuring ``sizes`` again would find out nothing new.
+
+    What a profile does not know must be larger than where its measuring had to end.
+    """
+    known, wanted = set(profile.microbatch_sizes), set(sizes)
+    missing = wanted - known
+    ended = SIZES_ENDED in profile.sources and bool(known & wanted)
+    return not missing or (ended and min(missing) > max(known))
 
 
 def is_noisy(profile: Profile) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from spottrain import machine, wire
 from spottrain.morphing.profiles import (
     BETWEEN_AS_WITHIN,
     LINKS_ASSUMED,
+    SIZES_ENDED,
     WITHIN_AS_BETWEEN,
 )
 from spottrain.pipeline.links import (
@@ -39,6 +40,14 @@ from spottrain.pipeline.measure_sections import (
     MeasuredSections,
     SectionBench,
 )
+from spottrain.pipeline.measure_tasks import (
+    Chain,
+    Samples,
+    TimedLinks,
+    microbatches_for,
+    summed_up,
+    time_tasks,
+)
 from spottrain.pipeline.worker import LoadedJob
 from spottrain.wire import (
     Calibrate,
@@ -47,6 +56,7 @@ from spottrain.wire import (
     Profile,
     RingProfile,
     SectionProfile,
+    TaskOverheads,
 )
 
 SECTIONS_BUDGET_S = 2.0
@@ -89,12 +99,16 @@ def calibrate_here(
     store = connect_store(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
     connections = join(store, "calibration", rank, size, timeout_s)
+    measuring: _Round | None = None
     try:
-        return _Round(loaded, command, rank, report).run()
+        measuring = _Round(loaded, command, rank, report)
+        return measuring.run()
     except BaseException:
         connections.cut()
         raise
     finally:
+        if measuring is not None:
+            measuring.close()
         leave()
 
 
@@ -136,23 +150,14 @@ class _Round:
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
         self._bench = SectionBench(loaded, shares[rank], command.checkpoint)
+        self._links: PipelineLinks | None = None
+        """Those that are open."""
         self._done = 0
 
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
-        microbatches: list[MicrobatchProfile] = []
-        overheads_s: list[float] = []
-        for size in self._sizes:
-            measured = self._measure_sections(size)
-            every: list[dict[str, Any]] = _gather(asdict(measured))
-            sections = [SectionProfile(**s) for one in every for s in one["sections"]]
-            microbatches.append(
-                MicrobatchProfile(microbatch_size=size, sections=tuple(sections))
-            )
-            overheads_s += [every[r]["overhead_s"] for r in self._computing]
-            self._progress(f"sections with {size} examples")
-            if not self._may_grow(size, every):
-                break
+        microbatches = self._measure_sizes()
+        ended = (SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
         links = self._measure_links(microbatches[-1])
         self._progress("links and all-reduces")
         update_s = sum(_gather(self._bench.update_s()))
@@ -161,6 +166,7 @@ class _Round:
             return None
         layout = self._loaded.layout
         param_bytes = sum(layout.param_bytes(k) for k in range(layout.num_sections))
+        microbatches = _with_posting(microbatches, links.posting_s)
         return Profile(
             fingerprint=self._loaded.fingerprint,
             device=machine.device(),
@@ -170,9 +176,15 @@ class _Round:
             within_vm=links.within_vm,
             between_vms=links.between_vms,
             rings=links.rings,
-            task_overhead_s=statistics.fmean(overheads_s) + 2 * links.posting_s / 3,
-            sources=links.assumed,
+            task_overhead_s=_mean_s(microbatches),
+            sources=links.assumed + ended,
         )
+
+    def close(self) -> None:
+        """End the threads; after an error the connections must have been cut."""
+        if self._links is not None:
+            self._links.close()
+            self._links = None
 
     def _progress(self, what: str) -> None:
         """Count a step that all ranks have done."""
@@ -189,6 +201,25 @@ class _Round:
 
     # --- sections -----------------------------------------------------------------------
 
+    def _measure_sizes(self) -> list[MicrobatchProfile]:
+        """Measure one micro-batch size after the other, as far as they are bearable."""
+        microbatches: list[MicrobatchProfile] = []
+        for size in self._sizes:
+            measured = self._measure_sections(size)
+            every: list[dict[str, Any]] = _gather(asdict(measured))
+            sections = [SectionProfile(**s) for one in every for s in one["sections"]]
+            microbatches.append(
+                MicrobatchProfile(
+                    microbatch_size=size,
+                    sections=tuple(sections),
+                    overheads=self._measure_tasks(size, every),
+                )
+            )
+            self._progress(f"sections with {size} examples")
+            if not self._may_grow(size, every):
+                break
+        return microbatches
+
     def _measure_sections(self, size: int) -> MeasuredSections:
         """Pass real activations through all ranks, then measure all shares at once."""
         if self._rank in self._computing:
@@ -202,21 +233,44 @@ class _Round:
         before = self._computing[place - 1] if place else None
         last = place + 1 == len(self._computing)
         after = None if last else self._computing[place + 1]
-        links = PipelineLinks(before, after)
-        try:
-            activation: Activation = None
-            if before is not None:
-                links.expect(Direction.ACTIVATION, 1)
-                arrival = links.arrival(wait=True)
-                assert arrival is not None
-                activation = arrival.tensor
-            sent = self._bench.warm_up(batch, activation)
-            if after is not None:
-                assert sent is not None
-                links.send(Direction.ACTIVATION, sent)
-                links.flush()
-        finally:
-            links.close()
+        self._links = links = PipelineLinks(before, after)
+        activation: Activation = None
+        if before is not None:
+            links.expect(Direction.ACTIVATION, 1)
+            arrival = links.arrival(wait=True)
+            assert arrival is not None
+            activation = arrival.tensor
+        sent = self._bench.warm_up(batch, activation)
+        if after is not None:
+            assert sent is not None
+            links.send(Direction.ACTIVATION, sent)
+            links.flush()
+        self.close()
+
+    def _measure_tasks(
+        self, size: int, every: Sequence[dict[str, Any]]
+    ) -> TaskOverheads | None:
+        """Let the executor run over all shares; ``None``: it would take too much."""
+        slowest_s = max(one["round_s"] for one in every)
+        count = microbatches_for(len(self._computing), slowest_s)
+        needed = [
+            sum(s["saved_bytes"] for s in one["sections"])
+            + count * sum(s["output_bytes"] for s in one["sections"][-1:])
+            for one in every
+        ]
+        if not count or max(needed) > self._room_bytes():
+            return None
+        samples: Samples = {}
+        if self._rank in self._computing:
+            place = self._computing.index(self._rank)
+            chain = Chain(tuple(self._computing), place)
+            self._links = links = TimedLinks(*chain.neighbours)
+            samples = time_tasks(self._loaded, self._bench, chain, links, size, count)
+            self.close()
+        reaching_s = statistics.median(
+            every[rank]["reaching_s"] for rank in self._computing
+        )
+        return summed_up(_gather(samples), reaching_s)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
         """Whether the next size may be measured too, as all ranks see it."""
@@ -226,8 +280,13 @@ class _Round:
         factor = larger[0] / size
         slowest_s = max(one["round_s"] for one in every)
         saved = [s["saved_bytes"] for one in every for s in one["sections"]]
-        room = min(_gather(machine.available_bytes())) / (2 * len(every))
+        room = self._room_bytes()
         return bool(slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room)
+
+    def _room_bytes(self) -> float:
+        """Return what every rank may take in tensors, as all ranks see it."""
+        least: int = min(_gather(machine.available_bytes()))
+        return least / (2 * len(self._slots))
 
     # --- links --------------------------------------------------------------------------
 
@@ -282,6 +341,32 @@ class _Round:
             for name in every[0][0]
         }
         return LinkProfile(**link), statistics.median(posted for _, posted in every)
+
+
+def _with_posting(
+    microbatches: Sequence[MicrobatchProfile], posting_s: float
+) -> list[MicrobatchProfile]:
+    """Return profiles that know what posting costs, also if no stage has sent."""
+    return [
+        replace(one, overheads=replace(one.overheads, posting_s=posting_s))
+        if one.overheads is not None and not one.overheads.posting_s
+        else one
+        for one in microbatches
+    ]
+
+
+def _mean_s(microbatches: Sequence[MicrobatchProfile]) -> float:
+    """Return what a task takes beside its sections by and large."""
+    known = [one.overheads for one in microbatches if one.overheads is not None]
+    return (
+        statistics.fmean(
+            time_s
+            for o in known
+            for time_s in (o.forward_s, o.recompute_s, o.backward_s)
+        )
+        if known
+        else 0.0
+    )
 
 
 def pairs_within_vms(vms: Sequence[str]) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ from spottrain.pipeline.skeleton import materialise
 from spottrain.pipeline.slot import SlotMemory
 from spottrain.pipeline.stage import StageModel
 from spottrain.pipeline.tracking import batch_bytes, section_bytes, update_bytes
-from spottrain.pipeline.update import SectionOptimizer
+from spottrain.pipeline.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.worker import LoadedJob
 from spottrain.wire import SectionProfile
 
@@ -46,7 +46,6 @@ Activation = torch.Tensor | None
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 60
 _OPTIMIZER_STEPS = 8
-_FETCHES = 20
 
 
 class PrivateMemory:
@@ -71,9 +70,8 @@ class MeasuredSections:
     """What one rank found out about its sections at one micro-batch size."""
 
     sections: list[SectionProfile]
-    overhead_s: float
-    """Time of a task beyond its sections: reaching the stage through the user's code,
-    fetching examples; a mean over forward, recompute and backward."""
+    reaching_s: float
+    """From the call of the user's code to the stage's first section."""
     round_s: float
     """One repetition of everything."""
 
@@ -93,29 +91,35 @@ class SectionBench:
 
     def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str) -> None:
         self._loaded = loaded
-        self._memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
-        self._memory.hold(sections)
+        self.sections = sections
+        self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
+        self.memory.hold(sections)
         if checkpoint:
             root = Path(loaded.spec.checkpoint_path)
             manifest = read_manifest(root, checkpoint)
             for k in sections:
-                fill(self._memory.arenas[k], load_section(root, manifest, k))
+                fill(self.memory.arenas[k], load_section(root, manifest, k))
         elif sections:
             self._fill_from_model(sections)
-        self._runs = [_SectionRun(loaded, k, self._memory) for k in sections]
+        self._runs = [_SectionRun(loaded, k, self.memory) for k in sections]
         suit_activations(0)
 
     def _fill_from_model(self, sections: Iterable[int]) -> None:
         slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
         with torch.no_grad():
             for k in sections:
-                for name, tensor in self._memory.arenas[k].parameters.items():
+                for name, tensor in self.memory.arenas[k].parameters.items():
                     tensor.copy_(getattr(*slots[name][0]))
 
     def batch(self, microbatch_size: int) -> Batch:
         """Return the first micro-batch of the job."""
         with user_code("dataset"):
-            return self._source(microbatch_size).training(0, 0)
+            return MicrobatchSource(
+                self._loaded.job,
+                self._loaded.spec.seed,
+                self._loaded.spec.minibatch_size,
+                microbatch_size,
+            ).training(0, 0)
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
         """Run every section once, from what the section before them sent.
@@ -144,40 +148,35 @@ class SectionBench:
             if rounds >= _LEAST_ROUNDS and time.perf_counter() > end_s:
                 break
         reaching_s = [s for run in self._runs for s in run.reaching_s]
-        reach_s = statistics.median(reaching_s) if reaching_s else 0.0
         return MeasuredSections(
             sections=[run.profile() for run in self._runs],
-            overhead_s=(2 * reach_s + self._fetch_s(microbatch_size)) / 3,
+            reaching_s=statistics.median(reaching_s) if reaching_s else 0.0,
             round_s=sum(run.round_s for run in self._runs),
         )
 
     def update_s(self) -> float:
-        """Return the time of an optimizer step over all sections, undo copies included.
+        """Return the time of all sections' passes over their memory in a mini-batch.
 
-        Spoils the parameters: what is measured afterwards is of no use.
+        Gradients are zeroed, their norm is taken, the optimizer's step is done with its
+        undo copies. Spoils the parameters: what is measured afterwards is of no use.
         """
-        optimizers = {run.section: run.optimizer(self._memory) for run in self._runs}
+        optimizers = {run.section: run.optimizer(self.memory) for run in self._runs}
         if not optimizers:
             return 0.0
-        updater = self._memory.updater(optimizers, FaultScript())
+        updater = self.memory.updater(optimizers, FaultScript())
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
             decision = Decision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
-            _timed(times, functools.partial(updater.apply, decision, list(optimizers)))
+            _timed(times, functools.partial(self._update, updater, decision))
         return statistics.median(times[1:])
 
-    def _source(self, microbatch_size: int) -> MicrobatchSource:
-        spec = self._loaded.spec
-        return MicrobatchSource(
-            self._loaded.job, spec.seed, spec.minibatch_size, microbatch_size
-        )
-
-    def _fetch_s(self, microbatch_size: int) -> float:
-        source, times = self._source(microbatch_size), list[float]()
-        with user_code("dataset"):
-            for number in range(_FETCHES):
-                _timed(times, functools.partial(source.training, 0, number))
-        return statistics.median(times)
+    def _update(self, updater: Updater, decision: Decision) -> None:
+        for run in self._runs:
+            arena = self.memory.arenas[run.section]
+            for gradients in arena.gradient_runs:
+                gradients.zero_()
+            contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
+        updater.apply(decision, [run.section for run in self._runs])
 
 
 class _SectionRun:

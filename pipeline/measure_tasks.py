@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import torch
 
 from spottrain.morphing.schedule import Unit, make_schedule
 from spottrain.pipeline.data import MicrobatchSource
 from spottrain.pipeline.executor import StageExecutor, StagePlace
 from spottrain.pipeline.faults import FaultScript, Hook
-from spottrain.pipeline.links import Arrival, PipelineLinks
+from spottrain.pipeline.links import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.measure_sections import SectionBench
 from spottrain.pipeline.reduction import FastReduction
 from spottrain.pipeline.sampling import sigma
-from spottrain.pipeline.slot import SlotMemory
 from spottrain.pipeline.stage import StageModel
 from spottrain.pipeline.tracking import TensorTracker
 from spottrain.pipeline.worker import LoadedJob
@@ -37,9 +40,10 @@ _LEAST_MICROBATCHES, _MOST_MICROBATCHES = 2, 24
 _MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
 _KINDS = (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD)
+_POSTING = "posting"
 
 Samples = dict[str, list[float]]
-"""By kind of task, what tasks took beyond their sections."""
+"""By kind of task, what tasks took beyond their sections; and what posting took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +74,16 @@ def microbatches_for(depth: int, slowest_s: float) -> int:
     fill = depth - 1
     if _MINIBATCHES * (_LEAST_MICROBATCHES + fill) * slowest_s > MOST_S:
         return 0
-    fitting = _MOST_MICROBATCHES
-    if slowest_s > 0:
-        fitting = min(fitting, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
-    return max(_LEAST_MICROBATCHES, fitting)
+    if _MINIBATCHES * (_MOST_MICROBATCHES + fill) * slowest_s <= BUDGET_S:
+        return _MOST_MICROBATCHES
+    return max(_LEAST_MICROBATCHES, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
 
 
 def time_tasks(
     loaded: LoadedJob,
-    memory: SlotMemory,
-    sections: range,
+    bench: SectionBench,
     chain: Chain,
+    links: TimedLinks,
     microbatch_size: int,
     num_microbatches: int,
 ) -> Samples:
@@ -88,9 +91,9 @@ def time_tasks(
 
     Args:
         loaded: The job.
-        memory: Holds ``sections``; their gradients are spoiled.
-        sections: Those of this rank.
+        bench: Has this rank's sections; their gradients are spoiled.
         chain: Who else takes part.
+        links: To the neighbours; the caller closes them.
         microbatch_size: Examples of a micro-batch.
         num_microbatches: Of a mini-batch.
 
@@ -98,7 +101,7 @@ def time_tasks(
         UserCodeError: The user's code raised.
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
-    clock = _Clock()
+    clock, memory, sections = links.clock, bench.memory, bench.sections
     stage = StageModel(
         loaded.job,
         loaded.layout,
@@ -114,36 +117,30 @@ def time_tasks(
         0,
         tracker,
     )
-    links = _TimedLinks(*chain.neighbours, clock)
-    try:
-        executor = StageExecutor(
-            [stage],
-            _place(chain, num_microbatches),
-            MicrobatchSource(
-                loaded.job, loaded.spec.seed, loaded.spec.minibatch_size, microbatch_size
-            ),
-            links,
-            loaded.spec.seed,
-            _Marks(clock),
-            tracker,
-        )
-        for step in range(_MINIBATCHES):
-            clock.clear()
-            sink.begin()
-            executor.train(step, sink)
-            clock.end_task()
-            tracker.settle()
-        links.flush()
-    finally:
-        links.close()
+    executor = StageExecutor(
+        [stage],
+        _place(chain, num_microbatches),
+        MicrobatchSource(
+            loaded.job, loaded.spec.seed, loaded.spec.minibatch_size, microbatch_size
+        ),
+        links,
+        loaded.spec.seed,
+        _Marks(clock),
+        tracker,
+    )
+    for step in range(_MINIBATCHES):
+        clock.clear()
+        sink.begin()
+        executor.train(step, sink)
+        clock.end_task()
+        tracker.settle()
+    links.flush()
     return clock.samples
 
 
 def _place(chain: Chain, num_microbatches: int) -> StagePlace:
-    """Return the place in a schedule all of whose kinds of tasks occur."""
-    depth = len(chain.ranks)
-    kind = "gpipe" if depth == 1 else "varuna"
-    lists = make_schedule(kind, depth, num_microbatches, recompute=True)
+    """Return the place in a schedule that recomputes wherever a stage can."""
+    lists = make_schedule("varuna", len(chain.ranks), num_microbatches, recompute=True)
     return StagePlace(chain.place, lists, range(num_microbatches))
 
 
@@ -156,18 +153,23 @@ def summed_up(every: Sequence[Samples], reaching_s: float) -> TaskOverheads | No
             forwards and recomputes take too.
 
     Returns:
-        ``None`` if nothing was measured.
+        ``None`` if nothing was measured. Where nobody recomputes, a recompute is taken
+        for a backward: neither fetches examples.
     """
-    found = {kind: [s for one in every for s in one.get(kind, [])] for kind in _KINDS}
-    if not found[Hook.FORWARD]:
+    found: dict[str, list[float]] = {}
+    for one in every:
+        for kind, times_s in one.items():
+            found.setdefault(kind, []).extend(times_s)
+    typical_s = {kind: median(times_s) for kind, times_s in found.items() if times_s}
+    if not typical_s:
         return None
-    forward_s, backward_s = median(found[Hook.FORWARD]), median(found[Hook.BACKWARD])
-    again = found[Hook.RECOMPUTE]
+    backward_s = typical_s[Hook.BACKWARD]
     return TaskOverheads(
-        forward_s=forward_s + reaching_s,
-        recompute_s=(median(again) if again else 0.0) + reaching_s,
+        forward_s=typical_s[Hook.FORWARD] + reaching_s,
+        recompute_s=typical_s.get(Hook.RECOMPUTE, backward_s) + reaching_s,
         backward_s=backward_s,
-        deviation_s=max(sigma(times) for times in found.values() if times),
+        posting_s=typical_s.get(_POSTING, 0.0),
+        deviation_s=max(sigma(times_s) for times_s in found.values() if times_s),
     )
 
 
@@ -183,7 +185,7 @@ class _Clock:
 
     def clear(self) -> None:
         """Forget all."""
-        self.samples, self._kind = {kind: [] for kind in _KINDS}, ""
+        self.samples, self._kind = {kind: [] for kind in (*_KINDS, _POSTING)}, ""
 
     def begin_task(self, kind: str) -> None:
         """One task ends and another begins."""
@@ -196,13 +198,15 @@ class _Clock:
             spent_s = time.perf_counter() - self._began_s
             self.samples[self._kind].append(spent_s - self._apart_s)
 
-    def apart(self, run: Callable[[], T]) -> T:
-        """Run what does not count."""
+    def apart(self, run: Callable[[], T], kind: str = "") -> T:
+        """Run what does not count, or counts as another kind."""
         began_s = time.perf_counter()
-        try:
-            return run()
-        finally:
-            self._apart_s += time.perf_counter() - began_s
+        result = run()
+        spent_s = time.perf_counter() - began_s
+        self._apart_s += spent_s
+        if kind:
+            self.samples[kind].append(spent_s)
+        return result
 
 
 class _Marks(FaultScript):
@@ -227,22 +231,26 @@ class _TimedTracker(TensorTracker):
         self._clock = clock
 
     def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
-        return super().forward(kind, unit, keep, lambda: self._clock.apart(run))
+        return super().forward(kind, unit, keep, partial(self._clock.apart, run))
 
     def backward(self, unit: Unit, run: Callable[[], None]) -> None:
-        super().backward(unit, lambda: self._clock.apart(run))
+        super().backward(unit, partial(self._clock.apart, run))
 
 
-class _TimedLinks(PipelineLinks):
-    """Takes waiting out of the count."""
+class TimedLinks(PipelineLinks):
+    """Links that take waiting out of the count, and tell posting apart."""
 
-    def __init__(
-        self, previous: int | None, following: int | None, clock: _Clock
-    ) -> None:
+    def __init__(self, previous: int | None, following: int | None) -> None:
         super().__init__(previous, following)
-        self._clock = clock
+        self.clock = _Clock()
 
     def arrival(self, *, wait: bool) -> Arrival | None:
+        """Return what came in, as ``PipelineLinks`` does."""
         if not wait:
             return super().arrival(wait=False)
-        return self._clock.apart(lambda: super(_TimedLinks, self).arrival(wait=True))
+        return self.clock.apart(partial(super().arrival, wait=True))
+
+    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+        """Send a tensor, as ``PipelineLinks`` does."""
+        post = partial(super().send, direction, tensor)
+        self.clock.apart(post, _POSTING)

@@ -14,7 +14,12 @@ from dataclasses import replace
 
 from spottrain import wire
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import assumes_links, check_profile, is_noisy
+from spottrain.morphing.profiles import (
+    assumes_links,
+    check_profile,
+    is_noisy,
+    knows_sizes,
+)
 from spottrain.varuna_manager.commands import KeepProfile
 from spottrain.varuna_manager.events import KnownProfile
 from spottrain.varuna_manager.records import Calibration, VmRecord
@@ -53,7 +58,7 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
             known
             for known in state.known_profiles
             if (known.profile.device, known.profile.software) == _makes(vms[0])
-            and set(sizes_of(state)) <= set(known.profile.microbatch_sizes)
+            and knows_sizes(known.profile, sizes_of(state))
             and (len(vms) == 1 or not assumes_links(known.profile))
             and _fits(state, known.profile)
         ),

@@ -14,15 +14,17 @@ from dataclasses import replace
 
 from spottrain.morphing import policy
 from spottrain.morphing.choose import Device, PlanInputs
-from spottrain.varuna_manager import core_calibration, core_generation
+from spottrain.varuna_manager import core_calibration, core_fleet, core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
-from spottrain.varuna_manager.launching import room
+from spottrain.varuna_manager.launching import cheapest_usd_per_hour, room
 from spottrain.varuna_manager.records import (
     KEPT,
+    Enough,
     Generation,
     GenerationPhase,
     PlanAnswer,
+    VmPhase,
     VmRecord,
 )
 from spottrain.varuna_manager.state import JobPhase, State
@@ -34,6 +36,9 @@ MORPH_COST_S = 5.0
 PREPARE_BOUND_S = 300.0
 """Bound on writing the first weights, and on measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
+UNUSED_S = 60.0
+"""How long VMs stay that are not worth their money: clouds charge for the first minute
+anyway, and a fleet that changes may need them."""
 
 
 def wants_training(state: State) -> bool:
@@ -117,6 +122,8 @@ def _start(turn: Turn) -> None:
         )
     elif state.phase is JobPhase.ENDING:
         turn.state = replace(state, ending_checkpoint=False)
+    elif _is_complete(turn.state, vms) and turn.state.enough is not None:
+        turn.state = replace(turn.state, enough=None)
     elif _is_complete(turn.state, vms):
         outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
         turn.end(outcome)
@@ -149,6 +156,7 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
     assert state.profile is not None
     vms = usable_vms(state)
     if _hash(vms, state.profile) == generation.inputs_hash:
+        _return_unused(turn, generation, vms)
         return
     ids = {slot.vm_id for slot in generation.plan.slots}
     in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
@@ -181,7 +189,36 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
     elif turn.due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
-        _leave(turn, f"growth: {grown:+d} slots", checkpoint=False)
+        why = "growth" if grown >= 0 else "more for the money"
+        _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
+
+
+def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) -> None:
+    """Give VMs back that the best plan for the money leaves out, the dearest first.
+
+    Only once nothing comes or goes, and after a while; as few are rented from then on.
+    """
+    state = turn.state
+    planned = {slot.vm_id for slot in generation.plan.slots}
+    unused = [vm for vm in vms if vm.vm_id not in planned]
+    unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
+    going = unused[: max(0, len(vms) - state.job.min_vms)]
+    settled = not state.intents and all(
+        vm.slow is None and (vm.is_usable or vm.phase is VmPhase.RETURNING)
+        for vm in state.vms.values()
+    )
+    if state.job.objective != "examples_per_dollar" or not going or not settled:
+        return
+    if turn.due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
+        enough = Enough(
+            vms=len(vms) - len(going), usd_per_hour=cheapest_usd_per_hour(state)
+        )
+        turn.state = replace(state, enough=enough)
+        names = ", ".join(vm.vm_id for vm in going)
+        turn.say(f"returned, as without them examples cost less: {names}")
+        core_fleet.return_vms(
+            turn, going, "not in the plan that does most for its money"
+        )
 
 
 def _leave(turn: Turn, reason: str, *, checkpoint: bool) -> None:
@@ -206,9 +243,9 @@ def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
     new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
     share = _lag_share(state)
     return policy.morph_at_s(
-        policy.Way(examples_per_s=_examples_per_s(generation.plan, step_s, share)),
+        policy.Way(examples_per_s=_worth(state, generation.plan, step_s, share)),
         policy.Way(
-            examples_per_s=_examples_per_s(plan, new_step_s, share),
+            examples_per_s=_worth(state, plan, new_step_s, share),
             cost_s=state.progress.morph_cost_s or MORPH_COST_S,
         ),
         outlook(state),
@@ -220,10 +257,18 @@ def _step_s(generation: Generation) -> float:
     return generation.measured_step_s or generation.plan.predicted_step_s
 
 
-def _examples_per_s(plan: Plan, step_s: float, share: float) -> float:
-    """Return what ``plan`` does, falling back to checkpoints counted."""
+def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
+    """Return examples/s under ``plan``, falling back to checkpoints counted.
+
+    For each dollar an hour of its VMs, where that is the objective: both plans being
+    paid for by the hour, the same time makes up for a morph.
+    """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    return plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
+    each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
+    if state.job.objective != "examples_per_dollar":
+        return each_s
+    vms = {slot.vm_id for slot in plan.slots}.intersection(state.vms)
+    return each_s / math.fsum(state.vms[vm].offer.usd_per_hour for vm in vms)
 
 
 def _lag_share(state: State) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
@@ -22,11 +23,25 @@ def next_intent(state: State) -> str:
     return f"intent-{state.next_intent}"
 
 
+CHEAPER = 0.1
+"""How much cheaper an offer has to be than when there were VMs enough for more to pay."""
+
+
+def cheapest_usd_per_hour(state: State) -> float:
+    """Return the least price among the offers; infinite if there are none."""
+    return min((offer.usd_per_hour for offer in state.offers), default=math.inf)
+
+
 def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
     staying = sum(vm.counts for vm in state.vms.values())
     coming = sum(intent.count - intent.arrived for intent in state.intents.values())
-    return state.job.max_vms - staying - coming
+    enough, most = state.enough, state.job.max_vms
+    if enough is not None:
+        limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
+        if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
+            most = min(most, enough.vms)
+    return most - staying - coming
 
 
 def launch_more(turn: Turn) -> None:

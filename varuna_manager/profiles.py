@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import assumes_links, check_profile
+from spottrain.morphing.profiles import assumes_links, check_profile, knows_sizes
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.events import KnownProfile
 from spottrain.varuna_manager.jobs import home
@@ -140,7 +140,7 @@ def find(
             known
             for known in known_profiles(facts)
             if (known.profile.device, known.profile.software) == (device, software)
-            and set(sizes) <= set(known.profile.microbatch_sizes)
+            and knows_sizes(known.profile, sizes)
             and not assumes_links(known.profile)
         ),
         None,

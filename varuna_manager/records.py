@@ -151,6 +151,15 @@ class VmRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enough:
+    """So many VMs do the most for their money; more would stand idle."""
+
+    vms: int
+    usd_per_hour: float
+    """Of the cheapest offer when that was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """A round of measuring that runs now."""
 

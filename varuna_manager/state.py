@@ -20,6 +20,7 @@ from spottrain.varuna_manager.events import (
 )
 from spottrain.varuna_manager.records import (
     Calibration,
+    Enough,
     Generation,
     GenerationPhase,
     GenerationSummary,
@@ -75,6 +76,8 @@ class State:
     launch_wished: bool = False
     """Whether ``LaunchIntended`` for the next intent is on its way."""
     vms: Mapping[str, VmRecord] = field(default_factory=dict)
+    enough: Enough | None = None
+    """Set when VMs were returned that the plan did not use; ``None``: as many as allowed."""
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
     vmless_since_s: float | None = None

@@ -216,6 +216,19 @@ def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
     return table
 
 
+def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Make one row of those that differ in nothing but the schedule's name."""
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for plan in candidates:
+        key = tuple(value for name, value in plan.items() if name != "schedule")
+        if key in rows:
+            schedules = f"{rows[key]['schedule']}/{plan['schedule']}"
+            rows[key] = {**rows[key], "schedule": schedules}
+        else:
+            rows[key] = plan
+    return list(rows.values())
+
+
 def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
     """Return the plans that were weighed, as ``views.candidate_view`` gives them."""
     right = {"MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY"}
@@ -277,7 +290,7 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         f"sections, mini-batches of {preview['minibatch_size']}, micro-batches of "
         f"{preview['microbatch_size']}"
     )
-    candidates = preview["candidates"]
+    candidates = merged(preview["candidates"])
     yield candidates_table(candidates if explain else candidates[:SHORT_TABLE])
     if not explain and len(candidates) > SHORT_TABLE:
         yield f"         {len(candidates) - SHORT_TABLE} more with --explain"

@@ -70,7 +70,12 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
     assert (profile.device, profile.software) == (machine.device(), machine.software())
     assert profile.sources == (WITHIN_AS_BETWEEN,)
     assert [(ring.ranks, ring.rings) for ring in profile.rings] == [(2, 1)]
-    assert profile.task_overhead_s > 0
+    for one in profile.microbatches:
+        beside = one.overheads
+        assert beside is not None
+        times_s = beside.forward_s, beside.recompute_s, beside.backward_s
+        assert min(*times_s, beside.posting_s) > 0
+        assert beside.forward_s > beside.recompute_s  # it fetches examples
     progress = [r for _, r in fleet.history if isinstance(r, wire.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
 

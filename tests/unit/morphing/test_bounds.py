@@ -18,6 +18,7 @@ from spottrain.wire import (
     Reduction,
     ScheduleKind,
     SectionProfile,
+    TaskOverheads,
 )
 
 times = st.integers(1, 40).map(lambda n: n / 1000)
@@ -25,6 +26,14 @@ links = st.builds(
     LinkProfile,
     latency_s=st.sampled_from([0.0, 1e-4, 0.02]),
     bandwidth_bytes_per_s=st.sampled_from([1e7, 1e8, 1e10]),
+)
+brief = st.sampled_from([0.0, 1e-4, 0.005])
+overheads = st.builds(
+    TaskOverheads,
+    forward_s=brief,
+    recompute_s=brief,
+    backward_s=brief,
+    posting_s=brief,
 )
 
 
@@ -48,7 +57,13 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     (one,) = case.profile.microbatches
     profile: Profile = replace(
         case.profile,
-        microbatches=(replace(one, sections=tuple(map(section, one.sections))),),
+        microbatches=(
+            replace(
+                one,
+                sections=tuple(map(section, one.sections)),
+                overheads=draw(st.none() | overheads),
+            ),
+        ),
         within_vm=draw(links),
         between_vms=draw(links),
         task_overhead_s=draw(st.sampled_from([0.0, 0.003])),

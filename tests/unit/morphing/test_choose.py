@@ -15,10 +15,16 @@ from spottrain.morphing.choose import (
     PlanInputs,
     choose_plan,
 )
-from spottrain.morphing.fleet import Draft, manners
+from spottrain.morphing.fleet import RUNNABLE, Draft, manners
 from spottrain.morphing.layouts import Layout, Layouts
+from spottrain.morphing.lists import compact_schedule
 from spottrain.morphing.memory import plan_bytes
-from spottrain.morphing.simulator import simulate_step
+from spottrain.morphing.simulator import (
+    Link,
+    StageTimes,
+    simulate_pipeline,
+    simulate_step,
+)
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,
@@ -257,6 +263,43 @@ def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -
     assert needed is not None
     enough = inputs(vms=8, memory_bytes=read_bytes(needed[1]))
     assert choose_plan(enough).plan is not None
+
+
+def test_what_is_the_same_under_another_name_is_weighed_once() -> None:
+    choice = choose_plan(inputs(vms=4, virtual_nodes=2))
+    wide = [c for c in choice.candidates if c.shape == "2x2"]
+    assert {c.schedule for c in wide} <= {"varuna"}
+    asked = choose_plan(replace(inputs(vms=4, virtual_nodes=2), schedule="gpipe"))
+    assert {c.schedule for c in asked.candidates} == {"gpipe"}
+
+
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
+def test_one_micro_batch_at_a_time_goes_the_same_way_whatever_the_list(
+    depth: int, count: int, forward_s: int
+) -> None:
+    stages = [
+        StageTimes(forward_s=forward_s + p, recompute_s=0.0, backward_s=1.0)
+        for p in range(depth)
+    ]
+    runs = {
+        simulate_pipeline(
+            compact_schedule(kind, depth, count, recompute=False),
+            stages,
+            [Link(latency_s=0.5)] * (depth - 1),
+            bound=1,
+        )
+        for kind in RUNNABLE[:3]
+    }
+    assert len(runs) == 1
+    alone = {
+        simulate_pipeline(
+            compact_schedule(kind, depth, 1, recompute=True),
+            stages,
+            [Link(latency_s=0.5)] * (depth - 1),
+        )
+        for kind in RUNNABLE[:3]
+    }
+    assert len(alone) == 1
 
 
 def test_no_devices_are_no_error() -> None:

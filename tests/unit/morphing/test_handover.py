@@ -68,7 +68,7 @@ def test_a_plan_that_leaves_no_room_for_the_one_before_is_not_gone_over_to() -> 
     row = next(c for c in choice.candidates if c.shape == "2x4")
     assert row.step_s is None
     assert "its sections and those of 3x3 at once need" in row.why_not
-    assert f"has {megabytes(2800 * MIB)}" in row.why_not
+    assert f"a device has {megabytes(2800 * MIB)}" in row.why_not
     roomy = replace(heavy(8, 3500), previous=before)
     assert plan_of(roomy).shape == plan_of(replace(roomy, previous=None)).shape
 

@@ -8,13 +8,18 @@ from dataclasses import replace
 import pytest
 from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 
-from spottrain.morphing.choose import Device, choose_plan
+from spottrain.morphing.choose import NOISE, Device, choose_plan
 from spottrain.morphing.simulator import simulate_step
-from spottrain.wire import Plan
+from spottrain.wire import Plan, ScheduleKind
 
 
-def chosen(devices: tuple[Device, ...], previous: Plan | None = None) -> Plan:
-    plan = choose_plan(inputs(devices, previous=previous)).plan
+def chosen(
+    devices: tuple[Device, ...],
+    previous: Plan | None = None,
+    schedule: ScheduleKind | None = "varuna",
+) -> Plan:
+    case = replace(inputs(devices, previous=previous), schedule=schedule)
+    plan = choose_plan(case).plan
     assert plan is not None
     return plan
 
@@ -69,3 +74,32 @@ def test_a_fast_pair_that_joins_becomes_a_replica_of_its_own() -> None:
     after = chosen(both, previous=before)
     assert after.predicted_step_s < 0.6 * before.predicted_step_s
     assert set(speeds(after, both)[0]) == {4.0}
+
+
+@pytest.mark.parametrize("slow", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("minibatch_size", [96, 1024])
+def test_interleaved_has_to_win_with_the_shares_that_it_can_give(
+    slow: float, minibatch_size: int
+) -> None:
+    """They are multiples of the stages, so that a replica gets more or less than its
+    speed deserves."""
+    case = inputs(fleet((2, 1.0), (6, slow)), minibatch_size)
+    other = choose_plan(replace(case, schedule="varuna")).plan
+    free = choose_plan(case)
+    best, rows = free.plan, free.candidates
+    assert best is not None
+    assert other is not None
+    assert best.predicted_step_s <= other.predicted_step_s * (1 + NOISE)
+    forced = choose_plan(replace(case, schedule="interleaved")).plan
+    assert forced is not None
+    of_slot = {device.slot: device.speed for device in case.slots}
+    for plan in (best, forced):
+        speeds = [of_slot[slot] for slot in plan.slots]
+        step = simulate_step(plan, profile(), facts(), reduction="fast", speeds=speeds)
+        assert plan.predicted_step_s == step.step_s
+    assert all(share % forced.pipeline_depth == 0 for share in shares(forced))
+    if best.chunks > 1:
+        assert best.predicted_step_s < other.predicted_step_s * (1 - NOISE)
+    else:
+        assert best.predicted_step_s <= forced.predicted_step_s * (1 + NOISE)
+    assert rows[0].schedule == best.schedule

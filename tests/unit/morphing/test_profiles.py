@@ -13,10 +13,12 @@ from spottrain.errors import WireError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.profiles import (
     BETWEEN_AS_WITHIN,
+    SIZES_ENDED,
     assumes_links,
     check_profile,
     derive_profile,
     is_noisy,
+    knows_sizes,
 )
 from spottrain.wire import (
     LinkProfile,
@@ -26,11 +28,15 @@ from spottrain.wire import (
     RingProfile,
     SectionFacts,
     SectionProfile,
+    TaskOverheads,
     decode,
     from_data,
 )
 
 LINK = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9, jitter=0.1)
+OVERHEADS = TaskOverheads(
+    forward_s=3e-4, recompute_s=1e-4, backward_s=2e-4, posting_s=5e-5
+)
 PROFILE = Profile(
     fingerprint="model",
     device="cpu",
@@ -51,6 +57,7 @@ PROFILE = Profile(
                 )
                 for index in range(2)
             ),
+            overheads=OVERHEADS,
         )
         for m in (1, 2)
     ),
@@ -113,6 +120,10 @@ NUMBERS: list[tuple[list[str | int], str]] = [
     (["between_vms", "jitter"], "between_vms.jitter"),
     (["optimizer_s_per_byte"], "optimizer_s_per_byte"),
     (["task_overhead_s"], "task_overhead_s"),
+    *(
+        (["microbatches", 0, "overheads", key], f"microbatches[0].overheads.{key}")
+        for key in ("forward_s", "recompute_s", "backward_s", "posting_s")
+    ),
     (
         ["microbatches", 0, "sections", 1, "forward_spread"],
         "microbatches[0].sections[1].forward_spread",
@@ -210,3 +221,23 @@ def test_a_profile_of_a_busy_machine_is_noisy() -> None:
 
     assert not is_noisy(PROFILE)
     assert is_noisy(replace(PROFILE, microbatches=busy))
+
+
+def test_sizes_larger_than_where_measuring_had_to_end_are_not_asked_for_again() -> None:
+    ended = replace(PROFILE, sources=(SIZES_ENDED,))
+    assert knows_sizes(PROFILE, (1, 2))
+    assert not knows_sizes(PROFILE, (1, 2, 4))
+    assert knows_sizes(ended, (1, 2, 4, 8))
+    assert not knows_sizes(ended, (4,))  # a job that has settled on it needs it
+
+
+def test_overheads_of_tasks_stay_where_a_device_is_faster() -> None:
+    derived = derive_profile(PROFILE, "gpu", 10.0)
+    assert derived.overheads_at(1) == OVERHEADS
+
+
+def test_one_overhead_holds_for_every_task_where_kinds_are_not_known() -> None:
+    one = replace(PROFILE.microbatches[0], overheads=None)
+    beside = replace(PROFILE, microbatches=(one,)).overheads_at(1)
+    assert (beside.forward_s, beside.recompute_s, beside.backward_s) == (1e-5,) * 3
+    assert beside.posting_s == 0.0

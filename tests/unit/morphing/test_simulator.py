@@ -25,7 +25,7 @@ from spottrain.morphing.simulator import (
     simulate_pipeline,
     simulate_step,
 )
-from spottrain.wire import LinkProfile, ScheduleKind, TiedParameter
+from spottrain.wire import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 flat_kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["1f1b", "gpipe"])
@@ -219,6 +219,20 @@ def test_every_task_has_its_overhead() -> None:
     step = simulate_step(plan(2, 1, 3), profile, FACTS, reduction="fast")
     assert step.busy_s == tuple(busy_s + 3 * 2 * 0.5 for busy_s in bare.busy_s)
     assert step.step_s - bare.step_s == pytest.approx((3 + 1) * 2 * 0.5)
+
+
+def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
+    beside = TaskOverheads(
+        forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625
+    )
+    one = replace(PROFILE.microbatches[0], overheads=beside)
+    profile = replace(PROFILE, microbatches=(one,), task_overhead_s=9.0)
+    case = plan(3, 1, 1)
+    bare = simulate_step(case, PROFILE, FACTS, reduction="fast")
+    step = simulate_step(case, profile, FACTS, reduction="fast")
+    more_s = [a - b for a, b in zip(step.busy_s, bare.busy_s, strict=True)]
+    # Of one micro-batch nobody recomputes; the stage in the middle sends both ways.
+    assert more_s == [0.6875, 0.75, 0.6875]
 
 
 def test_an_interleaved_plan_runs_the_very_runs_of_its_stages() -> None:

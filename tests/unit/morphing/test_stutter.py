@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -246,3 +247,11 @@ def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
         4 * (1 + 2 + 20) + 3 * 200 + 11 * 0.01
     )
     assert expected_busy_s(plan, profile, 1, 4, 0) == pytest.approx(4 * 13 + 8 * 0.01)
+    beside = wire.TaskOverheads(
+        forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625
+    )
+    one = replace(profile.microbatches[0], overheads=beside)
+    by_kind = replace(profile, microbatches=(one,))
+    assert expected_busy_s(plan, by_kind, 0, 4, 3) == pytest.approx(
+        4 * (1 + 2 + 20 + 0.6875) + 3 * (200 + 0.25)
+    )

@@ -53,6 +53,19 @@ def test_the_table_is_short_unless_it_is_to_explain(run: Run) -> None:
     assert "slower than" in long
 
 
+def test_rows_that_differ_in_nothing_but_a_name_are_one(run: Run) -> None:
+    _, out, _ = run(SLOW, "--gpus", "4", "--explain")
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert ["2x2", "varuna/1f1b/gpipe"] in rows
+    assert ["2x2", "gpipe"] not in rows
+
+
+def test_memory_is_told_in_megabytes(run: Run) -> None:
+    _, out, _ = run(PROFILES / "small-memory.json", "--gpus", "2", "--explain")
+    assert " MB, a device has 1,200.0 MB" in out
+    assert " bytes" not in out
+
+
 def test_wishes_replace_what_the_file_says(run: Run) -> None:
     _, out, _ = run(
         *(SLOW, "--gpus", "4", "--schedule", "1f1b", "--recompute", "-o", "json"),

@@ -196,3 +196,45 @@ def test_a_fleet_never_falls_below_the_least_for_a_slow_vm() -> None:
     assert slow is not None
     assert slow.replaced_by == "e"
     assert sum(vm.is_usable for vm in story.state.vms.values()) == 4
+
+
+def interleaved() -> Story:
+    """The same four VMs, each with two runs of sections."""
+    story = training()
+    sections = tuple(replace(SECTION, index=k) for k in range(4))
+    measured = wire.MicrobatchProfile(microbatch_size=1, sections=sections)
+    plan = replace(
+        story.generation.plan,
+        schedule="interleaved",
+        chunks=2,
+        stage_bounds=(0, 1, 2, 3, 4),
+    )
+    story.state = replace(
+        story.state,
+        profile=replace(TIMED, microbatches=(measured,)),
+        generation=replace(
+            story.generation,
+            plan=plan,
+            section_steps=2 * story.generation.section_steps,
+        ),
+    )
+    return story
+
+
+def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() -> None:
+    story = interleaved()
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    found_slow(story)
+    assert pulse(story).controller is None
+    assert story.generation.share is None
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.slowness == pytest.approx(3.0)
+    story.intend()
+    story.boot("e")
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.replaced_by == "e"
+    story.plan("a", "b", "c", "e")
+    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
