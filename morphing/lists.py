@@ -23,6 +23,8 @@ from spottrain.wire import MOST_CHUNKS, ScheduleKind
 
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and how often it comes."""
+MOST_TASKS = 1 << 62
+"""What the loops can count."""
 QUANTA_A_STAGE = 8
 """Quanta before Varuna's rule repeats itself, for every stage: a guess."""
 ROOM_A_STAGE = 64
@@ -105,7 +107,8 @@ def compact_schedule(
             in ascending order) or ``interleaved`` (Megatron-LM's 1F1B over ``chunks``
             parts of the model on each stage; Narayanan et al. 2021, section 2.2).
         pipeline_depth: Stages, at least 1.
-        num_microbatches: Micro-batches of the replica, at least 1; no upper limit.
+        num_microbatches: Micro-batches of the replica, at least 1; no upper limit but
+            that all tasks can be counted in 62 bits.
         recompute: Whether stages compute their forward again before the backward.
         chunks: Parts of the model on each stage; only ``interleaved`` has more than 1.
 
@@ -156,6 +159,11 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
         raise PlanError(
             "a schedule needs a stage and a micro-batch: got pipeline_depth "
             f"{depth}, num_microbatches {num_microbatches}; give at least 1"
+        )
+    if 3 * chunks * depth * num_microbatches > MOST_TASKS:
+        raise PlanError(
+            f"a schedule has at most {MOST_TASKS:.0e} tasks: got {num_microbatches} "
+            f"micro-batches on {depth} stages; take fewer"
         )
     if kind != "interleaved" and chunks != 1:
         raise PlanError(

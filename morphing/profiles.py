@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -24,6 +25,12 @@ SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 MOST_SPREAD = 0.25
 """Typical spread of sections' times beyond which a profile is not kept."""
 
+MOST_S = 1e6
+"""No time of a profile is longer; what is would overflow the simulator's clock."""
+MOST_BYTES = 1e18
+"""No number of a profile or a model is larger."""
+
+_TIME = re.compile("(?<!_per)_s$")
 _SECTION_TIMES = ("forward_s", "backward_s", "recompute_s")
 
 
@@ -42,11 +49,12 @@ def check_profile(
     """
     for field, value, least, above in _numbers(profile):
         good = value > least if above else value >= least
-        if not good:  # so NaN is refused too
-            bound = "above" if above else "at least"
+        most = MOST_S if _TIME.search(field) else MOST_BYTES
+        if not good or value > most:  # so NaN is refused too
+            lower = f"{'above' if above else 'at least'} {least}"
             raise PlanError(
-                f"{source}: {field} must be {bound} {least}: got {value}; "
-                "calibrate again or mend the file"
+                f"{source}: {field} must be {f'at most {most:g}' if good else lower}: "
+                f"got {value}; calibrate again or mend the file"
             )
     sizes = profile.microbatch_sizes
     if not sizes or list(sizes) != sorted(set(sizes)):
@@ -69,11 +77,13 @@ def check_profile(
                 f"{source}: microbatches[{number}].sections must be those of a model "
                 f"of {len(wanted)} sections, in order: got {indices}; calibrate again"
             )
-    if facts is not None and profile.fingerprint != facts.fingerprint:
-        raise PlanError(
-            f"{source}: fingerprint must be {facts.fingerprint}, this model's: got "
-            f"{profile.fingerprint}; it is of another model: calibrate again"
-        )
+    if facts is not None:
+        _check_facts(facts, source)
+        if profile.fingerprint != facts.fingerprint:
+            raise PlanError(
+                f"{source}: fingerprint must be {facts.fingerprint}, this model's: got "
+                f"{profile.fingerprint}; it is of another model: calibrate again"
+            )
 
 
 def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
@@ -84,36 +94,56 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
         for k, section in enumerate(one.sections):
             for name in _SECTION_TIMES:
                 value = getattr(section, name)
-                yield f"{place}.sections[{k}].{name}", _finite(value), 0, True
+                yield f"{place}.sections[{k}].{name}", value, 0, True
             for field in fields(section):
                 if field.name.endswith(("_bytes", "_spread")):
-                    value = _finite(getattr(section, field.name))
+                    value = getattr(section, field.name)
                     yield f"{place}.sections[{k}].{field.name}", value, 0, False
         if one.overheads is not None:
             for field in fields(one.overheads):
-                value = _finite(getattr(one.overheads, field.name))
+                value = getattr(one.overheads, field.name)
                 yield f"{place}.overheads.{field.name}", value, 0, False
-    yield "optimizer_s_per_byte", _finite(profile.optimizer_s_per_byte), 0, False
-    yield "task_overhead_s", _finite(profile.task_overhead_s), 0, False
+    yield "optimizer_s_per_byte", profile.optimizer_s_per_byte, 0, False
+    yield "task_overhead_s", profile.task_overhead_s, 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {
         "within_vm": profile.within_vm,
         "between_vms": profile.between_vms,
         **{f"rings[{i}]": ring for i, ring in enumerate(profile.rings)},
     }
     for place, link in links.items():
-        yield f"{place}.latency_s", _finite(link.latency_s), 0, False
-        bandwidth = _finite(link.bandwidth_bytes_per_s)
+        yield f"{place}.latency_s", link.latency_s, 0, False
+        bandwidth = link.bandwidth_bytes_per_s
         yield f"{place}.bandwidth_bytes_per_s", bandwidth, 0, True
         if isinstance(link, LinkProfile):
-            yield f"{place}.jitter", _finite(link.jitter), 0, False
+            yield f"{place}.jitter", link.jitter, 0, False
         else:
             yield f"{place}.ranks", link.ranks, 2, False
             yield f"{place}.rings", link.rings, 1, False
 
 
-def _finite(value: float) -> float:
-    """Return ``value``, but what is infinite as no number at all."""
-    return value if math.isfinite(value) else math.nan
+def _check_facts(facts: ModelFacts, source: str) -> None:
+    """Check what a hand-written model may have wrong, as ``check_profile`` does."""
+    for k, section in enumerate(facts.sections):
+        if section.index != k:
+            raise PlanError(
+                f"{source}: facts.sections[{k}].index must be {k}: got "
+                f"{section.index}; inspect again or mend the file"
+            )
+        for field in fields(section):
+            value = getattr(section, field.name)
+            if value is not None and not 0 <= value <= MOST_BYTES:
+                raise PlanError(
+                    f"{source}: facts.sections[{k}].{field.name} must be 0 to "
+                    f"{MOST_BYTES:g}: got {value}; inspect again or mend the file"
+                )
+    for k, tied in enumerate(facts.tied):
+        known = set(range(len(facts.sections)))
+        if not tied.sections or not known.issuperset(tied.sections):
+            raise PlanError(
+                f"{source}: facts.tied[{k}].sections must be some of the model's "
+                f"{len(known)}: got {list(tied.sections)}; inspect again or mend the "
+                "file"
+            )
 
 
 def assumes_links(profile: Profile) -> bool:

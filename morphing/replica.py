@@ -225,7 +225,8 @@ def _check(
     if not all(0 <= time_s < limit_s for time_s in times):
         raise PlanError(
             f"times must be 0 or more, and less than {limit_s:.3g} s for so many tasks: "
-            f"got {times}"
+            f"got {next(t for t in times if not 0 <= t < limit_s)} s; take fewer "
+            "micro-batches or a shorter time"
         )
     if conditions is Conditions.ORIGINAL and (jitter or schedule.chunks > 1):
         raise PlanError(

@@ -10,11 +10,11 @@ from functools import partial
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.fleet import Draft, Fleet, manners
 from spottrain.morphing.inputs import PlanInputs, positive
-from spottrain.morphing.layouts import Layouts, Refusal
+from spottrain.morphing.layouts import Layout, Layouts, Refusal
 from spottrain.morphing.placement import Device
 from spottrain.morphing.policy import CAUTION, handicap
 from spottrain.morphing.profiles import check_profile
-from spottrain.wire import SCHEMA_VERSION, ModelFacts, Profile, ScheduleKind, Slot
+from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKind, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +172,11 @@ class Shapes:
             )
             for i in range(depth * width)
         )
-        draft = Draft(depth, width, manners(self._inputs, depth)[0])
         fleet = Fleet(replace(self._inputs, slots=devices))
-        layout = self._layouts.lay_out(draft, fleet, uneven=math.inf)
-        if isinstance(layout, Refusal):
+        plan = self._plan(depth, width, fleet)
+        if plan is None:
             self._refused[depth] = width
             return None
-        plan = self._layouts.simulate(layout)
         facts = self.workload.facts
         state = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
         return Shape(
@@ -189,6 +187,26 @@ class Shapes:
                 sum(state[a:b]) for a, b in itertools.pairwise(plan.stage_bounds)
             ),
         )
+
+    def _plan(self, depth: int, width: int, fleet: Fleet) -> Plan | None:
+        """Return the plan of a shape; where memory binds, the faster of two.
+
+        One cut unevenly, and one cut evenly with fewer micro-batches in flight.
+        """
+        draft = Draft(depth, width, manners(self._inputs, depth)[0])
+        found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
+        even = self._layouts.even_cut(draft)
+        if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
+            room_bytes = self.workload.gpu_memory_bytes
+            bound = self._layouts.largest_bound(draft, room_bytes)
+            if bound is not None:
+                manner = replace(draft.manner, in_flight_bound=bound)
+                tight = replace(draft, manner=manner)
+                found.append(self._layouts.lay_out(tight, fleet))
+        plans = [
+            self._layouts.simulate(one) for one in found if isinstance(one, Layout)
+        ]
+        return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
 
 
 def check_workload(workload: Workload) -> None:

@@ -18,6 +18,9 @@ from datetime import UTC, datetime
 
 from spottrain.morphing.errors import PlanError
 
+LONGEST_S = 3652.5 * 86400
+"""No spot group is watched for longer; times of another unit would play for ever."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmLife:
@@ -89,6 +92,11 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     start_s, end_s = rows[0].at_s, rows[-1].at_s
     if not end_s > start_s:
         raise PlanError("the trace has no length: give rows of at least two moments")
+    if end_s - start_s > LONGEST_S:
+        raise PlanError(
+            f"the trace must last {LONGEST_S:.0f} s (ten years) or less: got "
+            f"{end_s - start_s:.3g} s; mend its times"
+        )
     return Trace(
         lives=tuple(
             VmLife(

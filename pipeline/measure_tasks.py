@@ -101,30 +101,20 @@ def time_tasks(
         UserCodeError: The user's code raised.
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
-    clock, memory, sections = links.clock, bench.memory, bench.sections
-    stage = StageModel(
-        loaded.job,
-        loaded.layout,
-        sections,
-        {k: memory.arenas[k].parameters for k in sections},
-    )
-    tracker = _TimedTracker(memory.num_bytes, clock)
-    sink = FastReduction(
-        {k: stage.parameters_of(k) for k in sections},
-        [memory.arenas[k] for k in sections],
-        (chain.ranks[chain.place],),
-        None,
-        0,
-        tracker,
-    )
+    clock, spec = links.clock, loaded.spec
+    arenas = {k: bench.memory.arenas[k] for k in bench.sections}
+    tensors = {k: arena.parameters for k, arena in arenas.items()}
+    stage = StageModel(loaded.job, loaded.layout, bench.sections, tensors)
+    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    named = {k: stage.parameters_of(k) for k in arenas}
+    own = (chain.ranks[chain.place],)
+    sink = FastReduction(named, list(arenas.values()), own, None, 0, tracker)
     executor = StageExecutor(
         [stage],
         _place(chain, num_microbatches),
-        MicrobatchSource(
-            loaded.job, loaded.spec.seed, loaded.spec.minibatch_size, microbatch_size
-        ),
+        MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
         links,
-        loaded.spec.seed,
+        spec.seed,
         _Marks(clock),
         tracker,
     )
@@ -252,5 +242,6 @@ class TimedLinks(PipelineLinks):
 
     def send(self, direction: Direction, tensor: torch.Tensor) -> None:
         """Send a tensor, as ``PipelineLinks`` does."""
+        self.clock.apart(self.flush)  # a neighbour that is late makes us wait
         post = partial(super().send, direction, tensor)
         self.clock.apart(post, _POSTING)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
@@ -191,16 +192,28 @@ def _show_log_tail(job: JobDir) -> None:
 
 
 def main() -> None:
-    """Run the command line; a SpottrainError becomes one line and its exit code."""
+    """Run the command line; what goes wrong becomes one line and its exit code."""
     try:
-        app()
-    except SpottrainError as error:
+        sys.exit(app(standalone_mode=False))
+    except (SpottrainError, TyperException) as error:
         if "--debug" in sys.argv:
             raise
         if isinstance(error, UserCodeError) and error.traceback:
             say(error.traceback.rstrip())
-        say(f"error: {' '.join(str(error).split())}")
+        told = _usage(error) if isinstance(error, TyperException) else str(error)
+        if told:
+            say(f"error: {' '.join(told.split())}")
         sys.exit(error.exit_code)
+    except typer.Abort:
+        say("error: aborted")
+        sys.exit(1)
+
+
+def _usage(error: TyperException) -> str:
+    """Return what is wrong with a command line; nothing where its help says enough."""
+    told = error.format_message().rstrip(".")
+    command = getattr(getattr(error, "ctx", None), "command_path", None)
+    return f"{told}; see '{command} -h'" if told and command else told
 
 
 if __name__ == "__main__":

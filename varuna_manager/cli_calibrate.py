@@ -188,7 +188,7 @@ def profile_parts(profile: Profile) -> list[RenderableType]:
     per_gb_ms = profile.optimizer_s_per_byte * 1e12
     tail = (
         f"optimizer {per_gb_ms:.0f} ms per GB of parameters, "
-        f"{profile.task_overhead_s * 1e6:.0f} us for each task beside its sections"
+        f"{profile.task_overhead_s * 1e6:.0f} us for a task beside its sections"
     )
     return [*head, *tables, "links and all-reduces", _links(profile), tail]
 
@@ -213,6 +213,15 @@ def _sections(one: MicrobatchProfile) -> Table:
         size(sum(section.saved_bytes for section in one.sections)),
         "",
     )
+    if (beside := one.overheads) is not None:
+        table.add_row(
+            "a task beside",
+            _time(beside.forward_s),
+            _time(beside.recompute_s),
+            _time(beside.backward_s),
+            "",
+            f"in {beside.posting_s * 1e6:.0f} us",
+        )
     return table
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from spottrain.errors import ConfigError
+from spottrain.errors import CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import Objective
 from spottrain.varuna_manager import launch, planning, tools
@@ -34,6 +34,19 @@ GpusOption = Annotated[
 MinibatchOption = Annotated[
     int | None, typer.Option(min=1, help="Of JSON: examples, instead of those it says.")
 ]
+FactsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of JSON: 'spottrain inspect -o json', for a calibrated profile, with "
+        "--minibatch-size, --gpu-memory-gib and --usd-per-hour."
+    ),
+]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="Of JSON: of each GPU, instead of what it says.")
+]
+PriceOption = Annotated[
+    float | None, typer.Option(help="Of JSON: of each VM, instead of what it says.")
+]
 ObjectiveOption = Annotated[
     str | None,
     typer.Option(help="throughput or examples_per_dollar, instead of the file's."),
@@ -57,6 +70,9 @@ def plan(
     explain: ExplainOption = False,
     gpus: GpusOption = None,
     minibatch_size: MinibatchOption = None,
+    facts: FactsOption = None,
+    gpu_memory_gib: MemoryOption = None,
+    usd_per_hour: PriceOption = None,
     objective: ObjectiveOption = None,
     schedule: ScheduleOption = None,
     recompute: RecomputeOption = None,
@@ -67,18 +83,17 @@ def plan(
     Given a model and a profile as JSON, which need no machine at all: the plan for so
     many of its GPUs.
     """
-    asked = {
+    asked: dict[str, Any] = {
         "objective": _one_of("--objective", objective, get_args(Objective)),
         "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
         "recompute": recompute,
     }
-    changes: dict[str, Any] = {
-        key: value for key, value in asked.items() if value is not None
-    }
+    changes = {key: value for key, value in asked.items() if value is not None}
     if file.suffix != ".json":
-        if gpus is not None or minibatch_size is not None:
+        own = gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour
+        if any(value is not None for value in own):
             raise ConfigError(
-                "--gpus and --minibatch-size go with a profile as JSON: got "
+                "--gpus, --minibatch-size and the like go with a profile as JSON: got "
                 f"{file.name}; a job file says them itself"
             )
         config = load_config(file)
@@ -87,7 +102,7 @@ def plan(
         return
     if gpus is None:
         raise ConfigError(f"{file.name}: --gpus says on how many; give it")
-    workload = read_workload(file, None, minibatch_size, None, None)
+    workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     inputs = replace(planning.workload_inputs(workload, gpus), **changes)
     try:
         document = planning.preview_workload(file.name, inputs, workload.sources)
@@ -115,6 +130,8 @@ def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
         show_json(document)
     else:
         show(*preview_parts(document, explain))
+    if document["plan"] is None:
+        raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,9 +62,15 @@ class SimulateGroup(typer.core.TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Name the command where a file stands in its place."""
-        if args and args[0] not in self.commands and Path(args[0]).is_file():
+        if args and args[0] not in self.commands and _is_file_name(args[0]):
             args = ["trace", *args]
         return super().parse_args(ctx, args)
+
+
+def _is_file_name(argument: str) -> bool:
+    """Whether a file is meant, be it there or not."""
+    path = Path(argument)
+    return not argument.startswith("-") and (bool(path.suffix) or path.is_file())
 
 
 def register(simulate: typer.Typer) -> None:
@@ -160,6 +167,11 @@ def read_workload(
     if minibatch_size is not None:
         changes["minibatch_size"] = minibatch_size
     if gpu_memory_gib is not None:
+        if not math.isfinite(gpu_memory_gib):
+            raise ConfigError(
+                f"--gpu-memory-gib must be a number above 0: got {gpu_memory_gib}; "
+                "change it"
+            )
         changes["gpu_memory_bytes"] = int(gpu_memory_gib * 2**30)
     if usd_per_hour is not None:
         changes["usd_per_hour"] = usd_per_hour
@@ -171,8 +183,8 @@ def _decode(cls: Any, text: str, path: Path) -> Any:
         return decode(cls, text)
     except WireError as error:
         hint = ""
-        if cls is Workload and '"facts"' not in text:
-            hint = "; give --facts for a profile that was calibrated"
+        if cls is Workload and '"microbatches"' in text and '"facts"' not in text:
+            hint = "; a profile that was calibrated needs --facts beside it"
         raise ConfigError(f"{path.name}: {error}{hint}") from None
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{path.name}: is no JSON: {error}; mend the file") from None

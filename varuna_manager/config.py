@@ -129,7 +129,7 @@ class MorphingConfig(Section):
     pays."""
     objective: Objective = "throughput"
     """What plans are compared by: `throughput` (examples per second) or
-    `examples_per_dollar`, which may leave machines unused."""
+    `examples_per_dollar`, which returns machines that are not worth it."""
 
     @property
     def asked_schedule(self) -> ScheduleKind | None:

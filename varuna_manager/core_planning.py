@@ -189,7 +189,8 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
     elif turn.due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
-        why = "growth" if grown >= 0 else "more for the money"
+        for_money = state.job.objective == "examples_per_dollar"
+        why = "more for the money" if for_money else "growth"
         _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
 
 

@@ -137,6 +137,15 @@ class StepSpec(Part):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _interleaved_has_its_lists_bound(self) -> Self:
+        if self.schedule == "interleaved" and self.bound is not None:
+            raise ValueError(
+                "bound: an interleaved schedule is played to the letter and has none of "
+                f"its own: got {self.bound}; leave it out"
+            )
+        return self
+
     @property
     def recompute(self) -> bool:
         """Whether the stages recompute; the last one never does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.jobs import STEPS, Job, until
+from tests.integration.jobs import STEPS, Job
 
 from spottrain.varuna_manager.events import PlanComputed
 
@@ -27,12 +27,11 @@ def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> Non
             planned["microbatch_size"]
         }
 
-        terminal = job.at_terminal("launch", str(job.file))
+        assert job.launch("--detach").code == 0
         state = job.until_trains(2)
         assert state.profile is not None
         assert list(state.profile.microbatch_sizes) == known
         assert job.run("stop", job.name).code == 0
-        until("the watcher ends", lambda: terminal.process.poll() is not None)
         job.pace(0.0)
         report = job.resume("-o", "json").report
 

@@ -85,6 +85,7 @@ def lived_through(job: SshJob) -> Story:
     assert story.launched.code == 0, story.launched.err
     story.note(job.until("three hosts", full_and_training))
 
+    job.pace(0.3)  # so that the job is not over before all has happened to it
     kill_vms(hosts[:1])
     dead = {vm for vm in story.vms[0] if str(hosts[0].port) in vm}
     back = job.until(

@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.simulation.test_simulation import SPEC, check_end, strike_vm, world
+from tests.simulation.test_simulation import (
+    SPEC,
+    check_end,
+    strike_vm,
+    torment,
+    world,
+)
 from tests.simulation.world import World
 
 from spottrain.varuna_manager.core_planning import UNUSED_S
@@ -83,3 +89,29 @@ def test_only_a_price_that_is_much_lower_has_more_rented(
     job.run_on()
     check_end(job)
     assert len(job.cloud.vms) == rented, "the lower price is not tried again"
+
+
+def test_training_goes_over_to_machines_that_do_the_same_for_less() -> None:
+    job = thrifty(0, steps=900)
+    job.run(until_s=400.0)
+    assert {vm.offer.usd_per_hour for vm in job.state.vms.values()} == {1.0}
+    job.cloud.prices["b"] = 0.5
+    job.run_on(until_s=600.0)
+    assert {vm.offer.usd_per_hour for vm in job.state.vms.values()} == {0.5}
+    assert alive(job) == planned(job)
+    assert job.state.generation is not None
+    assert job.state.generation.reason == "more for the money: +0 slots"
+    job.run_on()
+    check_end(job)
+    assert job.state.progress.minibatches_recomputed == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_thrifty_job_comes_through_a_cruel_market(seed: int) -> None:
+    job = thrifty(seed, steps=150)
+    torment(job)
+    job.run()
+    check_end(job)
+    assert job.finished is not None
+    assert job.finished.kind == "succeeded", job.finished
+    assert job.state.progress.minibatches_lost == 0

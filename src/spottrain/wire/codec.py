@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -38,13 +39,18 @@ def decode(cls: Any, text: str | bytes) -> Any:
 
 def from_data(cls: Any, data: Any) -> Any:
     """Like ``decode``, from parsed JSON."""
-    version = data.get("schema_version") if isinstance(data, Mapping) else None
-    if version is not None and version != SCHEMA_VERSION:
+    if isinstance(data, Mapping):
+        _check_version(data, "")
+    return _build(cls, data, "message")
+
+
+def _check_version(data: Mapping[str, Any], place: str) -> None:
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
         raise WireError(
-            f"schema_version must be {SCHEMA_VERSION}: got {version!r}; "
+            f"{place}schema_version must be {SCHEMA_VERSION}: got {version!r}; "
             "run the same version of spottrain everywhere"
         )
-    return _build(cls, data, "message")
 
 
 @functools.cache
@@ -60,7 +66,9 @@ def _build(hint: Any, data: Any, where: str) -> Any:
     if origin is Literal:
         if data in get_args(hint):
             return data
-    elif origin is tuple:
+        known = ", ".join(map(repr, get_args(hint)))
+        raise WireError(f"{where} must be one of {known}: got {data!r}")
+    if origin is tuple:
         if isinstance(data, (list, tuple)):
             item = get_args(hint)[0]
             return tuple(_build(item, x, f"{where}[{i}]") for i, x in enumerate(data))
@@ -69,10 +77,18 @@ def _build(hint: Any, data: Any, where: str) -> Any:
             return _build_dataclass(hint, data, where)
     elif hint is float:
         if isinstance(data, (int, float)) and not isinstance(data, bool):
-            return float(data)
+            return _float(data)
     elif type(data) is hint:
         return data
     raise WireError(f"{where} must be {getattr(hint, '__name__', hint)}: got {data!r}")
+
+
+def _float(number: float) -> float:
+    """Return a number as one of Python's floats; what is too large as infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _build_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
@@ -93,6 +109,7 @@ def _build_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
 
 def _build_dataclass(cls: Any, data: Mapping[str, Any], where: str) -> Any:
     hints = _hints(cls)
+    _check_version(data, f"{where}.")
     if unknown := sorted(set(data) - set(hints)):
         raise WireError(f"{where}.{unknown[0]} is not a field of {cls.__name__}")
     required = {

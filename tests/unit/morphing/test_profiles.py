@@ -29,6 +29,7 @@ from spottrain.wire import (
     SectionFacts,
     SectionProfile,
     TaskOverheads,
+    TiedParameter,
     decode,
     from_data,
 )
@@ -120,9 +121,13 @@ NUMBERS: list[tuple[list[str | int], str]] = [
     (["between_vms", "jitter"], "between_vms.jitter"),
     (["optimizer_s_per_byte"], "optimizer_s_per_byte"),
     (["task_overhead_s"], "task_overhead_s"),
-    *(
-        (["microbatches", 0, "overheads", key], f"microbatches[0].overheads.{key}")
-        for key in ("forward_s", "recompute_s", "backward_s", "posting_s")
+    (
+        ["microbatches", 0, "overheads", "forward_s"],
+        "microbatches[0].overheads.forward_s",
+    ),
+    (
+        ["microbatches", 1, "overheads", "posting_s"],
+        "microbatches[1].overheads.posting_s",
     ),
     (
         ["microbatches", 0, "sections", 1, "forward_spread"],
@@ -139,7 +144,9 @@ def test_times_and_bandwidths_must_be_above_0(
     with pytest.raises(PlanError) as refusal:
         check_profile(changed(path, value), source="a.json")
 
-    assert str(refusal.value).startswith(f"a.json: {name} must be above 0: got ")
+    bound = "at most 1e+" if value == math.inf else "above 0: got "
+    assert str(refusal.value).startswith(f"a.json: {name} must be {bound}")
+    assert f"got {value}" in str(refusal.value)
 
 
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
@@ -150,7 +157,44 @@ def test_other_numbers_must_not_be_negative(
     with pytest.raises(PlanError) as refusal:
         check_profile(changed(path, value))
 
-    assert f"the profile: {name} must be at least 0: got " in str(refusal.value)
+    bound = "at most 1e+" if value == math.inf else "at least 0: got "
+    assert f"the profile: {name} must be {bound}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [1e7, 1e300, 10**400])
+def test_a_time_that_no_clock_can_hold_is_refused(value: float) -> None:
+    path = ["microbatches", 0, "sections", 0, "forward_s"]
+    with pytest.raises(PlanError, match=r"forward_s must be at most 1e\+06: got"):
+        check_profile(changed(path, value))
+
+
+SECTION = FACTS.sections[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sections": (replace(SECTION, param_bytes=-1), FACTS.sections[1])},
+            "facts.sections[0].param_bytes must be 0 to 1e+18: got -1",
+        ),
+        ({"sections": (SECTION, SECTION)}, "facts.sections[1].index must be 1: got 0"),
+        (
+            {"tied": (TiedParameter(name="w", sections=(0, 9)),)},
+            "facts.tied[0].sections must be some of the model's 2: got [0, 9]",
+        ),
+        (
+            {"tied": (TiedParameter(name="w", sections=()),)},
+            "facts.tied[0].sections must be some of the model's 2: got []",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlanError) as refusal:
+        check_profile(PROFILE, replace(FACTS, **changes))
+    assert message in str(refusal.value)
 
 
 def test_a_time_that_is_missing_is_named() -> None:

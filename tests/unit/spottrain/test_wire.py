@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
+import typing
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -307,3 +309,29 @@ def test_the_wire_needs_nothing_but_the_standard_library() -> None:
     )
     third_party = set(done.stdout.split()) - set(sys.stdlib_module_names)
     assert third_party == {"spottrain"}
+
+
+LINK = {"latency_s": 0.1, "bandwidth_bytes_per_s": 1e9}
+
+
+def test_a_part_of_another_version_is_refused_and_named() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class File:
+        facts: wire.ModelFacts
+
+    with pytest.raises(WireError, match=r"message\.facts\.schema_version must be 1"):
+        codec._build(File, {"facts": {"schema_version": 2}}, "message")
+
+
+def test_a_number_beyond_all_floats_is_infinite() -> None:
+    link = wire.from_data(wire.LinkProfile, LINK | {"jitter": 10**400})
+    assert link.jitter == math.inf
+    link = wire.from_data(wire.LinkProfile, LINK | {"jitter": -(10**400)})
+    assert link.jitter == -math.inf
+
+
+def test_a_choice_that_is_none_names_those_there_are() -> None:
+    with pytest.raises(WireError, match="origin must be one of 'measured', 'derived'"):
+        codec._build(
+            typing.get_type_hints(wire.Profile)["origin"], "guess", "message.origin"
+        )

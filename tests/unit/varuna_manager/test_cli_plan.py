@@ -175,6 +175,8 @@ def stage(**changes: Any) -> dict[str, Any]:
         (spec(num_microbatches=2.5), "num_microbatches: must be a valid integer"),
         (spec(schedule="pipedream"), "schedule: must be 'varuna', '1f1b', 'gpipe' or"),
         (spec(schedule="interleaved", num_microbatches=6), "got 6 for 4; take 4 or 8"),
+        (spec(schedule="interleaved", bound=2), "has none of its own: got 2; leave"),
+        (spec(num_microbatches=10**40), "a schedule has at most 5e+18 tasks"),
         (spec(stages=[]), "stages: "),
         (spec(sages=[]), "sages: unknown key; did you mean stages?"),
         (spec(bound=2, jitter={"relative": 1}, conditions="original"), "neither"),
@@ -200,3 +202,30 @@ def test_no_file_is_said_too(run: Run, tmp_path: Path) -> None:
     code, _, err = run("simulate", "step", tmp_path)
     assert code == 2
     assert "cannot be read" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("schedule", "varuna", "-P", "4"), "Missing option"),
+        (("schedule", "varuna", "-P", "4", "-M", "x"), "Invalid value for"),
+        (("schedule", "varuna", "-P", "4", "-M", "4", "--fo"), "No such option: --fo"),
+        (("simulat",), "No such command 'simulat'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert " -h'\n" in err
+    assert err.count("\n") == 1
+
+
+def test_nothing_asked_shows_the_help(run: Run) -> None:
+    for arguments in ((), ("simulate",)):
+        code, out, err = run(*arguments)
+        assert code == 2
+        assert "Usage: " in out
+        assert err == ""

@@ -78,9 +78,10 @@ def test_wishes_replace_what_the_file_says(run: Run) -> None:
 
 
 def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
-    code, out, _ = run(PROFILES / "gpt2-2.5b-v100.json", "--gpus", "2")
-    assert code == 0
+    code, out, err = run(PROFILES / "gpt2-2.5b-v100.json", "--gpus", "2")
+    assert code == 5
     assert "the model needs" in " ".join(out.split())
+    assert err.startswith("error: gpt2-2.5b-v100.json: no plan: the model needs")
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,18 @@ def test_a_job_file_says_its_own_machines(run: Run, tmp_path: Path) -> None:
     code, _, err = run(tmp_path / "job.yaml", "--gpus", "4")
     assert code == 2
     assert "go with a profile as JSON" in " ".join(err.split())
+
+
+def test_a_calibrated_profile_is_planned_with_facts(run: Run, tmp_path: Path) -> None:
+    whole = json.loads(SLOW.read_text())
+    bare, facts = tmp_path / "bare.json", tmp_path / "facts.json"
+    bare.write_text(json.dumps(whole["profile"]))
+    facts.write_text(json.dumps(whole["facts"]))
+    code, _, err = run(bare, "--gpus", "4")
+    assert code == 2
+    assert "needs --facts" in err
+    sizes = ("--minibatch-size", "512", "--gpu-memory-gib", "15", "--usd-per-hour", "1")
+    code, out, _ = run(bare, "--gpus", "4", "--facts", facts, *sizes, "-o", "json")
+    assert code == 0
+    _, same, _ = run(SLOW, "--gpus", "4", "-o", "json")
+    assert json.loads(out)["plan"] == json.loads(same)["plan"]

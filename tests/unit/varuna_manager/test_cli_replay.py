@@ -120,6 +120,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert "no such file" in told(trace, "--profile", "nowhere")
     assert "multiple" in told(trace, "--profile", profile, "--minibatch-size", "7")
     assert "notice_s" in told(trace, "--profile", profile, "--notice-s", "nan")
+    for many in ("nan", "inf"):
+        said = told(trace, "--profile", profile, "--gpu-memory-gib", many)
+        assert f"--gpu-memory-gib must be a number above 0: got {many}" in said
+    assert "no such file" in told("nowhere.csv", "--profile", profile)
     tiny = tmp_path / "tiny.json"
     tiny.write_text(encode(replace(workload(), gpu_memory_bytes=76 << 20)))
     assert "take larger or more GPUs" in told(trace, "--profile", tiny)

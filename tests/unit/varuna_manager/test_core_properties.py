@@ -239,11 +239,15 @@ def behave(story: Story) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(history=HISTORY, trained=st.booleans())
+@given(
+    history=HISTORY,
+    trained=st.booleans(),
+    objective=st.sampled_from(["throughput", "examples_per_dollar"]),
+)
 def test_any_history_keeps_the_invariants_and_replays_to_the_same_state(
-    history: list[tuple[e.Event, float]], trained: bool
+    history: list[tuple[e.Event, float]], trained: bool, objective: str
 ) -> None:
-    story = Story(max_vms=5)
+    story = Story(max_vms=5, objective=objective)
     if trained:
         story.training("a", "b", "c", "d")
     play(story, history)
