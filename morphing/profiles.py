@@ -185,7 +185,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         ratio: Its speed over that of ``profile.device``.
 
     Raises:
-        PlanError: The ratio is not above 0.
+        PlanError: The ratio is not above 0, or makes times that no profile may have.
     """
     if not 0 < ratio < math.inf:
         raise PlanError(f"ratio must be above 0: got {ratio}; give speed over speed")
@@ -196,7 +196,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         )
 
     source = f"derived: times of {profile.device} ({profile.origin}) / {ratio:g}"
-    return replace(
+    derived = replace(
         profile,
         device=device,
         microbatches=tuple(
@@ -207,3 +207,5 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         origin="derived",
         sources=(*profile.sources, source),
     )
+    check_profile(derived, source=f"a ratio of {ratio:g}")
+    return derived

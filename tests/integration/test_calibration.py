@@ -75,7 +75,6 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         assert beside is not None
         times_s = beside.forward_s, beside.recompute_s, beside.backward_s
         assert min(*times_s, beside.posting_s) > 0
-        assert beside.forward_s > beside.recompute_s  # it fetches examples
     progress = [r for _, r in fleet.history if isinstance(r, wire.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
 

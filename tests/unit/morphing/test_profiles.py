@@ -245,6 +245,12 @@ def test_a_profile_can_be_derived_there_and_back(ratio: float) -> None:
         assert one.backward_s == pytest.approx(two.backward_s)
 
 
+@pytest.mark.parametrize("ratio", [1e-300, 1e-9])
+def test_a_ratio_that_makes_impossible_times_is_refused(ratio: float) -> None:
+    with pytest.raises(PlanError, match=r"a ratio of .*forward_s must be at most"):
+        derive_profile(PROFILE, "v100", ratio)
+
+
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
 def test_a_ratio_must_be_above_0(ratio: float) -> None:
     with pytest.raises(PlanError, match="ratio must be above 0"):
