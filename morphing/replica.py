@@ -24,6 +24,8 @@ from spottrain.morphing.loops.types import Numbers
 from spottrain.morphing.schedule import NUMBERS, StageSchedule, Work
 
 NANOSECONDS = 10**9
+MOST_PLAYED = 3 * 10**8
+"""Tasks that are played one by one, which takes minutes."""
 MOST_NANOSECONDS = 1 << 58
 """Nine years: a mini-batch that might take longer is refused, times could overflow."""
 
@@ -332,6 +334,11 @@ def _play_original(
         * MICROSECOND
         for times_s in (works, sends)
     ]
+    if schedule.num_tasks > MOST_PLAYED:
+        raise PlanError(
+            f"the original's conditions play every task, {MOST_PLAYED:.0e} at most: got "
+            f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
+        )
     rows: Numbers = fast(play_original, schedule.num_tasks)(
         schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
     )

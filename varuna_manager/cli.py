@@ -207,6 +207,12 @@ def main() -> None:
     except typer.Abort:
         say("error: aborted")
         sys.exit(1)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"error: internal: {what}; run it again with --debug and report it")
+        sys.exit(1)
 
 
 def _usage(error: TyperException) -> str:

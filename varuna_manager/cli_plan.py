@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from spottrain.varuna_manager.step_spec import StepSpec, read_spec, simulate_spe
 from spottrain.varuna_manager.words import number
 from spottrain.wire import ScheduleKind
 
+LONGEST_TABLE = 20_000
+"""Characters of a schedule that are laid out; what is longer comes as plain lines."""
 KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 
 
@@ -61,6 +64,10 @@ def schedule(
     lists = format_schedule(_schedule(kind, depth, microbatches, chunks, recompute))
     if output is Output.JSON:
         show_json(lists)
+        return
+    if sum(map(len, lists)) > LONGEST_TABLE:
+        for stage, tasks in enumerate(lists):
+            sys.stdout.write(f"{stage}: {tasks}\n")
         return
     table = Table("stage", "tasks")
     for stage, tasks in enumerate(lists):

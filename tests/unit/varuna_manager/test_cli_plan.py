@@ -62,6 +62,14 @@ def test_a_schedule_is_printed_one_string_a_stage(run: Run) -> None:
     assert lists[3].startswith("F0 B0 F1 B1")
 
 
+def test_a_long_schedule_is_plain_lines(run: Run) -> None:
+    code, out, _ = run("schedule", "gpipe", "-P", "2", "-M", "5000")
+    lines = out.splitlines()
+    assert code == 0
+    assert [line[:8] for line in lines] == ["0: F0 F1", "1: F0 F1"]
+    assert all(line.endswith((" B4999", " B0")) for line in lines)
+
+
 def test_a_schedule_has_options(run: Run) -> None:
     _, out, _ = run(
         *["schedule", "gpipe", "-P", "2", "-M", "2", "--no-recompute", "-o", "json"]
