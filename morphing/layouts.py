@@ -46,6 +46,13 @@ class Layout:
     """Of all VMs that it uses part of."""
 
 
+def _too_small(needed_bytes: int, room_bytes: int) -> Refusal:
+    reason = (
+        f"a stage needs {megabytes(needed_bytes)}, a device has {megabytes(room_bytes)}"
+    )
+    return Refusal(reason, needed_bytes, room_bytes)
+
+
 class Layouts(Cuts):
     """Everything that drafts of one micro-batch size have in common, worked out once."""
 
@@ -88,21 +95,15 @@ class Layouts(Cuts):
         if len({device.speed for device in devices}) > 1:
             placed = self._place(devices, draft, even)
             replicas = self._shares(draft, even, placed)
-        needed = self.needed_bytes(depth, manner, even, replicas)
         bounds = even
+        needed = self.needed_bytes(depth, manner, even, replicas)
         if max(needed) > room_bytes:
             tight = None
             if manner.chunks == 1 and sum(needed) <= depth * room_bytes:
                 crowd = self._crowd(replicas)
                 tight = self._tight(depth, manner, crowd, room_bytes, uneven)
             if tight is None:
-                most = max(needed)
-                return Refusal(
-                    f"a stage needs {megabytes(most)}, "
-                    f"a device has {megabytes(room_bytes)}",
-                    most,
-                    room_bytes,
-                )
+                return _too_small(max(needed), room_bytes)
             bounds = tight
             needed = self.needed_bytes(depth, manner, bounds, replicas)
         if placed is None or bounds != even:

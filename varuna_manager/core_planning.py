@@ -162,15 +162,8 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
     in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
     leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
     slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
-    if leaving:
-        at_s = min(_handover_at_s(state, vm) for vm in leaving)
-    elif any(vm.silent_since_s is not None for vm in in_plan):
-        return  # the provider's answer decides
-    elif slow:
-        at_s = state.now_s
-    else:
-        at_s = state.fleet_changed_at_s + state.job.debounce_s
-    if not turn.due(at_s):
+    at_s = _reconsider_at_s(state, leaving, in_plan)
+    if at_s is None or not turn.due(at_s):
         return
     answer = _answer(turn, vms, state.profile)
     if answer is None:
@@ -192,6 +185,19 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         for_money = state.job.objective == "examples_per_dollar"
         why = "more for the money" if for_money else "growth"
         _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
+
+
+def _reconsider_at_s(
+    state: State, leaving: Sequence[VmRecord], in_plan: Sequence[VmRecord]
+) -> float | None:
+    """Return from when on a generation is to be reconsidered, if that is known."""
+    if leaving:
+        return min(_handover_at_s(state, vm) for vm in leaving)
+    if any(vm.silent_since_s is not None for vm in in_plan):
+        return None  # the provider's answer decides
+    if any(vm.slow is not None and vm.is_replaced for vm in in_plan):
+        return state.now_s
+    return state.fleet_changed_at_s + state.job.debounce_s
 
 
 def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) -> None:

@@ -163,7 +163,7 @@ def test_other_numbers_must_not_be_negative(
 
 @pytest.mark.parametrize("value", [1e7, 1e300, 10**400])
 def test_a_time_that_no_clock_can_hold_is_refused(value: float) -> None:
-    path = ["microbatches", 0, "sections", 0, "forward_s"]
+    path: list[str | int] = ["microbatches", 0, "sections", 0, "forward_s"]
     with pytest.raises(PlanError, match=r"forward_s must be at most 1e\+06: got"):
         check_profile(changed(path, value))
 
