@@ -170,8 +170,9 @@ def test_down_frees_hosts_whose_manager_was_killed(
         ssh_hosts(folder / "hosts", 1) as hosts,
         SshJob(folder, "to-be-ended", hosts) as job,
     ):
+        job.pace(0.3)
         assert job.launch("--detach").code == 0
-        until("an agent", lambda: vm_processes(hosts), lambda: job.tail(job.state()))
+        job.until("it trains", lambda state: state if trains(state) else None)
         job.kill_manager()
         assert vm_processes(hosts)
         answer = job.run("down", job.name)
