@@ -185,6 +185,8 @@ def stage_times(
     sections: Iterable[int],
     speed: float,
     overheads: TaskOverheads = NO_OVERHEADS,
+    *,
+    keeps_graph: bool = False,
 ) -> StageTimes:
     """Return what a micro-batch takes on a run of ``sections`` at ``speed``.
 
@@ -193,6 +195,8 @@ def stage_times(
         sections: Those of the run.
         speed: Of the device.
         overheads: Added to each task, at any speed.
+        keeps_graph: Whether forwards keep their tensors for the backward: then they
+            take as long as recomputes, which do nothing else.
     """
     own = [measured[k] for k in sections]
     sends = {
@@ -201,7 +205,12 @@ def stage_times(
     }
     times = {}
     for work in ("forward", "recompute", "backward"):
-        parts = [getattr(s, f"{work}_s") / speed for s in own]
+        kept = keeps_graph and work == "forward"
+        parts = [
+            (max(s.forward_s, s.recompute_s) if kept else getattr(s, f"{work}_s"))
+            / speed
+            for s in own
+        ]
         spreads = [getattr(s, f"{work}_spread") for s in own]
         total_s = sum(parts) + getattr(overheads, f"{work}_s")
         total_s += overheads.posting_s if sends.get(work) else 0.0
@@ -229,7 +238,13 @@ def _run_replicas(
         if alike not in known:
             stages = [
                 [
-                    stage_times(measured, run, own[p], overheads)
+                    stage_times(
+                        measured,
+                        run,
+                        own[p],
+                        overheads,
+                        keeps_graph=not plan.recompute or run.stop == plan.num_sections,
+                    )
                     for run in plan.runs_of(p)
                 ]
                 for p in range(depth)
