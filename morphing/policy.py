@@ -66,16 +66,18 @@ class Outlook:
         where a quiet time so far is outlasted, and only rises once all are.
         """
         gaps, last_s = self._gaps()
-        been_s = max(0.0, from_s - last_s)
+        at_s = begin_s = max(from_s, last_s)
+        been_s = begin_s - last_s
         longer = sorted(gap for gap in gaps if gap > been_s)
         total_s = sum(longer)
         for number, gap in enumerate(longer):
             count = len(longer) - number
             if total_s - (count - 1) * been_s >= quiet_s * (count + 1):
-                return last_s + been_s
+                return at_s
             been_s = gap
+            at_s = max(begin_s, last_s + gap)
             total_s -= gap
-        return last_s + max(been_s, quiet_s)
+        return at_s if been_s >= quiet_s else last_s + quiet_s
 
     def _gaps(self) -> tuple[list[float], float]:
         """Return the quiet times between bursts of losses, and when the last loss was."""
