@@ -77,7 +77,7 @@ class Outlook:
             been_s = gap
             at_s = max(begin_s, last_s + gap)
             total_s -= gap
-        return at_s if been_s >= quiet_s else last_s + quiet_s
+        return at_s if been_s >= quiet_s else max(begin_s, last_s + quiet_s)
 
     def _gaps(self) -> tuple[list[float], float]:
         """Return the quiet times between bursts of losses, and when the last loss was."""
