@@ -134,7 +134,7 @@ def test_a_host_that_is_away_keeps_its_vm_until_it_is_back(site: Site) -> None:
     host = next(h for h in site.hosts if h.left())
     host.stop()
     assert state_of(provider, vm) is VmState.RUNNING
-    with pytest.raises(UnreachableHostError, match="refused|connection lost"):
+    with pytest.raises(UnreachableHostError, match=r"refused|connection lost"):
         provider.terminate([vm.vm_id])
     assert vm_processes([host])
     host.start()
