@@ -28,7 +28,7 @@ from spottrain.varuna_manager.config_files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config_local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config_section import Section
 from spottrain.varuna_manager.config_ssh import SshConfig, Variable, check_ssh
-from spottrain.wire import Reduction, ScheduleKind
+from spottrain.wire import JobSpec, Reduction, ScheduleKind
 
 LARGEST_MEASURED_MICROBATCH = 16
 """Bound on the micro-batch sizes that are measured when the job file names none."""
@@ -245,6 +245,23 @@ class JobConfig(Section):
         powers = (2**n for n in range(LARGEST_MEASURED_MICROBATCH.bit_length()))
         fitting = {m for m in powers if self.minibatch_size % m == 0}
         return tuple(sorted(fitting | {self.chosen_microbatch_size}))
+
+    def job_spec(self, checkpoint_path: str) -> JobSpec:
+        """Return what every VM must know of the job."""
+        return JobSpec(
+            name=self.name,
+            entrypoint=self.entrypoint,
+            seed=self.seed,
+            steps=self.steps,
+            minibatch_size=self.minibatch_size,
+            microbatch_size=self.chosen_microbatch_size,
+            reduction=self.reduction,
+            checkpoint_path=checkpoint_path,
+            checkpoint_every_steps=self.checkpoint.every_steps,
+            checkpoint_keep=self.checkpoint.keep,
+            lease_s=self.manager.lease_s,
+            heartbeat_s=self.manager.heartbeat_s,
+        )
 
     def deadline_s(self, launched_at_s: float) -> float | None:
         """Return the deadline in seconds since the epoch, if there is one."""

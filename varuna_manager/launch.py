@@ -22,7 +22,7 @@ from spottrain.varuna_manager.journal import Journal, JournalError
 from spottrain.varuna_manager.packing import pack, packed_files
 from spottrain.varuna_manager.profiles import given_profile
 from spottrain.varuna_manager.state import JobPhase
-from spottrain.wire import JobSpec, ModelFacts
+from spottrain.wire import ModelFacts
 
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.manager")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
@@ -123,23 +123,9 @@ def settings_of(
     config: JobConfig, facts: ModelFacts, job: JobDir, at_s: float
 ) -> JobSettings:
     """Return what the manager's core must know of a job launched at ``at_s``."""
-    checkpoint = config.checkpoint
     return JobSettings(
         uid=uuid.uuid4().hex,
-        spec=JobSpec(
-            name=config.name,
-            entrypoint=config.entrypoint,
-            seed=config.seed,
-            steps=config.steps,
-            minibatch_size=config.minibatch_size,
-            microbatch_size=config.chosen_microbatch_size,
-            reduction=config.reduction,
-            checkpoint_path=checkpoint.path or str(job.checkpoints),
-            checkpoint_every_steps=checkpoint.every_steps,
-            checkpoint_keep=checkpoint.keep,
-            lease_s=config.manager.lease_s,
-            heartbeat_s=config.manager.heartbeat_s,
-        ),
+        spec=config.job_spec(config.checkpoint.path or str(job.checkpoints)),
         facts=facts,
         max_vms=config.resources.max_vms,
         min_vms=config.resources.min_vms,

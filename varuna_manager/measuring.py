@@ -22,7 +22,7 @@ from typing import IO, Any
 from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager.config import JobConfig
-from spottrain.wire import JobSpec, Profile, Slot
+from spottrain.wire import Profile, Slot
 
 TIME_LIMIT_S = 600.0
 """A model that cannot be measured in that time never will be."""
@@ -92,7 +92,9 @@ class _Fleet:
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, vm_id)
         self._rest[vm_id] = b""
         greeting = {
-            "spec": json.loads(wire.encode(_spec(config, folder))),
+            "spec": json.loads(
+                wire.encode(config.job_spec(str(folder / "checkpoints")))
+            ),
             "workdir": config.workdir,
             "num_slots": self._slots,
             "private_address": _ADDRESS,
@@ -186,21 +188,3 @@ def _write(process: subprocess.Popen[bytes], line: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # its end is read where it speaks
         stdin.write(f"{line}\n".encode())
         stdin.flush()
-
-
-def _spec(config: JobConfig, folder: Path) -> JobSpec:
-    """Return as much of the job as measuring needs."""
-    return JobSpec(
-        name=config.name,
-        entrypoint=config.entrypoint,
-        seed=config.seed,
-        steps=config.steps,
-        minibatch_size=config.minibatch_size,
-        microbatch_size=config.chosen_microbatch_size,
-        reduction=config.reduction,
-        checkpoint_path=str(folder / "checkpoints"),
-        checkpoint_every_steps=config.checkpoint.every_steps,
-        checkpoint_keep=config.checkpoint.keep,
-        lease_s=config.manager.lease_s,
-        heartbeat_s=config.manager.heartbeat_s,
-    )
