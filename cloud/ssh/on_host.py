@@ -119,7 +119,7 @@ class Hands:
     def _kill(self, vm_id: str) -> None:
         packages = sorted(self._root.glob("package-*"))
         if not packages:
-            return  # no process of ours can have been started
+            return  # no process of the VM can have been started
         sys.path.insert(0, str(packages[0]))
         try:
             processes = importlib.import_module("spottrain.cloud.local.processes")
@@ -165,25 +165,31 @@ class Hands:
 
     def unpack(self, vm_id: str, name: str, archive: Path) -> None:
         """Unpack an archive that was put into ``name``, whole or not at all."""
-        target = self._root / name
-        draft = target.with_name(f"{target.name}.draft")
+        draft = archive.with_suffix(".draft")
         try:
-            self._claim_of(vm_id)
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(mode=0o700, parents=True)
-            with tarfile.open(archive) as tar:
-                if hasattr(tarfile, "data_filter"):
-                    tar.extractall(draft, filter="data")
-                else:
-                    tar.extractall(draft)
+            self._extract(vm_id, archive, draft)
+            with self._locked():
+                self._claim_of(vm_id)  # it may have ended meanwhile
+                target = self._root / name
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.rmtree(target, ignore_errors=True)
+                draft.rename(target)
         except (tarfile.TarError, EOFError, OSError) as error:
             raise Refused(f"{name} cannot be unpacked: {error}") from None
         finally:
             archive.unlink(missing_ok=True)
+            shutil.rmtree(draft, ignore_errors=True)
             with contextlib.suppress(OSError):
-                self._root.rmdir()  # if the VM has ended meanwhile
-        shutil.rmtree(target, ignore_errors=True)
-        draft.rename(target)
+                self._root.rmdir()  # if the VM has ended
+
+    def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
+        self._claim_of(vm_id)
+        draft.mkdir(mode=0o700)
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(draft, filter="data")
+            else:
+                tar.extractall(draft)
 
     def has(self, names: list[str]) -> list[bool]:
         """Return which of some folders are there."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,43 @@ def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
     with pytest.raises(Refused, match="gone: VM a-1 is not on this host any more"):
         Hands(root).unpack("a-1", "a-1/workdir", archive)
     assert not root.exists()
+
+
+def packed(archive: Path, name: str) -> Path:
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return archive
+
+
+def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
+    hands = Hands(root)
+    hands.claim(claim("a", "a-1"))
+    archive = packed(root / "arriving-1-2", "spottrain/__init__.py")
+    reached, may_go = threading.Event(), threading.Event()
+
+    class Slow(Hands):
+        def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
+            super()._extract(vm_id, archive, draft)
+            reached.set()
+            may_go.wait(20)
+
+    with ThreadPoolExecutor() as pool:
+        unpacking = pool.submit(Slow(root).unpack, "a-1", "package-0123", archive)
+        assert reached.wait(20)
+        assert hands.end("a-1") == {}
+        may_go.set()
+        assert isinstance(unpacking.exception(20), Refused)
+    assert not root.exists()
+
+
+def test_what_was_unpacked_whole_replaces_what_was_there(root: Path) -> None:
+    hands = Hands(root)
+    hands.claim(claim("a", "a-1"))
+    for name in ("one", "two"):
+        archive = packed(root / "arriving-1-2", name)
+        hands.unpack("a-1", "a-1/workdir", archive)
+    assert [path.name for path in (root / "a-1/workdir").iterdir()] == ["two"]
+    assert sorted(path.name for path in root.iterdir()) == ["a-1", "claim.json"]
 
 
 def test_an_archive_cannot_leave_its_folder(root: Path) -> None:
