@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -319,21 +320,44 @@ class Cuts:
     def fits_somehow(self) -> bool:
         """Whether there is any plan for the devices at hand, however slow."""
         most = min(len(self.inputs.facts.sections), len(self.fleet.devices))
-        return any(
-            self._least_bytes(p) <= self.fleet.most_bytes for p in range(most, 0, -1)
+        return any(self._fits(depth) for depth in range(most, 0, -1))
+
+    def _fits(self, depth: int) -> bool:
+        """Whether so many of the largest devices can hold the model, however slowly."""
+        room = self.fleet.most_bytes
+        if self.state_bytes > depth * room:
+            return False
+        crowd = self._crowd((0, self.virtual_nodes))
+        return self._least_bytes(depth) <= room or any(
+            self._tight(depth, manner, crowd, room, math.inf) is not None
+            for manner in self._leanest(depth)
+            if manner.chunks == 1
         )
 
+    def _leanest(self, depth: int) -> list[Manner]:
+        """Return the manners, each with as few micro-batches in flight as can be."""
+        return [
+            manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
+            for manner in manners(self.inputs, depth)
+            if manner.chunks == 1 or self.virtual_nodes % depth == 0
+        ]
+
     def _least_bytes(self, depth: int) -> int:
-        """Return what the largest worker needs if memory is all that counts."""
-        least = []
-        for manner in manners(self.inputs, depth):
-            if manner.chunks > 1 and self.virtual_nodes % depth:
-                continue
-            tight = manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
-            cut = self.cut(manner.recompute, depth * manner.chunks)
-            alone = 0, self.virtual_nodes
-            least.append(max(self.needed_bytes(depth, tight, cut, alone)))
-        return min(least, default=NEVER_BYTES)
+        """Return what the largest worker needs, evenly cut, if memory is all that counts."""
+        return min(
+            (
+                max(
+                    self.needed_bytes(
+                        depth,
+                        manner,
+                        self.cut(manner.recompute, depth * manner.chunks),
+                        (0, self.virtual_nodes),
+                    )
+                )
+                for manner in self._leanest(depth)
+            ),
+            default=NEVER_BYTES,
+        )
 
     def why_nothing_fits(self) -> str:
         """Return one line: how many devices of which size the model needs."""
@@ -341,7 +365,7 @@ class Cuts:
         have = f"{len(self.fleet.devices)} of at most {megabytes(room)}"
         sections = len(self.inputs.facts.sections)
         for depth in range(1, sections + 1):
-            if self.state_bytes <= depth * room and self._least_bytes(depth) <= room:
+            if self._fits(depth):
                 return (
                     f"the model needs {depth} devices of {megabytes(room)}: got {have}"
                 )

@@ -247,14 +247,18 @@ def read_bytes(megabytes: str) -> int:
     return round(float(megabytes.replace(",", "")) * 10**6)
 
 
-def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed() -> None:
-    choice = choose_plan(inputs(vms=2, memory_bytes=110 * MIB))
+@pytest.mark.parametrize("mib", [75, 90, 110, 140, 180])
+def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed(
+    mib: int,
+) -> None:
+    choice = choose_plan(inputs(vms=1, memory_bytes=mib * MIB))
     assert choice.plan is None
     assert all(c.why_not and c.step_s is None for c in choice.candidates)
-    needed = re.search(r"needs (\d+) devices of (.+) MB: got 2", choice.why_not)
+    needed = re.search(r"needs (\d+) devices of (.+) MB: got 1", choice.why_not)
     assert needed is not None
-    enough = inputs(vms=int(needed[1]), memory_bytes=read_bytes(needed[2]))
-    assert choose_plan(enough).plan is not None
+    count, each = int(needed[1]), read_bytes(needed[2])
+    assert choose_plan(inputs(vms=count, memory_bytes=each)).plan is not None
+    assert choose_plan(inputs(vms=count - 1, memory_bytes=mib * MIB)).plan is None
 
 
 def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -> None:
