@@ -6,7 +6,8 @@ and more memory (glibc keeps blocks up to 32 MB on its heap once it has seen suc
 freed). Hence large blocks lie apart, where they vanish as soon as they are freed: all
 those of a model under construction; in training those that are larger than activations,
 such as gradients of weights, temporaries of optimizers and copies for checkpoints.
-Activations come and go all the time, and stay where no page fault is paid for them.
+Activations come and go all the time, and stay where no page fault is paid for them; so
+does whatever is too small to leave a hole worth mentioning.
 On C libraries without these calls nothing happens.
 """
 
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 
 _LIBRARY = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LEAST_APART_BYTES, _MOST_APART_BYTES = 1024**2, 32 * 1024**2
+_LEAST_APART_BYTES, _MOST_APART_BYTES = 4 * 1024**2, 32 * 1024**2
 _BUILDING_BYTES = 128 * 1024
 _FREE_AT_THE_TOP_BYTES = 64 * 1024**2
 
