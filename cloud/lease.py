@@ -18,6 +18,7 @@ BOOT_S = 900
 GRACE_S = 300
 """Beyond the lease as well: the agent checkpoints first, then gives the lease up."""
 _CHECK_S = 10
+SWITCH_OFF = "systemctl poweroff || poweroff -f"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -29,7 +30,7 @@ cat > {folder}/watch <<'END'
 while sleep {check_s}; do
     heard=$(stat -c %Y {file} 2>/dev/null || echo 0)
     if [ $(($(date +%s) - heard)) -gt {bound_s} ]; then
-        systemctl poweroff || poweroff -f
+        {end}
     fi
 done
 END
@@ -48,14 +49,21 @@ systemctl enable --now spottrain-lease.service
 """
 
 
-def boot_script(lease_s: float) -> str:
-    """Return what a VM runs as root at its first boot; it holds no secret."""
+def boot_script(lease_s: float, end: str = SWITCH_OFF) -> str:
+    """Return what a VM runs as root at its first boot; it holds no secret.
+
+    Args:
+        lease_s: How long the VM goes on without a manager.
+        end: The shell command that ends it, tried every few seconds; where switching
+            off does not end billing, something that does.
+    """
     return _SCRIPT.format(
         bound_s=math.ceil(lease_s) + GRACE_S,
         folder=FILE.parent,
         file=FILE,
         check_s=_CHECK_S,
         boot_s=BOOT_S,
+        end=end,
     )
 
 

@@ -40,6 +40,8 @@ class Offer:
     """Speed relative to the device that the profile was measured on."""
     available: int | None = None
     """Machines left, where the cloud says so."""
+    family: str = ""
+    """What one quota bounds in a region, as the cloud names it; empty: the type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,17 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was found out about one thing that a job needs of an account."""
+
+    what: str
+    """Such as ``quota us-east-1 G and VT spot``."""
+    ok: bool
+    told: str
+    """One line: what there is, or what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementScore:
     """How likely a spot request is to be met."""
 
@@ -195,6 +208,17 @@ class ReportsQuota(Protocol):
 
     def quotas(self) -> Sequence[Quota]:
         """Return the quotas that bound this account's offers."""
+
+
+@runtime_checkable
+class ChecksAccount(Protocol):
+    """Can find out whether jobs could rent here, without renting."""
+
+    def check(self) -> Sequence[Finding]:
+        """Try credentials, permissions, images, types and quotas.
+
+        What is wrong is a finding, never an error.
+        """
 
 
 @runtime_checkable

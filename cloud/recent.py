@@ -53,11 +53,22 @@ class Recent:
             self._forget()
             return vm_id in self._launched and vm_id not in self._terminated
 
-    def amend(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
+    def amend(
+        self,
+        job: str,
+        listed: Sequence[Vm],
+        look: Callable[[Vm], Vm | None] = lambda vm: vm,
+    ) -> tuple[Vm, ...]:
         """Return what a list would say if it did not lag.
 
         VMs of ``job`` launched of late and not listed yet are added; what was
         terminated of late and is listed as alive is stopping.
+
+        Args:
+            job: Whose VMs.
+            listed: What the cloud lists.
+            look: Returns an unlisted VM as it is now, None if it is gone: where a VM
+                that is taken leaves the list at once, but can be asked for by name.
         """
         with self._lock:
             self._forget()
@@ -69,7 +80,9 @@ class Recent:
                 and vm.vm_id not in ids
                 and vm.vm_id not in self._terminated
             ]
-            return tuple(self._truth(vm) for vm in (*listed, *unlisted))
+        there = [vm for vm in map(look, unlisted) if vm is not None]
+        with self._lock:
+            return tuple(self._truth(vm) for vm in (*listed, *there))
 
     def _truth(self, vm: Vm) -> Vm:
         if vm.vm_id in self._terminated and vm.state not in _ENDED:

@@ -123,6 +123,27 @@ def _is_broken(inputs: PlanInputs) -> bool:
     return inputs.previous is not None and not have.issuperset(inputs.previous.slots)
 
 
+def least_steps_s(inputs: PlanInputs) -> tuple[float, float]:
+    """Return bounds that no plan for the inputs falls below, without making one.
+
+    Returns:
+        Seconds of a mini-batch, and those times the devices that it takes; infinite if
+        there can be no plan.
+
+    Raises:
+        PlanError: As ``choose_plan``.
+    """
+    check_inputs(inputs)
+    drafts = [weighed for *_, weighed in Search(choose_layouts(inputs)).drafts()]
+    return (
+        min((w.least_s for w in drafts), default=math.inf),
+        min(
+            (w.least_s * w.draft.depth * w.draft.width for w in drafts),
+            default=math.inf,
+        ),
+    )
+
+
 @dataclass(slots=True)
 class _Weighed:
     """A draft and what is known of it so far."""
@@ -154,7 +175,7 @@ class Search:
 
     def run(self) -> None:
         """Weigh until nothing that is left can win."""
-        self._open = list(self._drafts())
+        self._open = list(self.drafts())
         heapq.heapify(self._open)
         while self._open:
             least_cost, _, weighed = self._open[0]
@@ -171,7 +192,7 @@ class Search:
         if self.best is None:
             self._look_again()
 
-    def _drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
+    def drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
         """Yield all that might be weighed, with the least it can cost."""
         layouts, fleet = self.layouts, self.layouts.fleet
         for depth in range(

@@ -209,3 +209,36 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
     )
     check_profile(derived, source=f"a ratio of {ratio:g}")
     return derived
+
+
+def on_network(profile: Profile, bandwidth_bytes_per_s: float) -> Profile:
+    """Return what a profile would be where VMs are linked at another bandwidth.
+
+    Links and rings between VMs carry that much more; latencies and jitter stay.
+
+    Args:
+        profile: Measured, usually.
+        bandwidth_bytes_per_s: Between two VMs, as published for their kind.
+
+    Raises:
+        PlanError: The bandwidth is not above 0, or more than any profile may have.
+    """
+    link = profile.between_vms
+    ratio = bandwidth_bytes_per_s / link.bandwidth_bytes_per_s
+    derived = replace(
+        profile,
+        between_vms=replace(link, bandwidth_bytes_per_s=bandwidth_bytes_per_s),
+        rings=tuple(
+            replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s * ratio)
+            if ring.between_vms
+            else ring
+            for ring in profile.rings
+        ),
+        origin="derived",
+        sources=(
+            *profile.sources,
+            f"derived: {bandwidth_bytes_per_s:g} bytes/s between VMs, as published",
+        ),
+    )
+    check_profile(derived, source=f"a network of {bandwidth_bytes_per_s:g} bytes/s")
+    return derived

@@ -4,44 +4,73 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HOUR_S = 3600.0
+from spottrain.pricing.money import Money, Rate, is_amount
+
+LAST_CHECKPOINT_S = 120.0
+"""How long an ending job may take to write its last checkpoint; VMs whose lease is over
+take no longer either."""
+RETURN_S = 30.0
+"""How long it may take to return VMs."""
+WORTH_S = 300.0
+"""A VM is rented only if the budget bears the fleet for so long beside the reserve: less
+would hardly be more than its boot."""
 
 
-def cost_usd(usd_per_hour: float, seconds: float) -> float:
-    """Return what a rate costs over a time."""
-    return usd_per_hour * seconds / HOUR_S
+def reserve_s(lease_s: float) -> float:
+    """Return for how long a fleet may cost on after the decision to end the job.
+
+    The last checkpoint and the return of the VMs; and should the manager die on the way,
+    the lease, at whose end the VMs checkpoint and return themselves.
+    """
+    return LAST_CHECKPOINT_S + RETURN_S + lease_s + LAST_CHECKPOINT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The caps of a job, and where it stands under them."""
 
-    max_usd: float | None
-    max_usd_per_hour: float | None
-    spent_usd: float
-    rate_usd_per_hour: float
+    cap: Money | None
+    """For the whole job; None: no bound."""
+    hourly_cap: Rate | None
+    spent: Money
+    rate: Rate
     """Of the fleet, machines that are on their way included."""
     reserve_s: float
     """How long a fleet may run on before anybody stops it."""
 
-    def affords(self, usd_per_hour: float, reserves: int, most: int) -> int:
+    @property
+    def kept(self) -> Money:
+        """What the fleet may still spend though the job has begun to end."""
+        return self.rate.over(self.reserve_s)
+
+    @property
+    def committed(self) -> Money:
+        """What counts as spent: a lower cap would end the job at once."""
+        return self.spent + self.kept
+
+    @property
+    def lasts_s(self) -> float | None:
+        """How long the fleet may train on, 0 or less if no longer; None: for ever."""
+        if self.cap is None or self.rate.nanousd_per_hour == 0:
+            return None
+        return self.rate.lasts_s(self.cap - self.committed)
+
+    def affords(self, usd_per_hour: float, most: int) -> int:
         """Return how many more machines of this price the caps bear.
 
         Args:
-            usd_per_hour: Price of one.
-            reserves: How many times the reserve the budget must bear for the whole
-                fleet: more than one leaves something to train with.
+            usd_per_hour: Price of one; none is afforded at what is no price.
             most: The answer is never more.
         """
-        if usd_per_hour <= 0:
+        if not is_amount(usd_per_hour):
+            return 0
+        price, counts = Rate.of(usd_per_hour), [most]
+        if price.nanousd_per_hour == 0:
             return most
-        counts = [most]
-        if self.max_usd_per_hour is not None:
-            left_per_hour = self.max_usd_per_hour - self.rate_usd_per_hour
-            counts.append(int(left_per_hour / usd_per_hour + 1e-9))
-        if self.max_usd is not None:
-            kept = reserves * cost_usd(self.rate_usd_per_hour, self.reserve_s)
-            left_usd = self.max_usd - self.spent_usd - kept
-            each_usd = reserves * cost_usd(usd_per_hour, self.reserve_s)
-            counts.append(int(left_usd / each_usd) if each_usd > 0 else most)
+        if self.hourly_cap is not None:
+            counts.append((self.hourly_cap - self.rate) // price)
+        if self.cap is not None:
+            needed_s = self.reserve_s + WORTH_S
+            left = self.cap - self.spent - self.rate.over(needed_s)
+            counts.append(left.grains // price.over(needed_s).grains)
         return max(0, min(counts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,6 +97,16 @@ class Catalogue:
     def find(self, cloud: str, instance_type: str) -> InstanceType | None:
         """Return one type, None if it is not known."""
         return self.types.get((cloud, instance_type))
+
+    def gpu_of(self, device: str) -> Gpu | None:
+        """Return the GPU that a driver's or a profile's name means, None if none.
+
+        Such as ``NVIDIA A100-SXM4-80GB``: of the GPUs all of whose parts stand in it the
+        one with the most.
+        """
+        words = _words(device)
+        fitting = [gpu for gpu in self.gpus.values() if _words(gpu.name) <= words]
+        return max(fitting, key=lambda gpu: len(_words(gpu.name)), default=None)
 
     def matching(
         self,
@@ -189,6 +200,10 @@ class Catalogue:
             local_ssd_gib=int(row["local_ssd_gib"] or 0),
             source=self.sources[row["source"]],
         )
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[^A-Z0-9]+", name.upper()))
 
 
 def _fits(asked: str, name: str) -> bool:

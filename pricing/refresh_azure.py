@@ -1,25 +1,17 @@
-"""Azure Retail Prices: public, by region, spot and pay as you go in one table."""
+"""Azure Retail Prices as a source of prices."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 
-from spottrain.pricing.price_http import PriceSourceError, get_json
+from spottrain.cloud.azure.prices import NAME, retail_prices
+from spottrain.cloud.azure.settings import PRICES_URL
 from spottrain.pricing.prices import Price
 from spottrain.pricing.refresh import TTL_S, Question
 
-URL = "https://prices.azure.com"
-NAME = "azure retail prices"
-_API_VERSION = "2023-01-01-preview"
-_TYPES_PER_CALL = 10
-"""Keeps the filter, which stands in the URL, short."""
-_NOT_OURS = ("Windows", "CloudServices", "Cloud Services")
-"""Products that are the same machine with something else on it."""
+URL = PRICES_URL
 
 
 class AzureRetailPrices:
@@ -36,7 +28,7 @@ class AzureRetailPrices:
     ttl_s = TTL_S
 
     def __init__(self, client: httpx.Client, url: str = URL) -> None:
-        self._client, self._url = client, url.rstrip("/")
+        self._client, self._url = client, url
 
     def fetch(self, question: Question) -> Iterator[Price]:
         """Yield a price for each type, region and market.
@@ -45,84 +37,18 @@ class AzureRetailPrices:
             PriceSourceError: the API is down or answers what cannot be read.
         """
         names = [kind.name for kind in question.kinds]
-        newest: dict[tuple[str, str, bool], Price] = {}
-        for start in range(0, len(names), _TYPES_PER_CALL):
-            few = names[start : start + _TYPES_PER_CALL]
-            for item in self._items(_filter(few, question.regions)):
-                price = _price(item, question.now_s)
-                if price is None:
-                    continue
-                key = (price.region, price.instance_type, price.spot)
-                if key not in newest or newest[key].since_s < price.since_s:
-                    newest[key] = price
-        yield from newest.values()
-
-    def _items(self, condition: str) -> Iterator[dict[str, Any]]:
-        url = f"{self._url}/api/retail/prices"
-        params: dict[str, str] | None = {
-            "api-version": _API_VERSION,
-            "currencyCode": "USD",
-            "$filter": condition,
-        }
-        seen = set()
-        while url:
-            page = get_json(self._client, url, params)
-            items = page.get("Items")
-            if not isinstance(items, list):
-                raise PriceSourceError(f"{NAME}: a page without Items")
-            yield from items
-            seen.add(url)
-            # The link to the next page holds the whole question.
-            url, params = str(page.get("NextPageLink") or ""), None
-            if url and (url in seen or not url.startswith(f"{self._url}/")):
-                raise PriceSourceError(f"{NAME}: a link that leads astray: {url}")
-
-
-def _filter(names: Sequence[str], regions: Sequence[str]) -> str:
-    """Return the OData filter. Values are case-sensitive in this version of the API."""
-    parts = [
-        "serviceName eq 'Virtual Machines'",
-        "priceType eq 'Consumption'",
-        _any_of("armSkuName", names),
-    ]
-    if regions:
-        parts.append(_any_of("armRegionName", regions))
-    return " and ".join(parts)
-
-
-def _any_of(field: str, values: Sequence[str]) -> str:
-    quoted = (value.replace("'", "''") for value in values)
-    conditions = (f"{field} eq '{value}'" for value in quoted)
-    return f"({' or '.join(conditions)})"
-
-
-def _price(item: dict[str, Any], now_s: float) -> Price | None:
-    """Return what an entry tells; None where it is not for us."""
-    try:
-        meter, product = str(item["meterName"]), str(item["productName"])
-        since_s = datetime.fromisoformat(item["effectiveStartDate"]).timestamp()
-        if (
-            item["unitOfMeasure"] != "1 Hour"
-            or item["currencyCode"] != "USD"
-            or "Low Priority" in meter
-            or any(word in product for word in _NOT_OURS)
-            or since_s > now_s
-        ):
-            return None
-        region = str(item["armRegionName"])
-        usd = item["retailPrice"]
-        return Price(
-            cloud="azure",
-            region=region,
-            zone=region,
-            instance_type=str(item["armSkuName"]),
-            spot="Spot" in meter,
-            usd_per_hour=float(usd) if isinstance(usd, int | float) else math.nan,
-            since_s=since_s,
-            seen_s=now_s,
-            source=NAME,
+        found = retail_prices(
+            self._client, self._url, names, question.regions, question.now_s
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise PriceSourceError(
-            f"{NAME}: an entry that cannot be read: {type(error).__name__}: {error}"
-        ) from None
+        for price in found:
+            yield Price(
+                cloud="azure",
+                region=price.region,
+                zone=price.region,
+                instance_type=price.instance_type,
+                spot=price.spot,
+                usd_per_hour=price.usd_per_hour,
+                since_s=price.since_s,
+                seen_s=question.now_s,
+                source=NAME,
+            )

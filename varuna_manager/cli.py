@@ -18,10 +18,15 @@ import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager import (
     cli_calibrate,
+    cli_cost,
+    cli_doctor,
+    cli_gc,
     cli_offers,
     cli_plan,
     cli_preview,
     cli_read,
+    cli_set,
+    cli_ssh,
     control,
     launch,
     tools,
@@ -98,7 +103,7 @@ def launch_command(
     launch.check_budget(config)
     check_secrets(config.secrets)
     os.environ.update(config.env)
-    for line in control.check_hosts(config):
+    for line in control.check_machines(config):
         say(line)
     say(f"inspecting {config.entrypoint}")
     facts = tools.inspect_model(config)
@@ -172,10 +177,15 @@ def _drive(
 
 
 cli_read.register(app)
+cli_cost.register(app)
 cli_calibrate.register(app)
 cli_plan.register(app)
 cli_offers.register(app)
 cli_preview.register(app)
+cli_set.register(app)
+cli_doctor.register(app)
+cli_gc.register(app)
+cli_ssh.register(app)
 
 
 def _tell_how_to_go_on(job: JobDir) -> None:

@@ -13,7 +13,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.lists import Schedule, compact_schedule
 from spottrain.morphing.schedule import format_schedule
-from spottrain.varuna_manager import cli_mix, cli_prices, cli_replay
+from spottrain.varuna_manager import cli_mix, cli_prices, cli_promise, cli_replay
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.step_spec import StepSpec, read_spec, simulate_spec
 from spottrain.varuna_manager.words import number
@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
     cli_mix.register(simulate)
     cli_replay.register(simulate)
     cli_prices.register(simulate)
+    cli_promise.register(simulate)
     app.add_typer(simulate, name="simulate")
 
 

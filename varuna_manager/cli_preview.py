@@ -11,11 +11,14 @@ import typer
 from spottrain.errors import CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import Objective
-from spottrain.varuna_manager import launch, planning, tools
+from spottrain.pricing.ranking import EXACT
+from spottrain.varuna_manager import launch, planning, tools, weighing
 from spottrain.varuna_manager.cli_replay import read_workload
 from spottrain.varuna_manager.config import JobConfig, load_config
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
+from spottrain.varuna_manager.ranking_view import ranking_parts
 from spottrain.varuna_manager.tables import preview_parts
+from spottrain.varuna_manager.weighing import NOWHERE, Elsewhere
 from spottrain.wire import ScheduleKind
 
 FileArgument = Annotated[
@@ -54,6 +57,25 @@ ObjectiveOption = Annotated[
 ScheduleOption = Annotated[
     str | None, typer.Option(help="One schedule for all, instead of the file's.")
 ]
+CloudsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Rank what these clouds rent too, such as aws,gcp, at the last known "
+        "prices; throughputs are estimates."
+    ),
+]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Ask no cloud for the best offers again.")
+]
+MeasuredOnOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The GPU that the profile's device is like, such as T4, to estimate others."
+    ),
+]
+TopOption = Annotated[
+    int, typer.Option(min=1, help="Offers that are worked out to the end.")
+]
 RecomputeOption = Annotated[
     bool | None,
     typer.Option("--recompute/--no-recompute", help="One way for all, as above."),
@@ -76,13 +98,26 @@ def plan(
     objective: ObjectiveOption = None,
     schedule: ScheduleOption = None,
     recompute: RecomputeOption = None,
+    clouds: CloudsOption = None,
+    offline: OfflineOption = False,
+    measured_on: MeasuredOnOption = None,
+    top: TopOption = EXACT,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show which machines and which plan a launch would begin with; rents nothing.
 
+    Offers are ranked by the examples that a dollar trains, boot, interruptions and
+    storage counted: < marks bounds, ~ estimates from published peaks.
+
     Given a model and a profile as JSON, which need no machine at all: the plan for so
     many of its GPUs.
     """
+    elsewhere = Elsewhere(
+        clouds=tuple(clouds.split(",")) if clouds else (),
+        offline=offline,
+        measured_on=measured_on,
+        exact=top,
+    )
     asked: dict[str, Any] = {
         "objective": _one_of("--objective", objective, get_args(Objective)),
         "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
@@ -98,7 +133,8 @@ def plan(
             )
         config = load_config(file)
         morphing = config.morphing.model_copy(update=changes)
-        preview(config.model_copy(update={"morphing": morphing}), output, explain)
+        config = config.model_copy(update={"morphing": morphing})
+        preview(config, output, explain, elsewhere)
         return
     if gpus is None:
         raise ConfigError(f"{file.name}: --gpus says on how many; give it")
@@ -106,22 +142,41 @@ def plan(
     inputs = replace(planning.workload_inputs(workload, gpus), **changes)
     try:
         document = planning.preview_workload(file.name, inputs, workload.sources)
+        if elsewhere.clouds:
+            document |= weighing.weigh_workload(inputs, gpus, elsewhere)
     except PlanError as error:
         raise ConfigError(f"{file.name}: {error}") from None
     _show(document, output, explain)
 
 
-def preview(config: JobConfig, output: Output, explain: bool = False) -> None:
+def preview(
+    config: JobConfig,
+    output: Output,
+    explain: bool = False,
+    elsewhere: Elsewhere = NOWHERE,
+) -> None:
     """Show what a launch of ``config`` would begin with.
+
+    Args:
+        config: The job.
+        output: How to show it.
+        explain: Show all that was weighed.
+        elsewhere: Which clouds to look at beside the job's provider.
 
     Raises:
         SpottrainError: It cannot be launched.
     """
-    launch.check_budget(config)
-    planning.fleet_for(config)
+    if config.cloud is None:
+        launch.check_budget(config)
+        planning.check_capacity(config)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = tools.inspect_model(config)
-    document = planning.preview(config, facts, tools.calibrate(config))
+    profile = None
+    if config.cloud is not None and config.profile is None:
+        profile = weighing.measured_elsewhere(facts)
+    document = weighing.weigh_job(
+        config, facts, profile or tools.calibrate(config), elsewhere
+    )
     _show(document, output, explain)
 
 
@@ -129,6 +184,10 @@ def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
     if output is Output.JSON:
         show_json(document)
     else:
+        for warning in document.get("warnings", ()):
+            say(warning)
+        if "offers" in document:
+            show(*ranking_parts(document, explain))
         show(*preview_parts(document, explain))
     if document["plan"] is None:
         raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")

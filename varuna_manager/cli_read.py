@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.varuna_manager import tables, tools, views
+from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.config import json_schema, load_config
 from spottrain.varuna_manager.console import (
     NameArgument,
@@ -22,9 +23,10 @@ from spottrain.varuna_manager.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.follow import Entry, Follower, read_state
+from spottrain.varuna_manager.follow import Entry, Follower, read_past, read_state
 from spottrain.varuna_manager.jobs import JobDir, all_jobs, find
 from spottrain.varuna_manager.journal import JournalError
+from spottrain.varuna_manager.report_page import write_page
 from spottrain.varuna_manager.state import State
 from spottrain.varuna_manager.watch import Watcher
 from spottrain.varuna_manager.words import clock
@@ -97,9 +99,26 @@ def _watch(job: JobDir, output: Output) -> int:
     return code
 
 
-def report(name: NameArgument, output: OutputOption = Output.TABLE) -> None:
+def report(
+    name: NameArgument,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Write one HTML page with pictures instead of tables."
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show what a job did, what happened to it and what it cost."""
-    show_report(find(name), output)
+    job = find(name)
+    if html is None:
+        show_report(job, output)
+        return
+    document, state, past = describe_past(job, views.report)
+    write_page(html, document, state, past)
+    say(f"report: {html.absolute()}")
+    if output is Output.JSON:
+        show_json(document)
 
 
 def events(
@@ -161,11 +180,13 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    document = _describe(job, views.report)
+    document, _, _ = describe_past(job, views.report)
     if output is Output.JSON:
         show_json(document)
     else:
         show(*tables.summary(document))
+    if job.page.exists() and document["exit_code"] is not None:
+        say(f"report as a page: {job.page}")
 
 
 def tell_failure(job: JobDir) -> None:
@@ -181,7 +202,21 @@ def _describe(
     job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a view of a job with what its folder alone knows."""
-    document = view(read_state(job), job.is_managed(), time.time())
+    return _named(job, view(read_state(job), job.is_managed(), time.time()))
+
+
+def describe_past(
+    job: JobDir,
+    view: Callable[[State, Chronicle, bool, float], dict[str, Any]],
+) -> tuple[dict[str, Any], State, Chronicle]:
+    """Return a view of a job that needs its past, and what the view was made of."""
+    state, past = read_past(job)
+    document = view(state, past, job.is_managed(), time.time())
+    return _named(job, document), state, past
+
+
+def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
+    """Add what a job's folder alone knows."""
     document["name"] = job.name  # an ended job that made room is kept as NAME.1
     if job.is_down and document["state"] not in FINAL:
         document["state"] = "down"

@@ -57,6 +57,11 @@ class TerminateVms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseJob:
+    """Remove what the job's VMs shared in the cloud; answered by ``JobReleased``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskProvider:
     """Ask the provider what it knows of a VM; answered by ``ProviderAnswered``."""
 
@@ -129,6 +134,7 @@ Command = (
     | LaunchVms
     | StartAgent
     | TerminateVms
+    | ReleaseJob
     | AskProvider
     | Send
     | ComputePlan

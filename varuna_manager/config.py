@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     AwareDatetime,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,6 +25,14 @@ from pydantic import (
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.inputs import Objective
+from spottrain.varuna_manager.config_cloud import (
+    AnyCloud,
+    AwsConfig,
+    AzureConfig,
+    GcpConfig,
+    Span,
+    check_cloud,
+)
 from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
 from spottrain.varuna_manager.config_local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config_section import Section
@@ -59,9 +68,12 @@ def _local_path(text: str) -> str:
 class ResourcesConfig(Section):
     """What may be rented."""
 
-    provider: Literal["local", "ssh"] = "local"
+    provider: Literal["local", "ssh", "aws", "azure", "gcp"] = "local"
     """Where machines come from: `local` plays a spot market on this machine, `ssh` takes
-    your own hosts."""
+    your own hosts, the others rent from that cloud."""
+    span: Span = "region"
+    """How far apart the VMs of a plan may be: `region` keeps them where they reach each
+    other; `cloud` and `any` take a network of yours that joins regions."""
     min_vms: PositiveInt = 1
     """Never train on fewer VMs than this; wait for more."""
     max_vms: PositiveInt = 4
@@ -81,22 +93,44 @@ class ResourcesConfig(Section):
         return self
 
 
-class BudgetConfig(Section):
-    """What may be spent; nothing given means no bound."""
+def _dollars(value: Any) -> Any:
+    match value:
+        case str():
+            raise ValueError("must be a plain number of US dollars, without a currency")
+        case _:
+            return value
 
-    max_usd: PositiveFloat | None = None
+
+Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
+Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class BudgetConfig(Section):
+    """What may be spent; nothing given means no bound. See docs/budget.md."""
+
+    max_usd: Dollars | None = None
     """Dollars over the whole job. The job checkpoints and ends before it spends more."""
-    max_usd_per_hour: PositiveFloat | None = None
-    """Dollars per hour of all VMs together, at the prices at which they were rented."""
+    max_usd_per_hour: Dollars | None = None
+    """Dollars per hour of all VMs together, at the prices that they cost."""
+    alerts: tuple[Share, ...] = (0.5, 0.8, 0.95)
+    """Shares of `max_usd`; when one is spent, it is told once."""
+    storage_usd_per_gb_month: Price = 0.0
+    """What the checkpoint store costs."""
+    zone_usd_per_gb: Price | None = None
+    """What data from one zone to another costs, both ends together; by default the list
+    price of the cloud."""
 
 
 class SloConfig(Section):
-    """When the job must be done; give one of the two, or none."""
+    """What the job must keep; at most one of `deadline` and `max_hours`."""
 
     deadline: AwareDatetime | None = None
     """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
     max_hours: PositiveFloat | None = None
     """Hours from launch."""
+    min_examples_per_s: PositiveFloat | None = None
+    """Examples per second that the job must train, interruptions included."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -201,6 +235,9 @@ class JobConfig(Section):
     manager: ManagerConfig = ManagerConfig()
     local: LocalConfig = LocalConfig()
     ssh: SshConfig = SshConfig()
+    aws: AwsConfig = AwsConfig()
+    azure: AzureConfig = AzureConfig()
+    gcp: GcpConfig = GcpConfig()
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -216,6 +253,8 @@ class JobConfig(Section):
     def _provided(self) -> Self:
         if self.resources.provider == "ssh":
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
+        elif self.cloud is not None:
+            check_cloud(self.cloud, self.checkpoint.path, self.resources.span)
         elif self.setup:
             raise ValueError("setup is for VMs: the local provider's are this machine")
         return self
@@ -223,8 +262,15 @@ class JobConfig(Section):
     @property
     def zones(self) -> tuple[ZoneConfig, ...]:
         """The machines that the job file itself names, by kind."""
-        local = self.resources.provider == "local"
-        return self.local.zones if local else self.ssh.zones
+        own = {"local": self.local.zones, "ssh": self.ssh.zones}
+        return own.get(self.resources.provider, ())
+
+    @property
+    def cloud(self) -> AnyCloud | None:
+        """The cloud that the job rents from, if it does."""
+        clouds: dict[str, AnyCloud]
+        clouds = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
+        return clouds.get(self.resources.provider)
 
     @property
     def chosen_microbatch_size(self) -> int:
@@ -291,7 +337,13 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     workdir = (base / Path(config.workdir).expanduser()).resolve()
     if not workdir.is_dir():
         raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
-    update: dict[str, Any] = {"workdir": str(workdir), "ssh": config.ssh.absolute(base)}
+    update: dict[str, Any] = {
+        "workdir": str(workdir),
+        **{
+            name: getattr(config, name).absolute(base)
+            for name in ("ssh", "aws", "azure", "gcp")
+        },
+    }
     if config.profile is not None:
         profile = (base / Path(config.profile).expanduser()).resolve()
         update["profile"] = str(profile)

@@ -103,7 +103,7 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "value_error":
             message = str(detail["ctx"]["error"])
         case "timezone_aware":
-            message = "must have a time zone, such as +00:00 at its end"
+            message = "must have a time zone, such as +00:00 at its end for UTC"
         case _:
             message = detail["msg"].replace("Input should", "must", 1)
     got = detail["input"]

@@ -43,6 +43,8 @@ def _folder(text: str) -> str:
 
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
+Folder = Annotated[str, AfterValidator(_folder)]
+"""A folder of spottrain's own on a host."""
 
 
 class SshHostConfig(Section):
@@ -95,7 +97,7 @@ class SshConfig(Section):
     """Keys of hosts that name none; relative to the job file. Nothing is ever added."""
     python: str = "python3"
     """Python 3.11 or newer on the hosts, with torch, numpy and safetensors."""
-    folder: Annotated[str, AfterValidator(_folder)] = ".spottrain"
+    folder: Folder = ".spottrain"
     """spottrain's own folder on the hosts, removed when a host is given back; relative
     to the home folder. Hosts that share a home need a local one, such as
     /tmp/spottrain."""

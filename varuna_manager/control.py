@@ -9,22 +9,42 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import CarriesCalls, CloudProvider, Vm, VmState
+from spottrain.cloud.provider import (
+    CarriesCalls,
+    CloudProvider,
+    ReleasesJob,
+    Vm,
+    VmState,
+)
 from spottrain.cloud.ssh.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.config_ssh import check_secrets, environment_of
-from spottrain.varuna_manager.events import StopRequested, VmsListed
+from spottrain.varuna_manager.events import (
+    Limit,
+    LimitsChanged,
+    StopRequested,
+    VmsListed,
+)
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.launch import can_be_resumed, end_of, start_manager
+from spottrain.varuna_manager.launch import (
+    can_be_resumed,
+    check_budget,
+    end_of,
+    start_manager,
+)
+from spottrain.varuna_manager.limits import LimitsRefusedError
+from spottrain.varuna_manager.limits import check as check_limits
 from spottrain.varuna_manager.state import JobPhase
 
 ANSWER_S = 10.0
@@ -51,33 +71,56 @@ def open_provider(job: JobDir) -> CloudProvider:
     config = job.config()
     if config.resources.provider == "local":
         return LocalProvider(job.cloud, job.name, config.local.market())
-    # Not above: paramiko takes longer to import than most commands run.
-    from spottrain.cloud.ssh.provider import SshProvider
-
     payload = Payload(
         workdir=job.workdir,
         setup=config.setup,
         setup_limit_s=config.setup_limit_s,
         environment=environment_of(config.env, config.secrets),
     )
+    # Not above: paramiko takes longer to import than most commands run.
+    if config.cloud is not None:
+        from spottrain.varuna_manager import clouds
+
+        return clouds.rent(job, config.cloud, payload)
+    from spottrain.cloud.ssh.provider import SshProvider
+
     return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
 
 
-def check_hosts(config: JobConfig) -> list[str]:
-    """Check that the user's own hosts can run a job; return what to tell about them.
+def check_machines(config: JobConfig) -> list[str]:
+    """Check that a job can have its machines; return what to tell about them.
 
     Raises:
-        CloudError: one of them is not what the job file says, or unfit.
-        CapacityError: too few of them answer.
+        CloudError: a host is not what the job file says, or unfit; or a cloud does not
+            let the job rent what it names.
+        CapacityError: too few hosts answer; or the cloud offers nothing that is wanted.
+        BudgetError: the budget does not pay for the cheapest machine.
     """
     if config.resources.provider == "local":
         return []
+    if config.cloud is not None:
+        from spottrain.varuna_manager import checkup
+
+        offers, lines = checkup.before_launch(config.cloud)
+        check_budget(config, offers)
+        return [*lines, _when_asleep(config)]
     from spottrain.cloud.ssh.check import check
 
-    return check(
+    told = check(
         config.ssh.fleet(),
         least=config.resources.min_vms,
         needs_software=not config.setup,
+    )
+    return [*told, _when_asleep(config)]
+
+
+def _when_asleep(config: JobConfig) -> str:
+    """Return what happens when the machine that the manager runs on sleeps."""
+    lease_s = config.manager.lease_s
+    return (
+        f"if this machine sleeps or goes offline: VMs train on for {lease_s:g} s "
+        "(manager.lease_s), then checkpoint and end themselves; "
+        f"'spottrain resume {config.name}' goes on from there"
     )
 
 
@@ -92,27 +135,73 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
     Raises:
         ManagerUnreachableError: The manager does not answer.
     """
+    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    _ask_manager(job, "stop", wish)
+
+
+def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
+    """Put a wish to the manager of a job.
+
+    Raises:
+        ManagerUnreachableError: The manager does not answer.
+        LimitsRefusedError: It says that this would end the job.
+    """
     address = job.manager()
     if address is None:
         raise ManagerUnreachableError(
             f"job {job.name}: its manager is still starting; try again in a moment"
         )
     identity = load_identity(job.path)
-    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
     try:
-        httpx.post(
-            f"{address.url}/v1/admin/stop",
+        answer = httpx.post(
+            f"{address.url}/v1/admin/{what}",
             json=wish,
             headers={"Authorization": f"Bearer {identity.admin_token()}"},
             verify=client_context(identity.ca_pem),
             trust_env=False,
             timeout=ANSWER_S,
-        ).raise_for_status()
+        )
+        if answer.status_code == HTTPStatus.CONFLICT:
+            raise LimitsRefusedError(answer.json()["error"])
+        answer.raise_for_status()
     except httpx.HTTPError as error:
         raise ManagerUnreachableError(
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
             f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
         ) from None
+
+
+def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
+    """Give a job other limits, whether or not a manager runs it now.
+
+    Args:
+        job: A job that can still go on.
+        limits: Those that change.
+        sure: Do it also if it ends the job.
+
+    Raises:
+        ConfigError: The job has ended for good.
+        LimitsRefusedError: It would end the job, and ``sure`` is not set.
+        ManagerUnreachableError: The manager does not answer.
+    """
+    if job.is_managed():
+        wish = {"limits": [asdict(limit) for limit in limits], "sure": sure}
+        _ask_manager(job, "limits", wish)
+        return
+    if not can_be_resumed(job):
+        raise ConfigError(
+            f"job {job.name} has ended: it has no limits any more; see 'spottrain "
+            f"report {job.name}'"
+        )
+    with _manager_lock(job):
+        journal = Journal(job.journal)
+        try:
+            event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
+            if not sure:
+                check_limits(journal.replay(), event)
+            journal.append(event)
+        finally:
+            journal.close()
 
 
 def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
@@ -188,6 +277,8 @@ def end_job(job: JobDir) -> int:
         asked_at_s = time.time()
         live = _live(provider, job)
         provider.terminate([vm.vm_id for vm in live])
+        if isinstance(provider, ReleasesJob):
+            provider.release(job.name)
         if isinstance(provider, ShutsDown):
             provider.shut_down()
         if left := [vm.vm_id for vm in _live(provider, job)]:

@@ -22,7 +22,10 @@ from spottrain.varuna_manager import (
     core_generation,
     core_launches,
     core_planning,
+    core_release,
     core_reports,
+    core_settings,
+    core_spending,
     core_stutter,
     launching,
 )
@@ -32,13 +35,17 @@ from spottrain.varuna_manager.events import (
     AgentRegistered,
     AgentStarting,
     CheckpointsListed,
+    ClockSet,
     CommandFailed,
     Event,
+    JobReleased,
     JobSubmitted,
     LaunchIntended,
     LaunchRefused,
+    LimitsChanged,
     ManagerStarted,
     OffersSeen,
+    OffersWeighed,
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
@@ -66,6 +73,8 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Return the state after ``event``, and the commands that it calls for."""
     if state.phase is JobPhase.NEW and not isinstance(event, JobSubmitted):
         return state, ()
+    if state.phase is JobPhase.ENDED and isinstance(event, LimitsChanged):
+        return core_settings.with_limits(state, event), ()
     if state.phase is JobPhase.ENDED and not isinstance(event, ManagerStarted):
         return state, ()
     turn = Turn(state, event.at_s)
@@ -91,6 +100,13 @@ def _take_in(turn: Turn, event: Event) -> None:
             _manager_started(turn)
         case StopRequested():
             core_ending.stop_requested(turn, event)
+        case LimitsChanged():
+            core_settings.limits_changed(turn, event)
+        case ClockSet(by_s=by_s):
+            way = "forward" if by_s > 0 else "back"
+            turn.say(
+                f"the wall clock was set {abs(by_s):.0f} s {way}: it is not followed"
+            )
         case TimerFired():
             turn.state = replace(turn.state, timer_at_s=None)
         case CheckpointsListed(checkpoints=checkpoints):
@@ -107,12 +123,17 @@ def _take_in(turn: Turn, event: Event) -> None:
             )
         case CommandFailed(command="compute_plan"):
             core_planning.plan_failed(turn, event)
+        case CommandFailed(command="release_job"):
+            core_release.release_failed(turn, event)
+        case JobReleased():
+            core_release.job_released(turn)
         case _:
             _take_in_fleet(turn, event)
 
 
 FleetEvent = (
     OffersSeen
+    | OffersWeighed
     | LaunchIntended
     | VmsLaunched
     | LaunchRefused
@@ -133,6 +154,9 @@ def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
     match event:
         case OffersSeen():
             core_launches.offers_seen(turn, event)
+        case OffersWeighed(worths=worths):
+            known = {worth.offer: worth for worth in worths}
+            turn.state = replace(turn.state, worths=known)
         case LaunchIntended():
             core_launches.launch_intended(turn, event)
         case VmsLaunched():
@@ -143,11 +167,11 @@ def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
             core_fleet.vms_listed(turn, event)
         case ProviderAnswered():
             core_fleet.provider_answered(turn, event)
-        case VmsReturned(vm_ids=vm_ids):
-            core_fleet.vms_returned(turn, vm_ids)
+        case VmsReturned():
+            core_fleet.vms_returned(turn, event)
         case VmLost(vm_id=vm_id, reason=reason):
             if vm := turn.state.vms.get(vm_id):
-                core_fleet.gone(turn, vm, turn.now_s, reason)
+                core_fleet.gone(turn, vm, reason)
         case AgentStarting():
             core_fleet.agent_starting(turn, event)
         case AgentRegistered():
@@ -186,6 +210,7 @@ def _manager_started(turn: Turn) -> None:
         plan_asked=None,
         launch_wished=False,
         prepare_since_s=turn.now_s,
+        release=None,
         intents={k: replace(v, retry_at_s=None) for k, v in state.intents.items()},
     )
     for intent in turn.state.intents.values():
@@ -233,7 +258,9 @@ def _settle(turn: Turn) -> None:
     for _ in range(MAX_ROUNDS):
         before = turn.state
         turn.wake_at_s = None
+        core_spending.advance(turn)
         core_ending.watch_limits(turn)
+        core_settings.advance(turn)
         core_launches.advance(turn)
         core_fleet.advance(turn)
         core_generation.advance(turn)

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain.pricing.budget import HOUR_S, cost_usd
-from spottrain.varuna_manager import core_generation, core_planning
+from spottrain.pricing.budget import LAST_CHECKPOINT_S, Budget
+from spottrain.pricing.money import FREE, NOTHING, Money
+from spottrain.varuna_manager import core_generation, core_planning, core_release
 from spottrain.varuna_manager.commands import Finish, Outcome
 from spottrain.varuna_manager.core_fleet import return_vms
 from spottrain.varuna_manager.events import StopRequested
 from spottrain.varuna_manager.launching import affordable
+from spottrain.varuna_manager.records import BudgetAlert
 from spottrain.varuna_manager.state import (
     JobPhase,
     State,
-    rate_usd_per_hour,
-    spent_usd,
+    budget,
 )
 from spottrain.varuna_manager.turn import Turn
-
-CHECKPOINT_BOUND_S = 120.0
-"""How long an ending job may take to write its last checkpoint."""
 
 
 def stop_requested(turn: Turn, event: StopRequested) -> None:
@@ -50,22 +48,42 @@ def watch_limits(turn: Turn) -> None:
 
 
 def _watch_budget(turn: Turn, max_usd: float) -> None:
-    """End while the money for a fleet without a manager (``lease_s``) is still there."""
+    """End while the money that the fleet may still cost is there."""
     state = turn.state
-    rate = rate_usd_per_hour(state)
-    spent = spent_usd(state, state.now_s)
-    reserve = cost_usd(rate, state.job.spec.lease_s)
-    if rate > 0:
-        left = max_usd - spent - reserve
-        used_up = turn.due(state.now_s + left / rate * HOUR_S)
-    else:
+    money = budget(state)
+    _alert(turn, money, max_usd)
+    lasts_s = money.lasts_s
+    if lasts_s is None:
         used_up = _is_too_dear(state)
+    else:
+        used_up = turn.due(state.now_s + lasts_s)
     if used_up:
-        reason = f"budget of {max_usd:g} USD used up: {spent:.4f} spent"
-        if reserve:
-            reason += f", {reserve:.4f} kept back for {state.job.spec.lease_s:g} s"
+        reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
+        if money.kept > NOTHING:
+            reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
         turn.end(outcome, checkpoint=True)
+
+
+def _alert(turn: Turn, money: Budget, max_usd: float) -> None:
+    """Tell, once each, which shares of the budget are spent."""
+    state, told = turn.state, {alert.share for alert in turn.state.alerts}
+    reached = []
+    for share in sorted(set(state.job.alerts) - told):
+        left = Money.allowed(max_usd).share(share) - money.spent
+        if left <= NOTHING or (
+            money.rate > FREE and turn.due(state.now_s + money.rate.lasts_s(left))
+        ):
+            reached.append(share)
+    if not reached:
+        return
+    spent_usd = money.spent.usd
+    alerts = [
+        BudgetAlert(share=share, at_s=turn.now_s, spent_usd=spent_usd, max_usd=max_usd)
+        for share in reached
+    ]
+    turn.state = replace(turn.state, alerts=(*state.alerts, *alerts))
+    turn.say(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
 def _is_too_dear(state: State) -> bool:
@@ -101,7 +119,8 @@ def advance(turn: Turn) -> None:
     if turn.state.generation is not None:
         core_generation.close(turn, state.outcome.reason)
     return_vms(turn, turn.state.vms.values(), "the job is over")
-    if not turn.state.vms and not turn.state.intents:
+    rents_nothing = not turn.state.vms and not turn.state.intents
+    if rents_nothing and core_release.is_released(turn):
         turn.state = replace(turn.state, phase=JobPhase.ENDED)
         turn.do(Finish(outcome=state.outcome))
 
@@ -112,7 +131,7 @@ def _may_save(turn: Turn) -> bool:
     since_s = state.ending_since_s
     assert since_s is not None
     possible = state.generation is not None or core_planning.usable_vms(state)
-    return bool(possible) and not turn.due(since_s + CHECKPOINT_BOUND_S)
+    return bool(possible) and not turn.due(since_s + LAST_CHECKPOINT_S)
 
 
 def reopen(turn: Turn) -> None:

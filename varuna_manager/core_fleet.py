@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer, Vm, VmState
-from spottrain.pricing.budget import cost_usd
-from spottrain.pricing.offers import offer_key
-from spottrain.varuna_manager import core_calibration, core_generation, history
+from spottrain.cloud.provider import Vm, VmState
+from spottrain.varuna_manager import (
+    core_calibration,
+    core_generation,
+    core_spending,
+    history,
+)
 from spottrain.varuna_manager.commands import (
     AskProvider,
     StartAgent,
@@ -24,6 +27,7 @@ from spottrain.varuna_manager.events import (
     CommandFailed,
     ProviderAnswered,
     VmsListed,
+    VmsReturned,
 )
 from spottrain.varuna_manager.records import (
     GenerationPhase,
@@ -52,7 +56,8 @@ def vms_listed(turn: Turn, event: VmsListed) -> None:
         if vm is not None:
             _update(turn, record, vm)
         elif record.known_at_s < event.asked_at_s:
-            gone(turn, record, turn.now_s, "the provider no longer lists it")
+            gone(turn, record, "the provider no longer lists it")
+    core_spending.listed(turn, event.vms)
     for vm in event.vms:
         adopt(turn, vm)
 
@@ -69,10 +74,9 @@ def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
             )
             turn.do(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            gone(turn, record, turn.now_s, _how_it_went(record))
+            gone(turn, record, _how_it_went(record))
         case VmState.TERMINATED:
-            ended_at_s = turn.now_s if vm.ended_at is None else vm.ended_at
-            gone(turn, record, ended_at_s, _how_it_went(record))
+            gone(turn, record, _how_it_went(record))
         case _:
             pass
 
@@ -87,8 +91,8 @@ def _how_it_went(vm: VmRecord) -> str:
 def adopt(turn: Turn, vm: Vm) -> None:
     """Keep a VM that is new to us if an open intent wants it, else send it back.
 
-    What nobody wants is billed from now on only: it is an orphan of a call whose answer
-    was lost, or one of ours that the cloud still lists though it has taken it back.
+    What nobody wants is an orphan of a call whose answer was lost, or one of ours that
+    the cloud still lists though it has taken it back; both are paid for.
     """
     state = turn.state
     if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
@@ -100,13 +104,15 @@ def adopt(turn: Turn, vm: Vm) -> None:
     if intent is not None and wanted:
         arrived = replace(intent, arrived=intent.arrived + 1)
         turn.state = replace(state, intents={**state.intents, vm.intent: arrived})
+    core_spending.opened(turn, vm)
     running = vm.state is VmState.RUNNING
+    offer = core_spending.priced(state, vm)
     record = VmRecord(
         vm_id=vm.vm_id,
         intent=vm.intent,
-        offer=vm.offer,
-        on_demand_usd_per_hour=_on_demand_price(state.offers, vm.offer),
-        launched_at_s=vm.launched_at if intent is not None else turn.now_s,
+        offer=offer,
+        on_demand_usd_per_hour=core_spending.on_demand_price(state.offers, offer),
+        launched_at_s=vm.launched_at,
         known_at_s=turn.now_s,
         phase=VmPhase.BOOTING if running else VmPhase.STARTING,
         private_address=vm.private_address,
@@ -122,13 +128,6 @@ def adopt(turn: Turn, vm: Vm) -> None:
         turn.do(StartAgent(vm_id=vm.vm_id))
 
 
-def _on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
-    """What the machine costs on demand where it runs; its own price if unknown."""
-    same = replace(offer, spot=False)
-    prices = (o.usd_per_hour for o in offers if offer_key(o) == offer_key(same))
-    return next(prices, offer.usd_per_hour)
-
-
 def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
     """Decide about a silent VM: one that still runs is returned, its memory lost."""
     vm = turn.state.vms.get(event.vm_id)
@@ -141,30 +140,23 @@ def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
             history.interrupted(turn, "silence", vm.vm_id, reason)
         return_vms(turn, (vm,), reason)
     else:
-        gone(turn, vm, turn.now_s, "silent, and gone")
+        gone(turn, vm, "silent, and gone")
 
 
-def gone(turn: Turn, vm: VmRecord, ended_at_s: float, reason: str) -> None:
+def gone(turn: Turn, vm: VmRecord, reason: str) -> None:
     """Strike a VM off; unless we or a notice saw it coming, it was a kill."""
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         history.interrupted(turn, "kill", vm.vm_id, reason)
     core_generation.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
     core_calibration.lose_vm(turn, vm.vm_id)
-    state, tally = turn.state, turn.state.tally
-    lived_s = max(0.0, ended_at_s - vm.launched_at_s)
+    state = turn.state
     vms = {k: v for k, v in state.vms.items() if k != vm.vm_id}
     turn.state = replace(
         state,
         vms=vms,
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
         fleet_changed_at_s=turn.now_s if vm.is_usable else state.fleet_changed_at_s,
-        tally=replace(
-            tally,
-            gone_usd=tally.gone_usd + cost_usd(vm.offer.usd_per_hour, lived_s),
-            gone_on_demand_usd=tally.gone_on_demand_usd
-            + cost_usd(vm.on_demand_usd_per_hour, lived_s),
-            gone_vm_s=tally.gone_vm_s + lived_s,
-        ),
+        ledger=state.ledger.gone(vm.vm_id, turn.now_s),
     )
 
 
@@ -189,12 +181,13 @@ def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
     turn.do(TerminateVms(vm_ids=ids))
 
 
-def vms_returned(turn: Turn, vm_ids: tuple[str, ...]) -> None:
+def vms_returned(turn: Turn, event: VmsReturned) -> None:
     """The cloud took them back."""
-    for vm_id in vm_ids:
+    for vm_id in event.vm_ids:
         vm = turn.state.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
-            gone(turn, vm, turn.now_s, vm.return_reason)
+            gone(turn, vm, vm.return_reason)
+    core_spending.listed(turn, event.vms)
 
 
 # --- Agents -------------------------------------------------------------------------------
@@ -250,7 +243,7 @@ def advance(turn: Turn) -> None:
         if vm.is_coming and turn.due(vm.known_at_s + BOOT_BOUND_S):
             return_vms(turn, (vm,), f"not ready in {BOOT_BOUND_S:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
-            return_vms(turn, (vm,), "handed over before the cloud takes it")
+            return_vms(turn, (vm,), vm.shed or "handed over before the cloud takes it")
         elif vm.slow is not None and vm.is_replaced and not _is_needed(turn, vm):
             if vm.phase is not VmPhase.RETURNING:
                 history.replaced(turn, vm.slow)

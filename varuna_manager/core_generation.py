@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from spottrain.morphing.traffic import zone_bytes
 from spottrain.varuna_manager.commands import AskProvider, Outcome
 from spottrain.varuna_manager.history import keep
 from spottrain.varuna_manager.records import (
@@ -61,6 +62,9 @@ def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
         section_steps=(state.progress.step,) * plan.num_sections,
+        zone_bytes=zone_bytes(
+            plan, state.job.facts, {k: v.offer.zone for k, v in state.vms.items()}
+        ),
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),

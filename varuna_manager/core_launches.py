@@ -5,32 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing import scopes
 from spottrain.pricing.offers import offer_key
-from spottrain.varuna_manager import history
+from spottrain.varuna_manager import core_spending, history
 from spottrain.varuna_manager.commands import LaunchVms, Outcome
-from spottrain.varuna_manager.core_fleet import adopt
+from spottrain.varuna_manager.core_fleet import adopt, return_vms
 from spottrain.varuna_manager.events import (
     LaunchIntended,
     LaunchRefused,
     OffersSeen,
     VmsLaunched,
 )
-from spottrain.varuna_manager.launching import next_intent, room
+from spottrain.varuna_manager.launching import is_open, next_intent, room, strays
 from spottrain.varuna_manager.records import Intent, PriceChange
 from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
-
-AUTH_COOLDOWN_S = 300.0
 
 
 def offers_seen(turn: Turn, event: OffersSeen) -> None:
     """Note what can be rented, and which prices moved."""
     state = turn.state
     before = {offer_key(offer): offer for offer in state.offers}
+    moved = []
     for offer in event.offers:
         old = before.get(offer_key(offer))
         if old is not None and old.usd_per_hour != offer.usd_per_hour:
             _price_changed(turn, old, offer)
+        if old is None or old.usd_per_hour != offer.usd_per_hour:
+            moved.append(offer)
+    core_spending.prices_moved(turn, moved)
     back = {offer_key(offer) for offer in event.offers if offer.available}
     cooldowns = {k: v for k, v in state.cooldowns.items() if k not in back}
     turn.state = replace(
@@ -93,18 +96,26 @@ def vms_launched(turn: Turn, event: VmsLaunched) -> None:
     for vm in event.vms:
         adopt(turn, vm)
     intent = _close_intent(turn, event.intent)
-    if intent is not None and len(event.vms) < intent.count:
-        _cool_down(turn, intent, turn.state.job.cooldown_s)
+    if intent is None:
+        return
+    if event.vms:
+        cooldowns = scopes.granted(turn.state.cooldowns, intent.offer)
+        turn.state = replace(turn.state, cooldowns=cooldowns)
+    if len(event.vms) < intent.count:
+        _cool_down(turn, intent.offer, "no_capacity")
         turn.say(f"{intent.offer.zone} gave {len(event.vms)} of {intent.count} VMs")
 
 
 def launch_refused(turn: Turn, event: LaunchRefused) -> None:
-    """Leave the offer alone for a while, or ask again if the answer left it open."""
+    """Leave what refused alone for a while, or ask again if the answer left it open.
+
+    Where only a person can help, and nothing else can be rented either, the job fails.
+    """
     intent = turn.state.intents.get(event.intent)
     if intent is None:
         return
     turn.say(f"no VM from {intent.offer.zone}: {event.reason}")
-    if event.refusal in ("throttled", "unknown"):
+    if event.refusal == "throttled" or event.refusal == "unknown":
         retry_at_s = turn.now_s + event.retry_after_s
         intents = {
             **turn.state.intents,
@@ -113,10 +124,11 @@ def launch_refused(turn: Turn, event: LaunchRefused) -> None:
         turn.state = replace(turn.state, intents=intents)
         return
     _close_intent(turn, event.intent)
-    refused = event.refusal == "auth"
-    cooldown_s = AUTH_COOLDOWN_S if refused else turn.state.job.cooldown_s
-    _cool_down(turn, intent, cooldown_s)
-    if refused and not turn.state.vms:
+    _cool_down(turn, intent.offer, event.refusal)
+    hopeless = event.refusal in ("auth", "misconfigured") and not (
+        turn.state.vms or any(is_open(turn, offer) for offer in turn.state.offers)
+    )
+    if hopeless:
         turn.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
 
 
@@ -127,14 +139,18 @@ def _close_intent(turn: Turn, name: str) -> Intent | None:
     return intent
 
 
-def _cool_down(turn: Turn, intent: Intent, cooldown_s: float) -> None:
-    until_s = turn.now_s + cooldown_s
-    cooldowns = {**turn.state.cooldowns, offer_key(intent.offer): until_s}
-    turn.state = replace(turn.state, cooldowns=cooldowns)
+def _cool_down(turn: Turn, offer: Offer, refusal: scopes.Refusal) -> None:
+    state = turn.state
+    cooldowns = scopes.refused(
+        state.cooldowns, offer, refusal, turn.now_s, state.job.cooldown_s
+    )
+    turn.state = replace(state, cooldowns=cooldowns)
 
 
 def advance(turn: Turn) -> None:
-    """Ask again where an answer left it open whether VMs were rented."""
+    """Ask again where an answer left it open whether VMs were rented; return VMs that
+    cannot train with the others."""
+    return_vms(turn, strays(turn.state), "in another region than those that train")
     for intent in turn.state.intents.values():
         if intent.retry_at_s is not None and turn.due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)

@@ -17,7 +17,7 @@ from spottrain.morphing.choose import Device, PlanInputs
 from spottrain.varuna_manager import core_calibration, core_fleet, core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
-from spottrain.varuna_manager.launching import cheapest_usd_per_hour, room
+from spottrain.varuna_manager.launching import at_home, cheapest_usd_per_hour, room
 from spottrain.varuna_manager.records import (
     KEPT,
     Enough,
@@ -50,7 +50,7 @@ def wants_training(state: State) -> bool:
 
 def usable_vms(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs whose slots a plan may use."""
-    return tuple(vm for vm in state.vms.values() if vm.is_usable)
+    return tuple(vm for vm in at_home(state) if vm.is_usable)
 
 
 def advance(turn: Turn) -> None:

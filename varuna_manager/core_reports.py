@@ -86,7 +86,11 @@ def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> N
             ready_at_s=turn.now_s,
         )
     )
-    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    turn.state = replace(
+        turn.state,
+        fleet_changed_at_s=turn.now_s,
+        ledger=turn.state.ledger.ready(vm_id, turn.now_s),
+    )
     turn.say(f"{vm_id}: ready with {report.num_slots} slots")
 
 

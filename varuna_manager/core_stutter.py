@@ -21,7 +21,7 @@ from spottrain.morphing.stutter import (
     Watch,
     expected_busy_s,
 )
-from spottrain.pricing.budget import HOUR_S
+from spottrain.pricing.money import HOUR_S
 from spottrain.varuna_manager.core_planning import MORPH_COST_S, outlook
 from spottrain.varuna_manager.launching import best_offer
 from spottrain.varuna_manager.records import (

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -30,7 +28,7 @@ from spottrain.cloud.provider import (
     AgentBootstrap,
     CloudProvider,
     LaunchRequest,
-    Offer,
+    ReleasesJob,
     StartsAgents,
     Vm,
     VmState,
@@ -40,6 +38,7 @@ from spottrain.manifest import list_checkpoints
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import question_of
+from spottrain.pricing.history import VmLife
 from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.certificates import Identity, token_sha256
 from spottrain.varuna_manager.commands import (
@@ -57,9 +56,9 @@ from spottrain.varuna_manager.events import (
     CommandFailed,
     Event,
     FailedCommand,
+    JobReleased,
     JobSettings,
     LaunchRefused,
-    OffersSeen,
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
@@ -71,15 +70,20 @@ from spottrain.varuna_manager.events import (
     VmsReturned,
 )
 from spottrain.varuna_manager.links import Links
+from spottrain.varuna_manager.market_watch import MarketWatch
 from spottrain.varuna_manager.state import State
 
 logger = logging.getLogger(__name__)
 
 CALL_S = 120.0
 """How long a cloud may take to answer one call."""
+RELEASE_S = 660.0
+"""How long removing a network may take: its VMs have to be gone first."""
 POLL_S = 1.0
 """From one look at offers and VMs to the next."""
 _THREADS = 32
+_STARTERS = 64
+"""Agents that are started at the same time: each may wait for its VM to boot."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +95,9 @@ class Desk(Protocol):
     @property
     def state(self) -> State:
         """The state of now."""
+
+    def now_s(self) -> float:
+        """Seconds since the epoch, as the manager's clock tells it."""
 
     def feed(self, event: Event) -> asyncio.Future[None]:
         """Queue an event; the future is done once it is journalled."""
@@ -121,9 +128,10 @@ class Errands:
         self._identity = identity
         self._url = url
         self._threads = ThreadPoolExecutor(_THREADS, "errand")
+        self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
         self._newest_plan = ""
-        self._offers: tuple[Offer, ...] | None = None
+        self._market = MarketWatch(desk)
         self._vms: tuple[Vm, ...] | None = None
         self._trouble = ""
         self._hurry = asyncio.Event()
@@ -131,6 +139,7 @@ class Errands:
     def close(self) -> None:
         """Give up what has not begun, wait for what has: no cloud is asked any more."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._starters.shutdown(wait=True, cancel_futures=True)
 
     @property
     def _job(self) -> JobSettings:
@@ -144,15 +153,25 @@ class Errands:
         Raises:
             CloudError: it said no, or nothing in time.
         """
+        return await self._call_in(self._threads, CALL_S, function, *args, **kwargs)
+
+    async def _call_in(
+        self,
+        threads: ThreadPoolExecutor,
+        limit_s: float,
+        function: Callable[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(limit_s):
                 return await loop.run_in_executor(
-                    self._threads, lambda: function(*args, **kwargs)
+                    threads, lambda: function(*args, **kwargs)
                 )
         except TimeoutError:
             raise CloudError(
-                f"{self._provider.name} gave no answer in {CALL_S:g} s"
+                f"{self._provider.name} gave no answer in {limit_s:g} s"
             ) from None
         except OSError as error:
             raise CloudError(f"{self._provider.name}: {error}") from None
@@ -173,7 +192,7 @@ class Errands:
             result = await self._call(self._provider.launch, request)
         except CloudError as error:
             event: Event = LaunchRefused(
-                at_s=time.time(),
+                at_s=self._desk.now_s(),
                 intent=command.intent,
                 reason=str(error),
                 refusal=_refusal_of(error),
@@ -181,7 +200,7 @@ class Errands:
             )
         else:
             event = VmsLaunched(
-                at_s=time.time(),
+                at_s=self._desk.now_s(),
                 intent=command.intent,
                 vms=result.vms,
                 refusal=result.refusal,
@@ -193,7 +212,7 @@ class Errands:
         vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
         token_hash = token_sha256(token)
         await self._desk.feed(
-            AgentStarting(at_s=time.time(), vm_id=vm_id, token_sha256=token_hash)
+            AgentStarting(at_s=self._desk.now_s(), vm_id=vm_id, token_sha256=token_hash)
         )
         if vm_id not in self._desk.state.vms:
             return
@@ -204,13 +223,16 @@ class Errands:
         try:
             if not isinstance(self._provider, StartsAgents):
                 raise CloudError(f"{self._provider.name} cannot start agents")
-            await self._call(self._provider.start_agent, vm_id, bootstrap)
+            start = self._provider.start_agent
+            await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
         except VmNotFoundError as error:
-            self._desk.feed(VmLost(at_s=time.time(), vm_id=vm_id, reason=str(error)))
+            self._desk.feed(
+                VmLost(at_s=self._desk.now_s(), vm_id=vm_id, reason=str(error))
+            )
         except UserCodeError as error:
             self._desk.feed(
                 SetupFailed(
-                    at_s=time.time(),
+                    at_s=self._desk.now_s(),
                     vm_id=vm_id,
                     reason=str(error),
                     output=error.traceback,
@@ -228,7 +250,31 @@ class Errands:
         except CloudError as error:
             self._fail("terminate_vms", command.vm_ids, error)
         else:
-            self._desk.feed(VmsReturned(at_s=time.time(), vm_ids=command.vm_ids))
+            vms = await self._ends(command.vm_ids)
+            self._desk.feed(
+                VmsReturned(at_s=self._desk.now_s(), vm_ids=command.vm_ids, vms=vms)
+            )
+
+    async def _ends(self, vm_ids: tuple[str, ...]) -> tuple[Vm, ...]:
+        """Ask when the billing of VMs ended; without an answer it ended just now."""
+        wanted = {*vm_ids, *self._desk.state.ledger.unconfirmed}
+        try:
+            vms = await self._call(self._provider.list_vms, self._job.spec.name)
+        except CloudError:
+            return ()
+        return tuple(vm for vm in vms if vm.vm_id in wanted)
+
+    async def release(self) -> None:
+        """Remove what the job's VMs shared in the cloud."""
+        provider = self._provider
+        try:
+            if isinstance(provider, ReleasesJob):
+                job, limit_s = self._job.spec.name, RELEASE_S
+                await self._call_in(self._threads, limit_s, provider.release, job)
+        except CloudError as error:
+            self._fail("release_job", (), error)
+        else:
+            self._desk.feed(JobReleased(at_s=self._desk.now_s()))
 
     async def ask(self, command: AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
@@ -240,7 +286,7 @@ class Errands:
         states = {vm.vm_id: vm.state for vm in vms}
         self._desk.feed(
             ProviderAnswered(
-                at_s=time.time(),
+                at_s=self._desk.now_s(),
                 vm_id=command.vm_id,
                 state=states.get(command.vm_id),
             )
@@ -259,7 +305,7 @@ class Errands:
                 return
         self._desk.feed(
             PlanComputed(
-                at_s=time.time(),
+                at_s=self._desk.now_s(),
                 inputs_hash=command.inputs_hash,
                 plan=choice.plan,
                 candidates=choice.decisive,
@@ -273,9 +319,16 @@ class Errands:
     ) -> None:
         self._desk.feed(
             CommandFailed(
-                at_s=time.time(), command=command, vm_ids=vm_ids, reason=str(error)
+                at_s=self._desk.now_s(),
+                command=command,
+                vm_ids=vm_ids,
+                reason=str(error),
             )
         )
+
+    async def vms_ended(self, lives: Sequence[VmLife]) -> None:
+        """Remember how VMs have ended."""
+        await self._market.ended(lives)
 
     # --- looking around -----------------------------------------------------------------
 
@@ -284,12 +337,12 @@ class Errands:
         root = Path(self._job.spec.checkpoint_path)
         found = await asyncio.to_thread(list_checkpoints, root)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
-        self._desk.feed(CheckpointsListed(at_s=time.time(), checkpoints=refs))
+        self._desk.feed(CheckpointsListed(at_s=self._desk.now_s(), checkpoints=refs))
 
     async def list_profiles(self) -> None:
         """Tell which profiles of the job's model this machine keeps."""
         found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
-        self._desk.feed(ProfilesListed(at_s=time.time(), profiles=found))
+        self._desk.feed(ProfilesListed(at_s=self._desk.now_s(), profiles=found))
 
     async def keep_profile(self, command: KeepProfile) -> None:
         """Keep a profile for later jobs; this one does without it."""
@@ -320,27 +373,27 @@ class Errands:
         self._hurry.set()
 
     async def _look_at_vms(self) -> None:
-        asked_at_s = time.time()
+        asked_at_s = self._desk.now_s()
         listed = await self._call(self._provider.list_vms, self._job.spec.name)
         state = self._desk.state
+        unconfirmed = state.ledger.unconfirmed
         vms = tuple(
             vm
             for vm in listed
             if vm.state is not VmState.TERMINATED
             or vm.vm_id in state.vms
             or vm.intent in state.intents
+            or vm.vm_id in unconfirmed
         )
         unlisted = state.vms.keys() - {vm.vm_id for vm in vms}
         if vms != self._vms or unlisted:
             self._vms = vms
-            self._desk.feed(VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms))
+            self._desk.feed(
+                VmsListed(at_s=self._desk.now_s(), asked_at_s=asked_at_s, vms=vms)
+            )
 
     async def _look_at_offers(self) -> None:
-        seen = tuple(await self._call(self._provider.offers))
-        offers = tuple(replace(offer, observed_at=0.0) for offer in seen)
-        if offers != self._offers:
-            self._offers = offers
-            self._desk.feed(OffersSeen(at_s=time.time(), offers=seen))
+        await self._market.seen(await self._call(self._provider.offers))
 
 
 _REFUSALS: dict[type[CloudError], RefusalKind] = {
@@ -348,7 +401,7 @@ _REFUSALS: dict[type[CloudError], RefusalKind] = {
     QuotaExceededError: "quota",
     PriceTooHighError: "price",
     AuthError: "auth",
-    MisconfiguredError: "auth",  # only a person can help, as with credentials
+    MisconfiguredError: "misconfigured",
     ThrottledError: "throttled",
 }
 

@@ -15,7 +15,11 @@ from spottrain import wire
 from spottrain.cloud.provider import Offer, Vm, VmState
 from spottrain.morphing.choose import Candidate, Objective
 from spottrain.morphing.inputs import Question
+from spottrain.pricing.offers import OfferWorth
+from spottrain.pricing.scopes import Refusal
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
+
+Span = Literal["region", "cloud", "any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,15 @@ class JobSettings:
     """Rent on demand what the spot market does not give."""
     max_usd: float | None = None
     max_usd_per_hour: float | None = None
+    alerts: tuple[float, ...] = ()
+    """Shares of ``max_usd`` that are told of when they are spent."""
+    storage_usd_per_gb_month: float = 0.0
+    zone_usd_per_gb: float | None = None
+    """What a gigabyte from zone to zone costs; None: what the cloud asks."""
     deadline_s: float | None = None
     """Seconds since the epoch."""
+    min_examples_per_s: float | None = None
+    """Throughput that was asked for; None: none was."""
     capacity_wait_s: float | None = None
     """Give up (exit code 5) after waiting this long without a VM; None waits on."""
     microbatch_size: int | None = None
@@ -52,7 +63,11 @@ class JobSettings:
     boot_wait_s: float = 60.0
     """How long the first plan waits for VMs that are still booting."""
     cooldown_s: float = 30.0
-    """How long an offer that was refused is left alone."""
+    """How long what has refused is left alone at first; longer if it refuses again."""
+    span: Span = "region"
+    """How far apart VMs that train together may be."""
+    shares: bool = False
+    """Whether the VMs share things in the cloud that must be removed in the end."""
     microbatch_sizes: tuple[int, ...] = ()
     """Micro-batch sizes that a profile must know; none: that of ``spec``."""
     profile: Profile | None = None
@@ -102,6 +117,35 @@ class StopRequested:
     """Return the VMs at once, whatever they do."""
 
 
+LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One of the limits in ``JobSettings``; None: no bound."""
+
+    name: LimitName
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsChanged:
+    """A person wants other limits from now on; those not named stay as they are."""
+
+    at_s: float
+    by: str
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSet:
+    """The wall clock of the manager's machine was set; times of events go on steadily."""
+
+    at_s: float
+    by_s: float
+    """Seconds forward; below 0: back."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """The moment of the newest ``SetTimer`` has come."""
@@ -149,6 +193,14 @@ class OffersSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffersWeighed:
+    """What the offers are worth to the job; fed before those that it is about."""
+
+    at_s: float
+    worths: tuple[OfferWorth, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchIntended:
     """The answer of the shell to ``IntendLaunch``: the intent is in the journal."""
 
@@ -169,7 +221,7 @@ class VmsLaunched:
     refusal: str = ""
 
 
-RefusalKind = Literal["no_capacity", "quota", "price", "auth", "throttled", "unknown"]
+RefusalKind = Refusal | Literal["throttled", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +265,8 @@ class VmsReturned:
 
     at_s: float
     vm_ids: tuple[str, ...]
+    vms: tuple[Vm, ...] = ()
+    """Of this job, as the cloud lists them afterwards, where it could be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +276,13 @@ class VmLost:
     at_s: float
     vm_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReleased:
+    """Nothing that the job's VMs shared is left in the cloud."""
+
+    at_s: float
 
 
 # --- Agents ---------------------------------------------------------------------------
@@ -292,7 +353,9 @@ class PlanComputed:
     ``Calibrated``."""
 
 
-FailedCommand = Literal["compute_plan", "start_agent", "terminate_vms", "ask_provider"]
+FailedCommand = Literal[
+    "compute_plan", "start_agent", "terminate_vms", "ask_provider", "release_job"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +365,7 @@ class CommandFailed:
     at_s: float
     command: FailedCommand
     vm_ids: tuple[str, ...]
-    """The VMs that it was for; empty for ``compute_plan``."""
+    """The VMs that it was for; empty for ``compute_plan`` and ``release_job``."""
     reason: str
 
 
@@ -321,10 +384,13 @@ Event = (
     JobSubmitted
     | ManagerStarted
     | StopRequested
+    | LimitsChanged
+    | ClockSet
     | TimerFired
     | CheckpointsListed
     | ProfilesListed
     | OffersSeen
+    | OffersWeighed
     | LaunchIntended
     | VmsLaunched
     | LaunchRefused
@@ -332,6 +398,7 @@ Event = (
     | ProviderAnswered
     | VmsReturned
     | VmLost
+    | JobReleased
     | AgentStarting
     | AgentRegistered
     | ReportReceived

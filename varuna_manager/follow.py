@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spottrain.varuna_manager import core
+from spottrain.varuna_manager.chronicle import Chronicle, fold
 from spottrain.varuna_manager.events import Event
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
@@ -55,6 +56,19 @@ class Follower:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
+
+
+def read_past(job: JobDir) -> tuple[State, Chronicle]:
+    """Return the present state of a job, and what a report needs of its past.
+
+    Raises:
+        JournalError: The journal is missing or damaged.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        return fold(journal)
+    finally:
+        journal.close()
 
 
 def read_state(job: JobDir) -> State:

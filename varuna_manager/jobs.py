@@ -9,6 +9,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        manager.lock     held by the running manager
                        manager.json     its pid and url
                        manager.log, identity.pem, cloud/, checkpoints/
+                       report.html          once the job is over
     <home>/cache/                       facts and profiles by fingerprint
 """
 
@@ -67,6 +68,11 @@ class JobDir:
     def log(self) -> Path:
         """What the manager writes."""
         return self.path / "manager.log"
+
+    @property
+    def page(self) -> Path:
+        """The report as a page, written when the job ends."""
+        return self.path / "report.html"
 
     @property
     def cloud(self) -> Path:

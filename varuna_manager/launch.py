@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
-from spottrain.pricing.budget import cost_usd
+from spottrain.pricing.budget import WORTH_S, reserve_s
+from spottrain.pricing.money import Money, Rate
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.events import JobSettings, JobSubmitted
 from spottrain.varuna_manager.follow import read_state
@@ -91,18 +93,26 @@ def check_checkpoint_path(config: JobConfig) -> None:
         ) from None
 
 
-def check_budget(config: JobConfig) -> None:
+def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
     """Check that the budget pays for at least a step on the cheapest machine.
 
-    A lower bound: what one machine costs for a second, and for the lease, which counts
-    as spent because VMs may train on for so long without a manager.
+    A lower bound: what one machine costs in the least time for which one is rented, and
+    in that which is kept back for its return.
+
+    Args:
+        config: The job; its own machines count.
+        offers: What a cloud rents, where the job takes its machines from one.
 
     Raises:
         BudgetError: It does not.
     """
+    may_be_dear = config.resources.allow_on_demand
     prices = [zone.spot_usd_per_hour for zone in config.zones]
-    if config.resources.allow_on_demand:
+    prices += [o.usd_per_hour for o in offers if o.spot or may_be_dear]
+    if may_be_dear:
         prices += [zone.on_demand_usd_per_hour for zone in config.zones]
+    if not prices:
+        return  # the cloud is asked later, see control.check_machines
     cheapest = min(prices)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     if per_hour is not None and per_hour < cheapest:
@@ -110,12 +120,13 @@ def check_budget(config: JobConfig) -> None:
             f"budget.max_usd_per_hour: {per_hour} does not pay for one machine: the "
             f"cheapest costs {cheapest} per hour; raise it"
         )
-    least = cost_usd(cheapest, config.manager.lease_s + 1.0)
-    if budget is not None and budget < least:
+    kept_s = reserve_s(config.manager.lease_s)
+    least = Rate.of(cheapest).over(kept_s + WORTH_S)
+    if budget is not None and Money.allowed(budget) < least:
         raise BudgetError(
             f"budget.max_usd: {budget} is below the cost of one step: the cheapest "
-            f"machine costs {least:.4f} for a second and manager.lease_s "
-            f"({config.manager.lease_s:.0f} s); raise it or shorten the lease"
+            f"machine costs {least.usd:.4f} in {WORTH_S:.0f} s and the {kept_s:.0f} s "
+            "that are kept back for its return; raise it or shorten manager.lease_s"
         )
 
 
@@ -132,6 +143,10 @@ def settings_of(
         allow_on_demand=config.resources.allow_on_demand,
         max_usd=config.budget.max_usd,
         max_usd_per_hour=config.budget.max_usd_per_hour,
+        alerts=config.budget.alerts,
+        storage_usd_per_gb_month=config.budget.storage_usd_per_gb_month,
+        zone_usd_per_gb=config.budget.zone_usd_per_gb,
+        min_examples_per_s=config.slo.min_examples_per_s,
         deadline_s=config.deadline_s(at_s),
         capacity_wait_s=config.resources.capacity_wait_s,
         microbatch_size=config.microbatch_size,
@@ -142,6 +157,8 @@ def settings_of(
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),
         debounce_s=config.morphing.debounce_s,
+        span=config.resources.span,
+        shares=config.cloud is not None,
     )
 
 

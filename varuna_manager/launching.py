@@ -1,19 +1,19 @@
-"""What to rent next: the cheapest offers first, within every cap."""
+"""What to rent next: what trains most for a dollar first, within every cap."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
-from spottrain.pricing.offers import offer_key, preference
+from spottrain.pricing import scopes
+from spottrain.pricing.offers import in_order, offer_key
 from spottrain.varuna_manager.commands import IntendLaunch
+from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State, budget
 from spottrain.varuna_manager.turn import Turn
 
-LEASES_KEPT = 2
-"""A VM is rented only if the budget bears the fleet for so many leases: one is kept back
-for a manager that dies, the others are there to train."""
 OFFER_LAG_S = 10.0
 """How long an offer's count may lag behind the VMs that we took from it."""
 
@@ -68,20 +68,74 @@ def launch_more(turn: Turn) -> None:
 
 def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
     """Return what to rent next and how many of up to ``wanted``; None if nothing."""
-    for offer in sorted(turn.state.offers, key=preference):
-        count = min(wanted, _available(turn, offer), affordable(turn.state, offer))
+    money, most = budget(turn.state), turn.state.job.max_vms
+    free: dict[str, tuple[Offer, int]] = {}
+    for offer in in_order(turn.state.offers, turn.state.worths):
+        borne = money.affords(offer.usd_per_hour, most)
+        count = min(wanted, _available(turn, offer), borne)
         if count > 0:
-            return offer, count
-    return None, 0
+            free[offer_key(offer)] = offer, count
+    near = _near(turn.state, [offer for offer, _ in free.values()])
+    if not near:
+        return None, 0
+    count = free[offer_key(near[0])][1]
+    offer, count = scopes.spread(near[0], near, _held_by_zone(turn.state), count)
+    return offer, min(count, free[offer_key(offer)][1])
+
+
+def is_open(turn: Turn, offer: Offer) -> bool:
+    """Return whether the job may ask for an offer now."""
+    unwanted = not offer.spot and not turn.state.job.allow_on_demand
+    return not unwanted and turn.due(scopes.open_at_s(turn.state.cooldowns, offer))
+
+
+def home(state: State) -> tuple[str, str] | None:
+    """Return the region where VMs train together; None if they may be anywhere."""
+    if state.job.span != "region":
+        return None
+    staying = [vm.offer for vm in state.vms.values() if vm.counts]
+    return scopes.home_of([*staying, *(one.offer for one in state.intents.values())])
+
+
+def at_home(state: State) -> tuple[VmRecord, ...]:
+    """Return the VMs that can train together."""
+    where = home(state)
+    return tuple(
+        vm
+        for vm in state.vms.values()
+        if where is None or scopes.place_of(vm.offer) == where
+    )
+
+
+def strays(state: State) -> tuple[VmRecord, ...]:
+    """Return VMs that cannot train with the others, once those are enough."""
+    here = at_home(state)
+    if sum(vm.is_usable for vm in here) < state.job.min_vms:
+        return ()
+    names = {vm.vm_id for vm in here}
+    return tuple(vm for vm in state.vms.values() if vm.vm_id not in names and vm.counts)
+
+
+def _near(state: State, offers: list[Offer]) -> list[Offer]:
+    """Return the offers where the other VMs are. Where there are none, and too few VMs
+    to train, all others: the job moves."""
+    where = home(state)
+    near = [o for o in offers if where is None or scopes.place_of(o) == where]
+    enough = sum(vm.counts for vm in at_home(state)) >= state.job.min_vms
+    return near if near or enough else offers
+
+
+def _held_by_zone(state: State) -> Counter[str]:
+    held = Counter(vm.offer.zone for vm in state.vms.values() if vm.counts)
+    for intent in state.intents.values():
+        held[intent.offer.zone] += intent.count - intent.arrived
+    return held
 
 
 def _available(turn: Turn, offer: Offer) -> int:
     """How many machines the market may have for us."""
     state, key = turn.state, offer_key(offer)
-    unwanted = not offer.spot and not state.job.allow_on_demand
-    if unwanted or offer.gpus < 1 or offer.gpu_speed <= 0:
-        return 0
-    if not turn.due(state.cooldowns.get(key, 0.0)):
+    if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(turn, offer):
         return 0
     if offer.available is None:
         return state.job.max_vms
@@ -100,4 +154,4 @@ def _available(turn: Turn, offer: Offer) -> int:
 
 def affordable(state: State, offer: Offer) -> int:
     """Return how many VMs of ``offer`` the hourly cap and the budget still bear."""
-    return budget(state).affords(offer.usd_per_hour, LEASES_KEPT, state.job.max_vms)
+    return budget(state).affords(offer.usd_per_hour, state.job.max_vms)

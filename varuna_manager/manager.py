@@ -29,8 +29,10 @@ from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.control import ShutsDown, open_provider
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.report_page import PageError, write_page
 from spottrain.varuna_manager.server import listen, make_server, serve_many
 from spottrain.varuna_manager.shell import Shell
+from spottrain.varuna_manager.views import report
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,9 @@ async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
     try:
-        return await running
+        outcome = await running
+        _leave_page(job, shell)
+        return outcome
     except asyncio.CancelledError:
         logger.info("told to leave: VMs train on, 'spottrain resume' goes on")
         return None
@@ -111,6 +115,17 @@ async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
         listener.close()
         journal.close()
         (job.path / "manager.json").unlink(missing_ok=True)
+
+
+def _leave_page(job: JobDir, shell: Shell) -> None:
+    """Put the report of a job that is over into its folder."""
+    state, past = shell.state, shell.past
+    try:
+        write_page(job.page, report(state, past, False, state.now_s), state, past)
+    except PageError as error:
+        logger.warning("%s", error)
+    else:
+        logger.info("report: %s", job.page)
 
 
 def _publish(job_dir: Path, url: str) -> None:

@@ -2,88 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from spottrain.cloud.provider import Offer
 from spottrain.errors import CapacityError
 from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
 from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.morphing.shapes import Workload
-from spottrain.pricing.budget import cost_usd
+from spottrain.pricing.money import Rate, cost_usd, total_rate
+from spottrain.pricing.ranking import Ranking, Row, Terms, greedy_fleet
 from spottrain.varuna_manager.config import JobConfig
-from spottrain.varuna_manager.config_local import ZoneConfig
+from spottrain.varuna_manager.core_planning import MORPH_COST_S
+from spottrain.varuna_manager.ranking_view import why_nothing
 from spottrain.varuna_manager.views import SCHEMA_VERSION, candidate_view
 from spottrain.wire import ModelFacts, Profile, Slot
 
 
-@dataclass(frozen=True, slots=True)
-class Rented:
-    """A machine that would be rented."""
-
-    zone: ZoneConfig
-    spot: bool
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Its price now."""
-        zone = self.zone
-        return zone.spot_usd_per_hour if self.spot else zone.on_demand_usd_per_hour
-
-
-def fleet_for(config: JobConfig) -> list[Rented]:
-    """Return the largest fleet that the job file allows, the cheapest machines first.
+def check_capacity(config: JobConfig) -> None:
+    """Check that the job file's own machines are enough, before anything is measured.
 
     Raises:
         CapacityError: Not even ``resources.min_vms`` machines can be had.
     """
-    kinds = (True, False) if config.resources.allow_on_demand else (True,)
-    offers = [Rented(zone, spot) for zone in config.zones for spot in kinds]
-    offers.sort(key=lambda offer: offer.usd_per_hour)
-    left = {zone.name: zone.capacity for zone in config.zones}
-    bound = config.budget.max_usd_per_hour
-    fleet: list[Rented] = []
-    for offer in offers:
-        while left[offer.zone.name] and len(fleet) < config.resources.max_vms:
-            cost = sum(vm.usd_per_hour for vm in fleet) + offer.usd_per_hour
-            if bound is not None and cost > bound:
-                break
-            left[offer.zone.name] -= 1
-            fleet.append(offer)
-    if len(fleet) < config.resources.min_vms:
+    prices = sorted(
+        min(zone.spot_usd_per_hour, zone.on_demand_usd_per_hour)
+        if config.resources.allow_on_demand
+        else zone.spot_usd_per_hour
+        for zone in config.zones
+        for _ in range(min(zone.capacity, config.resources.max_vms))
+    )
+    cap = config.budget.max_usd_per_hour
+    costs = itertools.accumulate(map(Rate.of, prices))
+    vms = sum(cap is None or cost <= Rate.allowed(cap) for cost in costs)
+    _check_enough(config, vms)
+
+
+def _check_enough(config: JobConfig, vms: int) -> None:
+    if vms < config.resources.min_vms:
         raise CapacityError(
-            f"resources.min_vms: {config.resources.min_vms} VMs wanted, {len(fleet)} "
+            f"resources.min_vms: {config.resources.min_vms} VMs wanted, {vms} "
             "can be had now within the budget; lower it or raise the budget"
         )
-    return fleet
 
 
-def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str, Any]:
-    """Return the plan that a launch would begin with, what it costs, and why.
-
-    Args:
-        config: The job.
-        facts: What the tracer found out about its model.
-        profile: What was measured of it.
-
-    Raises:
-        CapacityError: No fleet can be had.
-        PlanError: The profile does not fit the model.
-    """
-    fleet = fleet_for(config)
-    devices = tuple(
-        Device(
-            slot=Slot(vm_id=f"vm-{number}", index=index),
-            memory_bytes=vm.zone.slot_memory_bytes,
-            speed=vm.zone.slot_speed,
-            usd_per_hour=vm.usd_per_hour / vm.zone.slots,
-        )
-        for number, vm in enumerate(fleet)
-        for index in range(vm.zone.slots)
-    )
-    inputs = PlanInputs(
+def job_inputs(config: JobConfig, facts: ModelFacts, profile: Profile) -> PlanInputs:
+    """Return what the plans of a job are made from, without machines."""
+    return PlanInputs(
         facts=facts,
         profile=profile,
-        slots=devices,
+        slots=(),
         minibatch_size=config.minibatch_size,
         microbatch_size=config.microbatch_size,
         reduction=config.reduction,
@@ -92,20 +62,78 @@ def preview(config: JobConfig, facts: ModelFacts, profile: Profile) -> dict[str,
         objective=config.morphing.objective,
         lag_share=UNSEEN_SHARE,
     )
+
+
+def terms_of(config: JobConfig, facts: ModelFacts) -> Terms:
+    """Return what the job file says of money, for a job that is yet to begin."""
+    return Terms(
+        examples=float(config.steps * config.minibatch_size),
+        max_vms=config.resources.max_vms,
+        min_vms=config.resources.min_vms,
+        max_usd_per_hour=config.budget.max_usd_per_hour,
+        allow_on_demand=config.resources.allow_on_demand,
+        morph_s=MORPH_COST_S,
+        lag_steps=config.checkpoint.every_steps / 2,
+        stored_bytes=float(config.checkpoint.keep * checkpoint_bytes(facts)),
+        storage_usd_per_gb_month=config.budget.storage_usd_per_gb_month,
+        zone_usd_per_gb=config.budget.zone_usd_per_gb,
+    )
+
+
+def checkpoint_bytes(facts: ModelFacts) -> int:
+    """Return what a checkpoint of a model takes."""
+    return sum(s.param_bytes + s.optimizer_bytes for s in facts.sections)
+
+
+def preview(
+    config: JobConfig, inputs: PlanInputs, ranking: Ranking, terms: Terms
+) -> dict[str, Any]:
+    """Return the plan that a launch would begin with, what it costs, and why.
+
+    Args:
+        config: The job.
+        inputs: See ``job_inputs``.
+        ranking: Of what the job's provider has; the fleet is of its first rows.
+        terms: What it was ranked by.
+
+    Raises:
+        CapacityError: No fleet can be had.
+        PlanError: The profile does not fit the model.
+    """
+    fleet = [row for row, count in greedy_fleet(ranking, terms) for _ in range(count)]
+    if not fleet:
+        raise CapacityError(f"no offer can be used: {why_nothing(ranking)}")
+    _check_enough(config, len(fleet))
+    inputs = replace(inputs, slots=tuple(_devices(fleet)))
     choice = choose_plan(inputs)
-    usd_per_hour = sum(vm.usd_per_hour for vm in fleet)
+    usd_per_hour = total_rate(
+        Rate.of(row.priced.offer.usd_per_hour) for row in fleet
+    ).usd_per_hour
     plan = choice.plan
     train_s = None if plan is None else plan.predicted_step_s * config.steps
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
-        "fleet": [_vm(vm) for vm in fleet],
+        "fleet": [_vm(row.priced.offer) for row in fleet],
         **_weighed(inputs, choice),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
+
+
+def _devices(fleet: Sequence[Row]) -> Iterator[Device]:
+    for number, row in enumerate(fleet):
+        machine, price = row.priced.machine, row.priced.offer.usd_per_hour
+        assert machine is not None  # else it would not be ranked
+        for index in range(machine.gpus):
+            yield Device(
+                slot=Slot(vm_id=f"vm-{number}", index=index),
+                memory_bytes=machine.gpu_memory_bytes,
+                speed=machine.speed,
+                usd_per_hour=price / machine.gpus,
+            )
 
 
 def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
@@ -175,11 +203,13 @@ def _weighed(inputs: PlanInputs, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _vm(vm: Rented) -> dict[str, Any]:
+def _vm(offer: Offer) -> dict[str, Any]:
     return {
-        "zone": vm.zone.name,
-        "instance_type": vm.zone.instance_type,
-        "spot": vm.spot,
-        "slots": vm.zone.slots,
-        "usd_per_hour": vm.usd_per_hour,
+        "cloud": offer.cloud,
+        "region": offer.region,
+        "zone": offer.zone,
+        "instance_type": offer.instance_type,
+        "spot": offer.spot,
+        "slots": offer.gpus,
+        "usd_per_hour": offer.usd_per_hour,
     }

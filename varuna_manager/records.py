@@ -76,6 +76,17 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The removal of what a job's VMs shared in the cloud."""
+
+    tries: int
+    done: bool = False
+    """Whether nothing is left, or we have given up."""
+    retry_at_s: float | None = None
+    """When to ask again, after a try that failed; None: one is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowVm:
     """A VM that was found slow, and what became of it."""
 
@@ -123,6 +134,8 @@ class VmRecord:
     """Set once it was found so slow that another one in its place pays."""
     return_reason: str = ""
     """Why it was returned: what the loss counts as."""
+    shed: str = ""
+    """Why it is let go though nobody takes it: the hourly cap does not bear it."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
 
@@ -204,6 +217,8 @@ class Generation:
     """Slots of the plan alone."""
     section_steps: tuple[int, ...]
     """Newest mini-batch that a live rank has reported, for every section."""
+    zone_bytes: int = 0
+    """Bytes that a mini-batch sends from one zone to another, by the plan."""
     inputs_hash: str = ""
     """The planner's inputs that ``plan`` answers."""
     decision_hash: str = ""
@@ -291,6 +306,16 @@ class PriceChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetAlert:
+    """A share of the budget that was spent, and told of."""
+
+    share: float
+    at_s: float
+    spent_usd: float
+    max_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
     """The planner's newest answer."""
 
@@ -343,7 +368,5 @@ class Tally:
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0
-    gone_usd: float = 0.0
-    """Spent on VMs that are gone."""
-    gone_on_demand_usd: float = 0.0
-    gone_vm_s: float = 0.0
+    zone_bytes: int = 0
+    """Bytes that mini-batches have sent from one zone to another, by their plans."""

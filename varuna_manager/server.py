@@ -6,6 +6,8 @@
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
+    POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
+                                                          409 it would end the job
 
 Each request bears a token; an unknown or revoked one is answered 403. An error's body is
 ``{"error": one line}``.
@@ -33,6 +35,8 @@ from starlette.routing import Route
 
 import spottrain
 from spottrain.errors import SpottrainError, WireError
+from spottrain.varuna_manager.events import Limit
+from spottrain.varuna_manager.limits import LimitsRefusedError
 from spottrain.varuna_manager.links import Links, OutOfStepError
 from spottrain.wire import (
     Heartbeat,
@@ -69,6 +73,15 @@ class Callee(Protocol):
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Take note of a person's wish to stop the job."""
 
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        """Take note of other limits.
+
+        Raises:
+            LimitsRefusedError: they would end the job, and the person is not sure.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -90,6 +103,7 @@ class Channel:
                 Route("/v1/job", self._job),
                 Route("/v1/workdir", self._workdir),
                 Route("/v1/admin/stop", self._stop, methods=["POST"]),
+                Route("/v1/admin/limits", self._limits, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _answer_error},
         )
@@ -138,13 +152,27 @@ class Channel:
         self._caller(request)
         return FileResponse(self.workdir)
 
-    async def _stop(self, request: Request) -> Response:
+    def _check_admin(self, request: Request) -> None:
         if not hmac.compare_digest(
             _digest(_bearer(request)), _digest(self.admin_token)
         ):
             raise HTTPException(403, "not the admin token of this job")
+
+    async def _stop(self, request: Request) -> Response:
+        self._check_admin(request)
         wish = _decode(_StopWish, await _body(request))
         await self.callee.stop(by=wish.by, checkpoint=wish.checkpoint, now=wish.now)
+        return JSONResponse({})
+
+    async def _limits(self, request: Request) -> Response:
+        self._check_admin(request)
+        wish = _decode(_LimitsWish, await _body(request))
+        try:
+            await self.callee.change_limits(
+                by=wish.by, limits=wish.limits, sure=wish.sure
+            )
+        except LimitsRefusedError as error:
+            raise HTTPException(409, str(error)) from None
         return JSONResponse({})
 
 
@@ -152,6 +180,13 @@ class Channel:
 class _StopWish:
     checkpoint: bool
     now: bool
+    by: str = "command line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LimitsWish:
+    limits: tuple[Limit, ...]
+    sure: bool
     by: str = "command line"
 
 

@@ -22,6 +22,8 @@ from spottrain import wire
 from spottrain.cloud.provider import CloudProvider
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.certificates import Identity
+from spottrain.varuna_manager.chronicle import fold
+from spottrain.varuna_manager.clock import Clock
 from spottrain.varuna_manager.commands import (
     AskProvider,
     Command,
@@ -31,6 +33,7 @@ from spottrain.varuna_manager.commands import (
     KeepProfile,
     LaunchVms,
     Outcome,
+    ReleaseJob,
     Send,
     SetTimer,
     StartAgent,
@@ -39,8 +42,11 @@ from spottrain.varuna_manager.commands import (
 from spottrain.varuna_manager.errands import Errands
 from spottrain.varuna_manager.events import (
     AgentRegistered,
+    ClockSet,
     Event,
     LaunchIntended,
+    Limit,
+    LimitsChanged,
     ManagerStarted,
     ReportReceived,
     StopRequested,
@@ -49,14 +55,18 @@ from spottrain.varuna_manager.events import (
     VmSilent,
 )
 from spottrain.varuna_manager.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.limits import check as check_limits
 from spottrain.varuna_manager.links import Links, OutOfStepError
 from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.server import Channel
+from spottrain.varuna_manager.vm_lives import LifeBook
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
 """How long agents that outlived a manager may take to find the next one."""
+CLOCK_LOOK_S = 5.0
+"""From one look at the wall clock to the next."""
 JOURNAL_PATIENCE_S = 60.0
 """How long a disk may refuse the journal before the manager gives up."""
 _LOOKS_PER_SUSPICION = 5
@@ -83,7 +93,9 @@ class Shell:
         workdir: Path,
     ) -> None:
         self._journal = journal
-        self.state = journal.replay()
+        self.state, self.past = fold(journal)
+        self._clock = Clock(self.state.now_s)
+        self._lives = LifeBook(self.state)
         self.links = Links(time.monotonic, self._on_heard)
         self._errands = Errands(self, provider, self.links, identity, url)
         self.channel = Channel(
@@ -106,7 +118,7 @@ class Shell:
         self._readmit()
         self.feed(
             ManagerStarted(
-                at_s=time.time(),
+                at_s=self.now_s(),
                 software_version=spottrain.__version__,
                 pid=os.getpid(),
             )
@@ -116,6 +128,7 @@ class Shell:
             self._errands.list_profiles(),
             self._errands.look_around(),
             self._look_for_silence(),
+            self._watch_clock(),
         ):
             self._start(work)
         folding = asyncio.create_task(self._fold())
@@ -139,6 +152,10 @@ class Shell:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._errands.close()
         self.links.release()
+
+    def now_s(self) -> float:
+        """Seconds since the epoch, as the manager's clock tells it."""
+        return self._clock.now_s()
 
     # --- events in ------------------------------------------------------------------------
 
@@ -167,13 +184,17 @@ class Shell:
         """Fold and journal ``events``; return the commands that follow."""
         state, commands = self.state, list[Command]()
         for event in events:
-            news = state.last_news
+            news, before = state.last_news, state
             state, more = core.step(state, event)
+            self.past.note(before, event, state)
+            self._lives.note(before, event.at_s, state)
             commands += more
             if state.last_news != news:
                 logger.info("%s", state.last_news)
         await self._write(events)
         self.state = state
+        if ended := self._lives.take_ended():
+            self._start(self._errands.vms_ended(ended))
         for vm_id in self.links.admitted - state.vms.keys():
             self.links.revoke(vm_id)
         return commands
@@ -199,7 +220,7 @@ class Shell:
             case IntendLaunch():
                 self.feed(
                     LaunchIntended(
-                        at_s=time.time(),
+                        at_s=self.now_s(),
                         intent=command.intent,
                         token=command.token,
                         offer=command.offer,
@@ -212,6 +233,8 @@ class Shell:
                 self._start(self._errands.start_agent(command))
             case TerminateVms():
                 self._start(self._errands.terminate(command))
+            case ReleaseJob():
+                self._start(self._errands.release())
             case AskProvider():
                 self._start(self._errands.ask(command))
             case ComputePlan():
@@ -245,8 +268,8 @@ class Shell:
             self._timer = None
         if at_s is not None:
             self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, at_s - time.time()),
-                lambda: self.feed(TimerFired(at_s=time.time())),
+                max(0.0, at_s - self.now_s()),
+                lambda: self.feed(TimerFired(at_s=self.now_s())),
             )
 
     # --- agents -----------------------------------------------------------------------------
@@ -271,16 +294,23 @@ class Shell:
                 self.links.forgive()
                 continue
             for vm_id in self.links.silent(suspect_s):
-                self.feed(VmSilent(at_s=time.time(), vm_id=vm_id))
+                self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
+
+    async def _watch_clock(self) -> None:
+        """Tell when somebody sets the wall clock."""
+        while True:
+            if by_s := self._clock.set_by_s():
+                self.feed(ClockSet(at_s=self.now_s(), by_s=by_s))
+            await asyncio.sleep(CLOCK_LOOK_S)
 
     def _on_heard(self, vm_id: str) -> None:
-        self.feed(VmHeard(at_s=time.time(), vm_id=vm_id))
+        self.feed(VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
     async def register(self, registration: wire.Registration) -> None:
         """Take note of a VM's agent."""
         await self.feed(
             AgentRegistered(
-                at_s=time.time(),
+                at_s=self.now_s(),
                 vm_id=registration.vm_id,
                 num_slots=registration.num_slots,
                 private_address=registration.private_address,
@@ -305,7 +335,7 @@ class Shell:
         journalled = [
             self.feed(
                 ReportReceived(
-                    at_s=time.time(), vm_id=batch.vm_id, number=number, report=report
+                    at_s=self.now_s(), vm_id=batch.vm_id, number=number, report=report
                 )
             )
             for number, report in enumerate(new, first)
@@ -319,5 +349,18 @@ class Shell:
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Take note of a person's wish to stop the job."""
         await self.feed(
-            StopRequested(at_s=time.time(), by=by, checkpoint=checkpoint, now=now)
+            StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
         )
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        """Take note of other limits.
+
+        Raises:
+            LimitsRefusedError: they would end the job, and the person is not sure.
+        """
+        event = LimitsChanged(at_s=self.now_s(), by=by, limits=limits)
+        if not sure:
+            check_limits(self.state, event)
+        await self.feed(event)

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain.cloud.provider import Offer
-from spottrain.pricing.budget import Budget, cost_usd
+from spottrain.pricing.budget import Budget, reserve_s
+from spottrain.pricing.ledger import Ledger
+from spottrain.pricing.money import Money, Rate, total_rate
+from spottrain.pricing.offers import OfferWorth
+from spottrain.pricing.scopes import Cooldown
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import (
     CheckpointRef,
@@ -19,6 +23,7 @@ from spottrain.varuna_manager.events import (
     KnownProfile,
 )
 from spottrain.varuna_manager.records import (
+    BudgetAlert,
     Calibration,
     Enough,
     Generation,
@@ -30,6 +35,7 @@ from spottrain.varuna_manager.records import (
     PriceChange,
     Progress,
     RankPhase,
+    Release,
     SlowVm,
     Tally,
     VmRecord,
@@ -64,13 +70,17 @@ class State:
     ending_since_s: float | None = None
     ending_checkpoint: bool = False
     """A checkpoint is still wanted before the VMs are returned."""
+    release: Release | None = None
+    """Removing what the VMs shared in the cloud, once it has begun."""
     # The fleet
     reconciled: bool = False
     """Whether the provider's truth has been heard since the manager started."""
     offers: tuple[Offer, ...] = ()
     offers_seen_at_s: float = 0.0
-    cooldowns: Mapping[str, float] = field(default_factory=dict)
-    """Until when an offer (by ``offer_key``) is left alone."""
+    worths: Mapping[str, OfferWorth] = field(default_factory=dict)
+    """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
+    """What refused of late, by scope (``pricing.scopes``): it is left alone."""
     intents: Mapping[str, Intent] = field(default_factory=dict)
     next_intent: int = 0
     launch_wished: bool = False
@@ -113,6 +123,10 @@ class State:
     # History
     progress: Progress = field(default_factory=Progress)
     tally: Tally = field(default_factory=Tally)
+    ledger: Ledger = field(default_factory=Ledger)
+    """All that was spent."""
+    alerts: tuple[BudgetAlert, ...] = ()
+    """Shares of the budget that were spent and told of, the smallest first."""
     generations: tuple[GenerationSummary, ...] = ()
     """Finished ones, oldest first."""
     interruptions: tuple[Interruption, ...] = ()
@@ -135,40 +149,37 @@ class State:
 
 
 def rate_usd_per_hour(state: State) -> float:
-    """Return what the fleet costs per hour now."""
-    return sum(vm.offer.usd_per_hour for vm in state.vms.values())
+    """Return what the fleet costs per hour now, to be shown."""
+    return state.ledger.rate.usd_per_hour
 
 
 def spent_usd(state: State, at_s: float) -> float:
-    """Return the money spent until ``at_s``: price at launch times seconds."""
-    live = sum(
-        cost_usd(vm.offer.usd_per_hour, max(0.0, at_s - vm.launched_at_s))
-        for vm in state.vms.values()
-    )
-    return state.tally.gone_usd + live
+    """Return the money spent until ``at_s``, to be shown.
+
+    A wall clock that was set back does not make it less.
+    """
+    return state.ledger.spent(max(at_s, state.now_s)).usd
 
 
 def on_demand_usd(state: State, at_s: float) -> float:
     """Return what the same VM seconds would have cost on demand, where they ran."""
-    live = sum(
-        cost_usd(vm.on_demand_usd_per_hour, max(0.0, at_s - vm.launched_at_s))
-        for vm in state.vms.values()
-    )
-    return state.tally.gone_on_demand_usd + live
+    return state.ledger.spending(max(at_s, state.now_s)).if_on_demand.usd
 
 
 def budget(state: State) -> Budget:
     """Return the caps and where the job stands under them, launches under way added."""
-    coming = sum(
-        (intent.count - intent.arrived) * intent.offer.usd_per_hour
+    job = state.job
+    coming = total_rate(
+        Rate.of(intent.offer.usd_per_hour) * (intent.count - intent.arrived)
         for intent in state.intents.values()
     )
+    hourly = job.max_usd_per_hour
     return Budget(
-        max_usd=state.job.max_usd,
-        max_usd_per_hour=state.job.max_usd_per_hour,
-        spent_usd=spent_usd(state, state.now_s),
-        rate_usd_per_hour=rate_usd_per_hour(state) + coming,
-        reserve_s=state.job.spec.lease_s,
+        cap=None if job.max_usd is None else Money.allowed(job.max_usd),
+        hourly_cap=None if hourly is None else Rate.allowed(hourly),
+        spent=state.ledger.spent(state.now_s),
+        rate=state.ledger.rate + coming,
+        reserve_s=reserve_s(job.spec.lease_s),
     )
 
 

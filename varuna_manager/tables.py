@@ -170,6 +170,15 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
     saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
     yield "money", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
+    cost = report["cost"]
+    yield "a million examples", dollars(cost["usd_per_million_examples"])
+    if (billed_s := cost["vm_seconds"]["billed"]) > 0:
+        times = cost["vm_seconds"].items()
+        shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
+        yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
+    if told := report["budget_alerts"]:
+        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in told)
+        yield "budget", ", ".join(words)
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
     yield "mini-batches", f"{lost} lost, {twice} computed twice"
     yield "slow VMs", f"{report['slow_vms_replaced']} replaced"

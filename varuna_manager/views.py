@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from spottrain.morphing.choose import Candidate
+from spottrain.varuna_manager import costs
+from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.records import (
     GenerationSummary,
     Interruption,
@@ -16,11 +18,13 @@ from spottrain.varuna_manager.records import (
 from spottrain.varuna_manager.state import (
     JobPhase,
     State,
+    budget,
     on_demand_usd,
     rate_usd_per_hour,
     spent_usd,
     summary_of,
 )
+from spottrain.varuna_manager.timeline import timeline
 from spottrain.wire import Plan
 
 SCHEMA_VERSION = 1
@@ -57,7 +61,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
     Money in dollars, times in seconds; ``None`` where nothing is known.
     """
     job, progress = state.job, state.progress
-    at_s = _clock(state, at_s)
+    at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
@@ -72,6 +76,8 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "deadline_s": job.deadline_s,
         "usd_spent": spent_usd(state, at_s),
         "usd_budget": job.max_usd,
+        "usd_kept_back": budget(state).kept.usd,
+        "budget_alerts": _alerts(state),
         "usd_per_hour": rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
         "plan": _present_plan(state),
@@ -82,10 +88,17 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
     }
 
 
-def report(state: State, managed: bool, at_s: float) -> dict[str, Any]:
-    """Return what a job did and cost until ``at_s`` (seconds since the epoch)."""
+def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+    """Return what a job did and cost until ``at_s`` (seconds since the epoch).
+
+    Args:
+        state: The job's.
+        past: And its past, see ``follow.read_past``.
+        managed: Whether a manager runs.
+        at_s: A job that is over is told up to its end.
+    """
     job, progress, tally = state.job, state.progress, state.tally
-    at_s = _clock(state, at_s)
+    at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
@@ -93,6 +106,8 @@ def report(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "reason": state.outcome.reason if state.outcome else state.activity,
         "exit_code": state.outcome.exit_code if state.outcome else None,
         "reduction": job.spec.reduction,
+        "submitted_at_s": state.submitted_at_s,
+        "minibatch_size": job.spec.minibatch_size,
         "steps": job.spec.steps,
         "steps_done": progress.step,
         "examples_done": progress.step * job.spec.minibatch_size,
@@ -118,8 +133,24 @@ def report(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "usd_spent": spent_usd(state, at_s),
         "usd_on_demand": on_demand_usd(state, at_s),
         "usd_budget": job.max_usd,
+        "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
         "wall_s": at_s - state.submitted_at_s,
+        "cost": costs.cost(state, past, at_s),
+        "timeline": timeline(state, past, plans(state)),
+    }
+
+
+def cost(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+    """Return what a job cost until ``at_s``, as ``spottrain cost`` tells it; see
+    ``report`` and ``costs.cost``."""
+    at_s = clock_of(state, at_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": state.job.spec.name,
+        "state": job_state(state, managed),
+        "wall_s": at_s - state.submitted_at_s,
+        **costs.cost(state, past, at_s),
     }
 
 
@@ -132,7 +163,7 @@ def survives_any_vm(plan: Plan) -> bool:
     )
 
 
-def _clock(state: State, at_s: float) -> float:
+def clock_of(state: State, at_s: float) -> float:
     """Return the time up to which a job is told: time stands still after its end."""
     return state.now_s if state.phase is JobPhase.ENDED else at_s
 
@@ -237,6 +268,13 @@ def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
         "ended_by": plan.ended_by,
         "decision": decision(plan.inputs_hash, plan.candidates),
     }
+
+
+def _alerts(state: State) -> list[dict[str, Any]]:
+    return [
+        {**asdict(alert), "at_s": alert.at_s - state.submitted_at_s}
+        for alert in state.alerts
+    ]
 
 
 def _slow_vm(state: State, slow: SlowVm) -> dict[str, Any]:

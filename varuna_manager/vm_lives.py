@@ -47,24 +47,52 @@ def harvest(history: History) -> tuple[str, ...]:
 
 def lives(journal: Journal) -> list[VmLife]:
     """Return the lives of all VMs that a job ever had."""
-    known: dict[str, VmLife] = {}
-    state = State()
+    book, state = LifeBook(), State()
     for _, event in journal.read():
         before, (state, _) = state, core.step(state, event)
+        book.note(before, event.at_s, state)
+    return book.until_now(state)
+
+
+class LifeBook:
+    """Keeps account of the lives of a job's VMs while its events are folded.
+
+    Args:
+        state: Where to begin; its VMs count as known.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        self._known: dict[str, VmLife] = {}
+        self._ended: list[str] = []
+        if state is not None:
+            for vm in state.vms.values():
+                self._known[vm.vm_id] = _begun(state.job.uid, vm)
+
+    def note(self, before: State, at_s: float, state: State) -> None:
+        """Take in what an event of ``at_s`` has changed."""
         if state.interruptions is not before.interruptions:
             for hit in state.interruptions:
-                if hit.at_s == state.now_s and hit.interruption in INTERRUPTED:
-                    life = known[hit.vm_id]
-                    known[hit.vm_id] = replace(life, ended=hit.interruption)
+                life = self._known.get(hit.vm_id)
+                new = hit.at_s == state.now_s and hit.interruption in INTERRUPTED
+                if new and life is not None:
+                    self._known[hit.vm_id] = replace(life, ended=hit.interruption)
         if state.vms is not before.vms:
             for vm_id in before.vms.keys() - state.vms.keys():
-                life = known[vm_id]
-                known[vm_id] = replace(
-                    life, until_s=event.at_s, ended=life.ended or "returned"
-                )
+                life = self._known[vm_id]
+                ended = life.ended or "returned"
+                self._known[vm_id] = replace(life, until_s=at_s, ended=ended)
+                self._ended.append(vm_id)
             for vm_id in state.vms.keys() - before.vms.keys():
-                known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
-    return list(_until_now(known, state))
+                self._known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
+
+    def take_ended(self) -> list[VmLife]:
+        """Return the VMs that have ended since this was last asked, and forget them."""
+        ended, self._ended = self._ended, []
+        return [self._known.pop(vm_id) for vm_id in ended]
+
+    def until_now(self, state: State) -> list[VmLife]:
+        """Return all VMs that are not forgotten, those that live as of now."""
+        return list(_until_now(self._known, state))
 
 
 def _begun(job: str, vm: VmRecord) -> VmLife:

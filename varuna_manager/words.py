@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 NOTHING = "-"
 """Stands where nothing is known."""
@@ -60,6 +60,11 @@ def size(num_bytes: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` decimals."""
     return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def utc(at_s: float) -> str:
+    """Return a moment (seconds since the epoch), such as ``2030-01-31T18:00:00Z``."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def clock(at_s: float) -> str:

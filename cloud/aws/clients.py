@@ -60,7 +60,8 @@ class Clients:
             raise CloudError(EXTRA_MISSING) from None
         if self._session is None:
             # Of our own: boto3's default session is not safe to share.
-            self._session = boto3.session.Session()
+            profile = self._settings.profile or None
+            self._session = boto3.session.Session(profile_name=profile)
         return self._session.client(
             service,
             region_name=region,

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import Clients
-from spottrain.cloud.aws.settings import AwsSettings, Facts, OnDemandPrice
+from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import explained
+from spottrain.cloud.facts import Facts, OnDemandPrice
 from spottrain.cloud.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0

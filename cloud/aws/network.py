@@ -76,25 +76,13 @@ class Network:
                     InternetGatewayId=gateway["InternetGatewayId"]
                 )
 
-    def _make_place(self, job: str, region: str, zone: str) -> Place:
-        ec2 = self._clients.get("ec2", region)
-        subnet = self._subnet(ec2, job, zone)
-        groups = self._settings.security_groups
-        if groups:
-            _all_there(ec2, "describe_security_groups", "SecurityGroups", groups)
-        else:
-            groups = (self._group(ec2, job, subnet["VpcId"]),)
-        image_id, root_device = self._image(ec2)
-        return Place(
-            subnet_id=subnet["SubnetId"],
-            group_ids=groups,
-            key_name=self._key_pair(ec2, job),
-            image_id=image_id,
-            root_device=root_device,
-        )
+    def image(self, region: str) -> tuple[str, str]:
+        """Return an image's id and the device of its root disk.
 
-    def _image(self, ec2: Any) -> tuple[str, str]:
-        """Return an image's id and the device of its root disk."""
+        Raises:
+            MisconfiguredError: there is none.
+        """
+        ec2 = self._clients.get("ec2", region)
         wanted = self._settings.image
         if wanted.startswith("ami-"):
             images = ec2.describe_images(ImageIds=[wanted])["Images"]
@@ -114,6 +102,23 @@ class Network:
             images, key=lambda image: (image["CreationDate"], image["ImageId"])
         )
         return newest["ImageId"], newest["RootDeviceName"]
+
+    def _make_place(self, job: str, region: str, zone: str) -> Place:
+        ec2 = self._clients.get("ec2", region)
+        subnet = self._subnet(ec2, job, zone)
+        groups = self._settings.security_groups
+        if groups:
+            _all_there(ec2, "describe_security_groups", "SecurityGroups", groups)
+        else:
+            groups = (self._group(ec2, job, subnet["VpcId"]),)
+        image_id, root_device = self.image(region)
+        return Place(
+            subnet_id=subnet["SubnetId"],
+            group_ids=groups,
+            key_name=self._key_pair(ec2, job),
+            image_id=image_id,
+            root_device=root_device,
+        )
 
     # --- the network ------------------------------------------------------------------
 
@@ -199,7 +204,8 @@ class Network:
                 )
             ]
         group_id = str(groups[0]["GroupId"])
-        for rule in requests.ssh_rules(group_id, self._settings.ssh_from):
+        networks, port = self._settings.ssh_from, self._settings.ssh_port
+        for rule in requests.ssh_rules(group_id, networks, port):
             _unless(
                 "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
             )(GroupId=group_id, IpPermissions=[rule])

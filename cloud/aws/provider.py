@@ -7,15 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from spottrain.cloud import tags
-from spottrain.cloud.aws import requests
+from spottrain.cloud.aws import prices, requests
+from spottrain.cloud.aws.checks import Checks
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.market import Market
 from spottrain.cloud.aws.network import Network, refuse_if_used
 from spottrain.cloud.aws.requests import CLOUD
-from spottrain.cloud.aws.settings import AwsSettings, Facts, OnDemandPrice
+from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, explained
 from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.facts import Facts, OnDemandPrice
 from spottrain.cloud.provider import (
+    Finding,
     LaunchRequest,
     LaunchResult,
     Offer,
@@ -134,12 +137,8 @@ class AwsProvider:
             CloudError: a region cannot be asked.
         """
         ours = [{"Name": "tag-key", "Values": [tags.JOB]}]
-        with explained("asking for regions"):
-            home = self._clients.get("ec2", self._settings.regions[0])
-            regions = [
-                each["RegionName"] for each in home.describe_regions()["Regions"]
-            ]
-        return self._in_regions(lambda region: self._vms(region, ours), regions)
+        everywhere = prices.regions(self._clients)
+        return self._in_regions(lambda region: self._vms(region, ours), everywhere)
 
     # --- What not every cloud can do --------------------------------------------------
 
@@ -152,7 +151,7 @@ class AwsProvider:
         alive = (VmState.STARTING, VmState.RUNNING)
         vms = self.list_vms(job)
         refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in alive])
-        for region in self._settings.regions:
+        for region in self._regions():
             leaving = [
                 requests.split_vm_id(vm.vm_id)[1]
                 for vm in vms
@@ -162,6 +161,11 @@ class AwsProvider:
                 if leaving:
                     self._await_end(region, leaving)
                 self._network.release(job, region)
+
+    def check(self) -> Sequence[Finding]:
+        """Return whether a job could rent, found out without renting."""
+        checks = Checks(self._clients, self._settings, self._network, self._market)
+        return tuple(checks.run())
 
     def quotas(self) -> Sequence[Quota]:
         """Return the quotas of our families, in virtual CPUs.
@@ -235,7 +239,10 @@ class AwsProvider:
         keys = requests.host_keys(console.get("Output", ""))
         if not address or not keys:
             return None
-        return SshTarget(host=address, user=self._settings.user, host_keys=keys)
+        settings = self._settings
+        return SshTarget(
+            host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
+        )
 
     # --- How one region is asked ------------------------------------------------------
 
@@ -243,11 +250,14 @@ class AwsProvider:
         self, ask: Callable[[str], Sequence[T]], regions: Sequence[str] = ()
     ) -> tuple[T, ...]:
         """Return the answers of all regions, ours if none are given, asked at once."""
-        regions = regions or self._settings.regions
+        regions = regions or self._regions()
         if len(regions) == 1:
             return tuple(ask(regions[0]))
         with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
             return tuple(item for items in pool.map(ask, regions) for item in items)
+
+    def _regions(self) -> Sequence[str]:
+        return self._settings.regions or prices.regions(self._clients)
 
     def _run(self, request: LaunchRequest, asked: dict[str, Any]) -> tuple[Vm, ...]:
         """Call RunInstances; where its token was used, find what it was used for."""

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spottrain.cloud import lease, tags
-from spottrain.cloud.aws.settings import AwsSettings, Facts
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.facts import Facts
 from spottrain.cloud.provider import LaunchRequest, Offer, Vm, VmState
 
 CLOUD = "aws"
@@ -179,6 +180,7 @@ def offer_of(
         observed_at=observed_at,
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+        family=_family(instance_type),
     )
 
 
@@ -231,13 +233,15 @@ def host_keys(console: str) -> tuple[str, ...]:
     return tuple(" ".join(words[:2]) for words in lines if len(words) >= 2)
 
 
-def ssh_rules(group_id: str, networks: Sequence[str]) -> list[dict[str, Any]]:
+def ssh_rules(
+    group_id: str, networks: Sequence[str], port: int = 22
+) -> list[dict[str, Any]]:
     """Return what a job's group lets in: SSH from ``networks``, all from itself."""
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     ssh = {
         "IpProtocol": "tcp",
-        "FromPort": 22,
-        "ToPort": 22,
+        "FromPort": port,
+        "ToPort": port,
         "IpRanges": [{"CidrIp": network} for network in networks],
     }
     return [inside, ssh] if networks else [inside]

@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 IMAGE_NAME = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"
 """AWS's own image with NVIDIA's driver and CUDA; the newest is taken."""
-
-
-class Gpu(Protocol):
-    """A kind of GPU."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of one."""
-
-
-class Machine(Protocol):
-    """A kind of machine."""
-
-    @property
-    def gpu(self) -> Gpu:
-        """Its GPUs are alike."""
-
-    @property
-    def gpus(self) -> int:
-        """How many it has."""
-
-
-class Facts(Protocol):
-    """Knows the kinds of machines; ``pricing.catalogue.Catalogue`` is one."""
-
-    def find(self, cloud: str, instance_type: str) -> Machine | None:
-        """Return a kind of machine, None if it is not known."""
-
-
-OnDemandPrice = Callable[[str, str], float | None]
-"""(region, instance type) -> USD per hour, None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +16,9 @@ class AwsSettings:
     instance_types: tuple[str, ...]
     """What may be rented, such as ``g5.xlarge``."""
     regions: tuple[str, ...] = ("us-east-1",)
+    """Where offers and VMs are looked for; none: wherever the account may rent."""
+    profile: str = ""
+    """Name of a profile in ~/.aws; empty: whatever boto3 finds."""
     zones: tuple[str, ...] = ()
     """Only these zones; all of the regions if empty."""
     image: str = IMAGE_NAME
@@ -56,6 +27,8 @@ class AwsSettings:
     """Whose image counts when it is found by name."""
     user: str = "ubuntu"
     """Whom SSH logs in as on that image."""
+    ssh_port: int = 22
+    """Where that image's SSH server listens."""
     disk_gib: int = 200
     subnets: Mapping[str, str] = field(default_factory=dict)
     """Subnet by zone; else the zone's default one, else one of our own."""

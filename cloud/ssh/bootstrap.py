@@ -66,7 +66,7 @@ def bring_up(
             "token": bootstrap.token,
             "private_address": session.private_address,
             "num_slots": host.slots,
-            "notices": {"kind": "none"},
+            "notices": dict(payload.notices),
         },
         environment=dict(payload.environment),
     )

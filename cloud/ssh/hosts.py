@@ -11,9 +11,11 @@ UserCodeError
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from spottrain.cloud.errors import AuthError, CloudError
 from spottrain.errors import UserCodeError
@@ -37,7 +39,7 @@ class SetupError(UserCodeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of the user's, and how it is reached."""
+    """One host, the user's own or rented, and how it is reached."""
 
     name: str
     """Unique in the fleet; made of letters, digits, ``.``, ``_`` and ``-``."""
@@ -46,7 +48,9 @@ class Host:
     user: str
     host_key: str | None = None
     """``type base64``, as in a known_hosts file; else ``known_hosts`` must have it."""
-    known_hosts: Path
+    host_keys: tuple[str, ...] = ()
+    """All its keys, as the cloud that it is rented from shows them."""
+    known_hosts: Path = Path(os.devnull)
     key_file: Path | None = None
     """Private key; else those of an SSH agent and of ``~/.ssh`` are tried."""
     python: str = "python3"
@@ -78,3 +82,5 @@ class Payload:
     setup_limit_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """For setup and workers; may hold secrets."""
+    notices: Mapping[str, Any] = field(default_factory=lambda: {"kind": "none"})
+    """Where the agent hears that its VM will be taken; see ``cloud.notices.watch``."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from spottrain.cloud.errors import AuthError, CloudError
 from spottrain.cloud.ssh.hosts import Host, UnfitHostError, UnreachableHostError
-from spottrain.cloud.ssh.session import Session
+from spottrain.cloud.ssh.session import Dial, Session, dial
 from spottrain.cloud.ssh.tunnel import Tunnel
 
 logger = logging.getLogger(__name__)
@@ -25,10 +25,15 @@ class Line:
 
     ``lock`` is held over whatever looks at the host and notes what it saw, so that
     nobody notes what is out of date.
+
+    Args:
+        host: To reach.
+        dial: How bytes get there.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, dial: Dial = dial) -> None:
         self.host = host
+        self._dial = dial
         self.lock = threading.RLock()
         self.trouble: CloudError | None = None
         """Why the host cannot be used now."""
@@ -47,8 +52,18 @@ class Line:
     @property
     def free(self) -> bool:
         """Whether it could be taken, as far as is known."""
-        reached = self._session is not None and self._session.alive
-        return reached and not (self.trouble or self.unfit or self.taken_by)
+        return self.connected and not (self.trouble or self.unfit or self.taken_by)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        session = self._session
+        return session is not None and session.alive
+
+    @property
+    def carries(self) -> bool:
+        """Whether calls of the VM's agent travel over it now."""
+        return self.connected and self._port is not None
 
     def session(self) -> Session:
         """Return the connection.
@@ -63,7 +78,7 @@ class Line:
             if self.trouble is not None and time.monotonic() < self._next_try_s:
                 raise self.trouble
             try:
-                self._session = Session(self.host)
+                self._session = Session(self.host, self._dial)
             except CloudError as error:
                 self._missed(error)
                 raise
@@ -100,14 +115,14 @@ class Line:
             raise
         return seen["claim"], seen["state"]
 
-    def end(self, vm_id: str) -> dict[str, str]:
+    def end(self, vm_id: str, timeout_s: float = _END_S) -> dict[str, str]:
         """End a VM and give the host back; return the VM's logs by name.
 
         Raises:
             CloudError: it cannot be ended now.
         """
         session = self.session()
-        logs: dict[str, str] = session.call("end", _END_S, vm_id=vm_id)
+        logs: dict[str, str] = session.call("end", timeout_s, vm_id=vm_id)
         if self._port is not None:
             session.stop_forwarding(self._port)
         self._close_tunnel()

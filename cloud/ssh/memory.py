@@ -109,6 +109,20 @@ class Memory:
         finally:
             os.close(lock)
 
+    def same_software(self, found: dict[str, str]) -> dict[str, str]:
+        """Return what the fleet has: ``found``, if nothing was found before."""
+        with self.edit() as record:
+            if not record.software:
+                record.software.update(found)
+            return record.software
+
+    def keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
+        """Keep a VM's logs, by name, in ``vms/VM/``."""
+        folder = self.folder / "vms" / vm_id
+        for name, text in logs.items():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / Path(name).name).write_text(text)
+
     def _parse(self, text: str) -> Record:
         try:
             data: dict[str, Any] = json.loads(text)

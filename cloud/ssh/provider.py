@@ -229,7 +229,7 @@ class SshProvider:
         if state != "over" and (known is None or known.lives):
             line.taken_by = f"VM {claim['vm_id']}"
             return claim
-        self._keep_logs(claim["vm_id"], line.end(claim["vm_id"]))
+        self._memory.keep_logs(claim["vm_id"], line.end(claim["vm_id"]))
         return None
 
     def _note(self, line: Line, claim: dict[str, Any] | None) -> None:
@@ -326,16 +326,10 @@ class SshProvider:
         vm_id, line = rented.vm.vm_id, self._lines.get(rented.host)
         if line is not None:
             with line.lock:
-                self._keep_logs(vm_id, line.end(vm_id))
+                self._memory.keep_logs(vm_id, line.end(vm_id))
                 line.taken_by = ""
         with self._memory.edit() as record:
             record.end(vm_id)
-
-    def _keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
-        folder = self._memory.folder / "vms" / vm_id
-        for name, text in logs.items():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / Path(name).name).write_text(text)
 
     # --- How an agent is brought to life --------------------------------------------
 
@@ -349,21 +343,12 @@ class SshProvider:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
         try:
-            bring_up(
-                line, vm_id, bootstrap, manager, self._payload, self._same_software
-            )
+            same = self._memory.same_software
+            bring_up(line, vm_id, bootstrap, manager, self._payload, same)
         except UnfitHostError as error:
             line.unfit = error
             self._terminate(self._memory.read().rented[vm_id])
             raise VmNotFoundError(str(error)) from None
-
-    def _same_software(self, found: dict[str, str]) -> dict[str, str]:
-        """Return what the fleet has: the first host's, if this is not the first."""
-
-        with self._memory.edit() as record:
-            if not record.software:
-                record.software.update(found)
-            return record.software
 
 
 def _offer(host: Host, now_s: float) -> Offer:

@@ -54,11 +54,29 @@ serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
+def dial(host: Host) -> socket.socket | paramiko.Channel:
+    """Return a TCP connection to a host's SSH server.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    connection = socket.create_connection((host.address, host.port), CONNECT_S)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S
+    )
+    return connection
+
+
+Dial = Callable[[Host], socket.socket | paramiko.Channel]
+"""How bytes get to a host: ``dial``, or by way of another (``bastion``)."""
+
+
 class Session:
     """A connection that answers; ``close`` it in the end.
 
     Args:
         host: Where to.
+        dial: How bytes get there.
 
     Raises:
         UnreachableHostError: it does not answer in time.
@@ -67,9 +85,9 @@ class Session:
         UnfitHostError: it has no suitable Python.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, dial: Dial = dial) -> None:
         self.host = host
-        self._client = _connect(host)
+        self._client = connect(host, dial)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {0: Future()}
         self._sending = threading.Lock()
@@ -250,22 +268,22 @@ def _recv_stderr(channel: paramiko.Channel) -> bytes:
     return channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
 
 
-def _connect(host: Host) -> paramiko.SSHClient:
-    """Return a connection to a host that has proved to be the one that was meant."""
+def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
+    """Return a connection to a host that has proved to be the one that was meant.
+
+    Raises:
+        CloudError: it does not answer, is another, or does not let us in.
+    """
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     for key in trusted_keys(host):
         client.get_host_keys().add(_known_as(host), key.get_name(), key)
     try:
-        connection = socket.create_connection((host.address, host.port), CONNECT_S)
-        connection.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S
-        )
         client.connect(
             host.address,
             host.port,
             host.user,
-            sock=connection,
+            sock=dial(host),
             key_filename=str(host.key_file) if host.key_file else None,
             allow_agent=host.key_file is None,
             look_for_keys=host.key_file is None,
@@ -293,6 +311,8 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
     Raises:
         HostKeyError: ``host_key`` is no public key.
     """
+    if host.host_keys:
+        return _shown_keys(host)
     if host.host_key is None:
         known = paramiko.HostKeys()
         if host.known_hosts.is_file():
@@ -313,6 +333,20 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         ) from None
 
 
+def _shown_keys(host: Host) -> list[paramiko.PKey]:
+    """Return those keys shown by a cloud that are of a kind that we know."""
+    keys = []
+    for line in host.host_keys:
+        kind, data = line.split()[:2]
+        with contextlib.suppress(
+            binascii.Error, paramiko.SSHException, paramiko.pkey.UnknownKeyType
+        ):
+            keys.append(paramiko.PKey.from_type_string(kind, base64.b64decode(data)))
+    # The first kind is what the host is asked for: the shortest to compute.
+    keys.sort(key=lambda key: key.get_name() != "ssh-ed25519")
+    return keys
+
+
 def _translate(host: Host, error: Exception) -> CloudError:
     """Return our error for what went wrong on the way to a connection."""
     place = host.place
@@ -320,6 +354,11 @@ def _translate(host: Host, error: Exception) -> CloudError:
         case paramiko.BadHostKeyException():
             got = error.key.fingerprint
             wanted = error.expected_key.fingerprint
+            if host.host_keys:
+                return HostKeyError(
+                    f"{place}: its host key is not the one that its cloud shows: got "
+                    f"{got}, expected {wanted}; somebody may stand in between"
+                )
             where = "host_key" if host.host_key else str(host.known_hosts)
             return HostKeyError(
                 f"{place}: its host key is not the known one: got {got}, expected "

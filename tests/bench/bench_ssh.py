@@ -1,7 +1,8 @@
-"""How long it takes to bring agents up on many hosts of one's own, all on this machine.
+"""How long it takes to bring agents up on many hosts, all of them on this machine.
 
 Each host is an sshd with a home of its own. Counted: connecting, taking, sending our
 software and the workdir, probing, the tunnel, and starting the agent; all are then ended.
+With --rented they are VMs of AWS's fake: the calls to it and their boot count as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.contract.ssh_account import empty_workdir
+from tests.fakes.aws import KIND, ZONE
+from tests.integration.aws_vms import aws_vms, wish
 from tests.integration.ssh_hosts import ssh_hosts, vm_processes
 
 from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
@@ -51,8 +54,30 @@ def measure(folder: Path, count: int) -> None:
         assert not any(host.left() for host in hosts)
 
 
+def measure_rented(folder: Path, count: int) -> None:
+    """Print how long each part took, of VMs rented from AWS's fake."""
+    with aws_vms(folder) as cloud:
+        cloud.fake.ask("stock", zone=ZONE, instance_type=KIND, count=count)
+        provider = cloud.provider()
+        began_s = time.perf_counter()
+        vms = provider.launch(wish(provider, count)).vms
+        rented_s = time.perf_counter()
+        with ThreadPoolExecutor(count) as threads:
+            starts = threads.map(lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms)
+            assert len(list(starts)) == count
+        started_s = time.perf_counter()
+        print(f"VMs                   {count}")
+        print(f"rented after          {rented_s - began_s:.1f} s")
+        print(f"agents started after  {started_s - began_s:.1f} s")
+        provider.terminate([vm.vm_id for vm in vms])
+        print(f"given back in         {time.perf_counter() - started_s:.1f} s")
+        assert cloud.fake.ask("switched_on") == []
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=64)
+    parser.add_argument("--rented", action="store_true")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), parser.parse_args().hosts)
+        (measure_rented if given.rented else measure)(Path(folder), given.hosts)

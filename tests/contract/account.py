@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from spottrain.cloud.provider import CloudProvider, LaunchRequest, Offer
 
@@ -24,6 +24,23 @@ class Wire(Protocol):
 
     def heal(self) -> int:
         """Let everything pass again; return how many changing requests have passed."""
+
+
+class FakeWire:
+    """The line to a fake.
+
+    Args:
+        ask: Calls a method of the fake's world.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def cut(self, after: int, *, carried_out: bool) -> None:
+        self._ask("cut", after=after, carried_out=carried_out)
+
+    def heal(self) -> int:
+        return int(self._ask("heal"))
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.contract.account import Account
+from tests.contract.account import Account, FakeWire
 from tests.fakes.aws import FakeAws
-
-
-class AwsWire:
-    """The line to the fake."""
-
-    def __init__(self, fake: FakeAws) -> None:
-        self._fake = fake
-
-    def cut(self, after: int, *, carried_out: bool) -> None:
-        self._fake.ask("cut", after=after, carried_out=carried_out)
-
-    def heal(self) -> int:
-        return int(self._fake.ask("heal"))
 
 
 def aws(request: pytest.FixtureRequest) -> Iterator[Account]:
@@ -29,7 +16,7 @@ def aws(request: pytest.FixtureRequest) -> Iterator[Account]:
         fake.provider,
         "job",
         3,
-        wire=AwsWire(fake),
+        wire=FakeWire(fake.ask),
         left=lambda: list(fake.ask("left")),
     )
     assert fake.ask("drifts") == []

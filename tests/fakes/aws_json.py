@@ -11,6 +11,7 @@ from tests.fakes.aws_model import DriftError, check_json, model
 from tests.fakes.aws_world import World
 from werkzeug.wrappers import Response
 
+_PLENTY = 1000.0
 _NEEDED = {
     "CreateExperimentTemplate": {
         "clientToken",
@@ -78,7 +79,7 @@ def _quota(world: World, code: str) -> Response:
         "Quota": {
             "ServiceCode": "ec2",
             "QuotaCode": code,
-            "Value": world.quotas.get(code, 0.0),
+            "Value": world.quotas.get(code, _PLENTY),
             "Unit": "None",
             "Adjustable": True,
         }

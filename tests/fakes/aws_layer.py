@@ -10,11 +10,14 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
@@ -133,11 +136,15 @@ class Layer:
                 return answer
             if fault.kind == "hang":
                 time.sleep(fault.seconds)
-            carried_out, answered = fault.kind == "lost", False
+            if fault.kind == "kill":
+                _kill(fault.victim)
+            carried_out, answered = fault.kind in ("lost", "late kill"), False
         if not carried_out:
             return None
         with world.lock:
             said = self._checked(call)
+        if fault is not None and fault.kind == "late kill":
+            _kill(fault.victim)
         return said if answered else None
 
     def _line(self, operation: str) -> tuple[bool, bool]:
@@ -165,6 +172,10 @@ class Layer:
             if not self._world.credentials_good:
                 raise RefusedError("RequestExpired", "Request has expired.")
             call.operation, call.arguments = read_form(call.body.decode())
+            if call.operation in self._world.denied:
+                raise RefusedError("UnauthorizedOperation", "You may not.", 403)
+            if call.arguments.get("DryRun"):
+                raise RefusedError("DryRunOperation", "It would have worked.", 412)
             check_rules(call.operation, call.arguments)
             own = self._own.get(call.operation)
             answer = own(call) if own else self._forward(call.environ, call.body)
@@ -195,6 +206,8 @@ class Layer:
         if answer.status_code == 200:
             headers = {"Content-Type": "text/xml"}
             world.tokens[token] = print_of_it, answer.get_data(), headers
+            for instance_id in _instance_ids(answer):
+                world.boot(call.region, instance_id)
         return answer
 
     def _granted(self, call: Call) -> int:
@@ -275,6 +288,7 @@ class Layer:
                 return answer
         for instance_id in wanted:
             self._world.ends.setdefault(instance_id, self._world.now())
+            self._world.switch_off(instance_id)
         return _render(
             call.operation,
             {
@@ -333,7 +347,7 @@ class Layer:
 
     def _console(self, call: Call) -> Response:
         instance_id = call.arguments["InstanceId"]
-        keys = self._world.host_keys.get(instance_id)
+        keys = self._world.shown_keys(instance_id)
         text = "booting\r\n"
         if keys is not None:
             text += (
@@ -356,6 +370,17 @@ class Call:
     def backend(self, world: World) -> Any:
         """moto's EC2 of the region."""
         return world.backend(self.region)
+
+
+def _kill(victim: str) -> None:
+    os.kill(json.loads(Path(victim).read_text())["pid"], signal.SIGKILL)
+
+
+def _instance_ids(answer: Response) -> list[str]:
+    """Return which instances a reply names."""
+    root = ElementTree.fromstring(answer.get_data())
+    named = (x for x in root.iter() if x.tag.rpartition("}")[2] == "instanceId")
+    return [each.text or "" for each in named]
 
 
 def _render(operation: str, result: dict[str, Any]) -> Response:

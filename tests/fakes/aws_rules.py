@@ -6,10 +6,11 @@ relies on is named here, so that a field that goes missing is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tests.fakes.aws_model import DriftError
+from tests.fakes.paths import has
 
 TAGS = {"spottrain-job", "Name"}
 LAUNCH_TAGS = TAGS | {
@@ -82,7 +83,7 @@ def check_rules(operation: str, arguments: Mapping[str, Any]) -> None:
         DriftError: something is missing or contradicts itself.
     """
     alternatives = REQUIRED.get(operation, ((),))
-    lacks = [[p for p in paths if not _has(arguments, p)] for paths in alternatives]
+    lacks = [[p for p in paths if not has(arguments, p)] for paths in alternatives]
     if all(lacks):
         raise DriftError(f"{operation}: missing: {lacks}")
     for each in arguments.get("Filters", ()):
@@ -94,26 +95,6 @@ def check_rules(operation: str, arguments: Mapping[str, Any]) -> None:
     if operation == "AuthorizeSecurityGroupIngress":
         for rule in arguments["IpPermissions"]:
             _check_rule(rule)
-
-
-def _has(value: Any, path: str) -> bool:
-    """Whether something is there; in every item of the lists on the way."""
-    name, _, rest = path.partition(".")
-    if name not in value:
-        return False
-    inner = value[name]
-    if inner in ("", [], {}):
-        return False
-    if not rest:
-        return True
-    return all(_has(item, rest) for item in _items(inner))
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        yield from value
-    else:
-        yield value
 
 
 def _check_tags(operation: str, arguments: Mapping[str, Any]) -> None:

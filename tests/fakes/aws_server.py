@@ -48,13 +48,15 @@ def main() -> None:
             def log_request(self, *_: object) -> None:
                 """Say nothing."""
 
+        world = World()
         server = make_server(
-            "127.0.0.1", 0, Layer(World()), threaded=True, request_handler=Handler
+            "127.0.0.1", 0, Layer(world), threaded=True, request_handler=Handler
         )
         threading.Thread(target=server.serve_forever, daemon=True).start()
         sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()
         sys.stdin.read()
+        world.reset()  # its machines are processes
     os._exit(0)  # threads still serve
 
 

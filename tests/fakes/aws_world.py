@@ -6,10 +6,12 @@ import threading
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from tests.fakes.machines import Machines
 
 ACCOUNT = "123456789012"
 _LIVE = ("pending", "running")
@@ -22,12 +24,15 @@ class Fault:
     operation: str
     kind: str
     """``error`` (with code and status), ``drop`` (no answer, nothing done), ``lost``
-    (done, no answer) or ``hang`` (no answer for ``seconds``)."""
+    (done, no answer), ``hang`` (no answer for ``seconds``), or ``kill`` and ``late kill``:
+    whoever asks dies before or after it is done."""
     times: int = 1
     code: str = ""
     status: int = 400
     seconds: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    victim: str = ""
+    """A file with the pid of whoever asks, as JSON."""
 
 
 class World:
@@ -35,6 +40,7 @@ class World:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.machines: Machines | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -54,7 +60,11 @@ class World:
         self.cut_carried_out = self.broken = False
         self.passed = 0
         self.credentials_good = True
+        self.denied: set[str] = set()
         self.host_keys: dict[str, str] = {}
+        if self.machines is not None:
+            self.machines.kill_all()
+            self.machines = None
 
     # --- knobs ------------------------------------------------------------------------
 
@@ -96,6 +106,10 @@ class World:
         """Expire the credentials, or renew them."""
         self.credentials_good = not expired
 
+    def deny(self, operation: str) -> None:
+        """Take the permission for one operation away."""
+        self.denied.add(operation)
+
     def cut(self, after: int, carried_out: bool) -> None:
         """Let so many changing requests pass, then nothing; see contract.Wire."""
         self.cut_after, self.cut_carried_out = after, carried_out
@@ -110,6 +124,35 @@ class World:
         """Let a VM's console show host keys, one a line."""
         self.host_keys[instance_id] = keys
 
+    def rent_machines(self, folder: str, port: int) -> None:
+        """Let every VM from now on be a machine that can be logged in to."""
+        self.machines = Machines(Path(folder), port)
+
+    def boot(self, region: str, instance_id: str) -> None:
+        """Switch a new VM on."""
+        if self.machines is None:
+            return
+        backend = self.backend(region)
+        instance = backend.get_instance(instance_id)
+        key = backend.key_pairs[instance.key_name].public_key
+        instance.nics[0].public_ip = self.machines.boot(instance_id, key)
+
+    def switch_off(self, instance_id: str) -> None:
+        """Switch a VM off that was given back or taken."""
+        if self.machines is not None:
+            self.machines.kill(instance_id)
+
+    def switched_on(self) -> list[str]:
+        """Name the machines that are on."""
+        return [] if self.machines is None else self.machines.names()
+
+    def shown_keys(self, instance_id: str) -> str | None:
+        """Return the host keys on a VM's console, None before it has booted."""
+        shown = self.host_keys.get(instance_id)
+        if shown is None and self.machines is not None:
+            return self.machines.host_key(instance_id)
+        return shown
+
     def interrupt(self, region: str, instance_id: str) -> None:
         """Take a spot VM back, as a real interruption does in the end."""
         instance = self.backend(region).get_instance(instance_id)
@@ -119,6 +162,7 @@ class World:
         instance.state_reason.code = "Server.SpotInstanceTermination"
         instance.state_reason.message = "Server.SpotInstanceTermination"
         self.ends[instance_id] = self.now()
+        self.switch_off(instance_id)
 
     def remove_default_subnets(self, region: str) -> None:
         """Leave an account as some companies keep it: without a network to start in."""

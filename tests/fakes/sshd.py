@@ -43,12 +43,15 @@ class Sshd:
         folder: Of its own; home and keys lie in it.
         key_file: Private key of the user who may log in.
         options: Further lines of its sshd_config.
+        port: Where it listens; any that is free if 0.
+        address: Where it listens; all of 127.0.0.0/8 is this machine.
     """
 
     folder: Path
     key_file: Path
     options: tuple[str, ...] = ()
     port: int = 0
+    address: str = "127.0.0.1"
     host_key: str = ""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -64,12 +67,12 @@ class Sshd:
             self.host_key = keygen(self.folder / "host_key")
         if not self.port:
             with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
+                probe.bind((self.address, 0))
                 self.port = probe.getsockname()[1]
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         lines = (
-            "ListenAddress 127.0.0.1",
+            f"ListenAddress {self.address}",
             f"Port {self.port}",
             f"HostKey {self.folder / 'host_key'}",
             f"AuthorizedKeysFile {self.key_file}.pub",
@@ -100,7 +103,7 @@ class Sshd:
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            return probe.connect_ex((self.address, self.port)) == 0
 
     def stop(self) -> None:
         """Listen no more and drop all connections; what was started goes on."""
@@ -122,7 +125,7 @@ class Sshd:
         }
         return Host(
             name=name,
-            address="127.0.0.1",
+            address=self.address,
             port=self.port,
             user=getpass.getuser(),
             **{**known, **what},

@@ -10,12 +10,17 @@ import pytest
 from tests.integration.jobs import Answer, Job, until
 from tests.integration.undisturbed import undisturbed
 
+from spottrain.pricing.budget import WORTH_S, reserve_s
+
 pytestmark = pytest.mark.timeout(400)
 
-TOO_DEAR_USD_PER_HOUR = 3600.0
+DEAR_USD_PER_HOUR = 36.0
+"""A cent a second."""
 LEASE_S = 8.0
-MAX_USD = 18.0
-"""Bears one VM at the price above for little more than two leases."""
+MAX_USD = 0.015 * (reserve_s(LEASE_S) + WORTH_S)
+"""Bears one VM at the price above, not two."""
+SPARE_USD = 0.3
+"""Lets it train for half a minute."""
 
 
 def finish(job: Job) -> Answer:
@@ -32,25 +37,50 @@ def check_end(job: Job, report: dict[str, Any], state: str) -> None:
     assert job.processes() == []
 
 
-def test_a_used_up_budget_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
+def agree(job: Job) -> None:
+    """The ledger and the cloud's bill agree to the micro-dollar."""
+    state = job.state()
+    spent = state.ledger.spent(state.now_s)
+    assert abs(spent.microusd - 1e6 * job.cloud.bill(job.name)) <= 1.0
+    assert state.ledger.unconfirmed == frozenset()
+
+
+def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
+    tmp_path: Path,
+) -> None:
+    zone = {"name": "a", "capacity": 2, "spot_usd_per_hour": DEAR_USD_PER_HOUR}
     settings: dict[str, Any] = {
         "resources": {"max_vms": 2},
         "budget": {"max_usd": MAX_USD},
         "manager": {"lease_s": LEASE_S},
-        "local": {"zones": [{"name": "a", "capacity": 1}]},
+        "local": {"zones": [zone]},
     }
     with Job(tmp_path, "poor", **settings) as job:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(2)
-        job.market("price", zone="a", usd_per_hour=TOO_DEAR_USD_PER_HOUR)
-        job.until("the price", lambda state: state.tally.price_changes)
-        job.market("capacity", zone="a", count=2)
+        assert len(job.vms()) == 1, "the budget bears one VM alone"
+        refused = job.run("set", job.name, "budget.max_usd=0.01")
+        assert refused.code == 4
+        assert "would end the job at once" in refused.error
+        status = job.run("status", job.name, "-o", "json").report
+        max_usd = status["usd_spent"] + status["usd_kept_back"] + SPARE_USD
+        answer = job.run("set", job.name, f"budget.max_usd={max_usd}", "-o", "json")
+        assert answer.code == 0, answer.err
+        assert answer.report["max_usd"] == max_usd
         report = finish(job).report
         check_end(job, report, "budget")
         assert 0 < report["steps_done"] < report["steps"]
-        assert report["usd_spent"] < MAX_USD
-        assert "budget of 18 USD used up" in report["reason"]
+        assert report["usd_spent"] < max_usd
+        assert f"budget of {max_usd:g} USD used up" in report["reason"]
+        agree(job)
+        assert job.run("set", job.name, f"budget.max_usd={9 * MAX_USD}").code == 0
+        assert job.resume("--detach").code == 0
+        job.until_trains(report["steps_done"] + 2)
+        job.market("kill", zone="a")
+        job.pace(0.0)
+        assert finish(job).report["state"] == "succeeded"
+        agree(job)
 
 
 def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(

@@ -188,6 +188,8 @@ class World:
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))
+            case c.ReleaseJob():
+                self.later(lambda: e.JobReleased(at_s=self.now_s))
             case c.AskProvider(vm_id=vm_id):
                 self.later(lambda: self.answer(vm_id))
             case c.ComputePlan():
@@ -279,7 +281,13 @@ class World:
             return
         for vm_id in vm_ids:
             self.end_vm(vm_id)
-        self.later(lambda: e.VmsReturned(at_s=self.now_s, vm_ids=vm_ids))
+
+        def returned() -> e.Event:
+            wanted = {*vm_ids, *self.state.ledger.unconfirmed}
+            vms = tuple(vm for vm in self.listing() if vm.vm_id in wanted)
+            return e.VmsReturned(at_s=self.now_s, vm_ids=vm_ids, vms=vms)
+
+        self.later(returned)
 
     def answer(self, vm_id: str) -> e.Event:
         vm = self.cloud.vms[vm_id]

@@ -19,6 +19,7 @@ from spottrain.morphing.profiles import (
     derive_profile,
     is_noisy,
     knows_sizes,
+    on_network,
 )
 from spottrain.wire import (
     LinkProfile,
@@ -255,6 +256,24 @@ def test_a_ratio_that_makes_impossible_times_is_refused(ratio: float) -> None:
 def test_a_ratio_must_be_above_0(ratio: float) -> None:
     with pytest.raises(PlanError, match="ratio must be above 0"):
         derive_profile(PROFILE, "other", ratio)
+
+
+def test_another_network_carries_more_between_vms_and_as_much_within() -> None:
+    there = on_network(PROFILE, 10 * PROFILE.between_vms.bandwidth_bytes_per_s)
+    check_profile(there, FACTS)
+    assert (there.origin, there.within_vm) == ("derived", PROFILE.within_vm)
+    assert there.between_vms.latency_s == PROFILE.between_vms.latency_s
+    for one, two in zip(there.rings, PROFILE.rings, strict=True):
+        factor = 10 if two.between_vms else 1
+        was = two.bandwidth_bytes_per_s
+        assert one.bandwidth_bytes_per_s == pytest.approx(factor * was)
+    assert "bytes/s between VMs, as published" in there.sources[-1]
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.nan, math.inf])
+def test_a_network_that_cannot_be_is_refused(bandwidth: float) -> None:
+    with pytest.raises(PlanError, match="a network of"):
+        on_network(PROFILE, bandwidth)
 
 
 def test_links_that_were_not_measured_are_known_by_their_source() -> None:

@@ -21,8 +21,8 @@ from tests.fakes.prices import (
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.errors import AuthError, CloudError
+from spottrain.cloud.price_http import PriceSourceError
 from spottrain.pricing.catalogue import catalogue
-from spottrain.pricing.price_http import PriceSourceError
 from spottrain.pricing.prices import Price
 from spottrain.pricing.refresh import PriceSource, Question
 from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices

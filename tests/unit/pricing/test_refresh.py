@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from spottrain.cloud.price_http import PriceSourceError
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.history import History
 from spottrain.pricing.live import LIVE_S, check_live
-from spottrain.pricing.price_http import PriceSourceError
 from spottrain.pricing.prices import DAY_S, HOUR_S, Price, Sifted, offers
 from spottrain.pricing.refresh import (
     HISTORY_S,

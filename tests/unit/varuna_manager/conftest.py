@@ -19,6 +19,8 @@ from spottrain.varuna_manager.certificates import (
     ensure_identity,
     token_sha256,
 )
+from spottrain.varuna_manager.events import Limit
+from spottrain.varuna_manager.limits import LimitsRefusedError
 from spottrain.varuna_manager.links import Links
 from spottrain.varuna_manager.manager_client import ManagerClient
 from spottrain.varuna_manager.server import Channel, listen, make_server
@@ -47,6 +49,7 @@ class Desk:
         self.registrations: list[wire.Registration] = []
         self.reports: list[wire.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
+        self.limits: list[tuple[str, tuple[Limit, ...]]] = []
 
     async def register(self, registration: wire.Registration) -> None:
         with self._changed:
@@ -61,6 +64,13 @@ class Desk:
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         self.stops.append((by, checkpoint, now))
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        if not sure:
+            raise LimitsRefusedError("it would end the job; --yes")
+        self.limits.append((by, limits))
 
     def wait_for(self, met: Callable[[], bool], timeout_s: float = 10.0) -> None:
         with self._changed:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spottrain.pricing.history import History
+from spottrain.pricing.prices import Price
 from spottrain.varuna_manager.cli import main
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
@@ -120,3 +124,68 @@ def test_a_calibrated_profile_is_planned_with_facts(run: Run, tmp_path: Path) ->
     assert code == 0
     _, same, _ = run(SLOW, "--gpus", "4", "-o", "json")
     assert json.loads(out)["plan"] == json.loads(same)["plan"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def remember(home: Path, *prices: Price) -> None:
+    with History(home / "market.sqlite") as history:
+        history.record_prices(prices)
+
+
+def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) -> None:
+    now_s = time.time()
+    spot = Price(
+        cloud="aws",
+        region="us-east-1",
+        zone="us-east-1a",
+        instance_type="p4d.24xlarge",
+        spot=True,
+        usd_per_hour=8.0,
+        since_s=now_s - 60.0,
+        seen_s=now_s - 60.0,
+        source="test",
+    )
+    old = replace(spot, zone="us-east-1c", seen_s=now_s - 3e5, since_s=now_s - 3e5)
+    remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=9.0), old)
+    model = PROFILES / "gpt2-2.5b-v100.json"
+    asked = (model, "--gpus", "16", "--clouds", "aws", "--offline")
+    code, out, err = run(*asked, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    best, second = document["offers"][:2]
+    assert [best["zone"], second["zone"]] == ["us-east-1a", "us-east-1b"]
+    assert document["choice"] == "aws us-east-1a p4d.24xlarge spot"
+    assert best["examples_per_usd"] > second["examples_per_usd"]
+    assert best["is_estimate"]
+    assert best["vms"] == 2
+    assert 60 <= best["age_s"] < 100
+    stale = next(row for row in document["offers"] if row["zone"] == "us-east-1c")
+    assert stale["why_not"] == "its price is too old to rent by"
+    assert "too old to rent by" in " ".join(document["warnings"])
+    code, out, err = run(*asked)
+    assert code == 0
+    assert "12.5% more than aws us-east-1b" in " ".join(out.split())
+    assert "out of the question" in out
+    assert "too old to rent by" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--clouds", "aws,lunar"), "no such cloud: got lunar"),
+        (("--clouds", "aws", "--measured-on", "Z80"), "no such GPU: got Z80"),
+        (("--clouds", "aws"), "of which no published peak is known"),
+    ],
+)
+def test_clouds_that_cannot_be_compared_are_refused(
+    run: Run, home: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    known = () if "no such cloud" not in message else ("--measured-on", "T4")
+    code, _, err = run(SLOW, "--gpus", "4", "--offline", *arguments, *known)
+    assert code == 2
+    assert message in " ".join(err.split())

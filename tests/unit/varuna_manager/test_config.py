@@ -109,6 +109,26 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
             "slo.deadline: must have a time zone, such as +00:00 at its end",
         ),
         (
+            {"budget": {"max_usd": 0}},
+            "budget.max_usd: must be greater than 0: got 0",
+        ),
+        (
+            {"budget": {"max_usd": "60 EUR"}},
+            "budget.max_usd: must be a plain number of US dollars, without a currency",
+        ),
+        (
+            {"budget": {"alerts": [0.5, 1.5]}},
+            "budget.alerts[1]: must be less than 1: got 1.5",
+        ),
+        (
+            {"budget": {"zone_usd_per_gb": -1}},
+            "budget.zone_usd_per_gb: must be greater than or equal to 0",
+        ),
+        (
+            {"slo": {"min_examples_per_s": 0}},
+            "slo.min_examples_per_s: must be greater than 0: got 0",
+        ),
+        (
             {"slo": {"deadline": "2030-01-31T18:00:00Z", "max_hours": 1}},
             "slo: give deadline or max_hours, not both",
         ),

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
+from spottrain.pricing.budget import reserve_s
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
@@ -50,8 +51,9 @@ def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
     assert story.sent(wire.StopGeneration)["a"].checkpoint
     assert story.state.outcome is not None
     assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
-    reserve_usd = 4.0 * 600.0 / 3600.0
-    assert spent_usd(story.state, story.now_s) == pytest.approx(2.0 - reserve_usd)
+    reserve_usd = 4.0 * reserve_s(600.0) / 3600.0
+    spent = spent_usd(story.state, story.now_s)
+    assert spent == pytest.approx(2.0 - reserve_usd, abs=2e-6)
 
 
 def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> None:

@@ -97,6 +97,17 @@ VMS = st.builds(
 VM_TUPLES = st.lists(VMS, max_size=4, unique_by=lambda vm: vm.vm_id).map(tuple)
 INTENTS = st.sampled_from(["intent-0", "intent-1", "intent-2"])
 AT = st.just(0.0)
+LIMITS = st.one_of(
+    st.builds(
+        e.Limit,
+        name=st.just("max_usd_per_hour"),
+        value=st.sampled_from([None, 1.0, 2.5, 100.0]),
+    ),
+    st.builds(
+        e.Limit, name=st.just("deadline_s"), value=st.sampled_from([None, 1e4, 1e9])
+    ),
+    st.builds(e.Limit, name=st.just("min_examples_per_s"), value=st.just(1.0)),
+)
 
 EVENTS: st.SearchStrategy[e.Event] = st.one_of(
     st.builds(e.ManagerStarted, at_s=AT, software_version=st.just("1"), pid=st.just(1)),
@@ -108,6 +119,13 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         now=st.booleans(),
     ),
     st.builds(e.TimerFired, at_s=AT),
+    st.builds(
+        e.LimitsChanged,
+        at_s=AT,
+        by=st.just("x"),
+        limits=st.lists(LIMITS, max_size=2).map(tuple),
+    ),
+    st.builds(e.ClockSet, at_s=AT, by_s=st.sampled_from([-3600.0, 9000.0])),
     st.builds(
         e.ProfilesListed,
         at_s=AT,

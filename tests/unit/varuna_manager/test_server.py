@@ -12,6 +12,7 @@ import pytest
 import spottrain
 from spottrain import wire
 from spottrain.varuna_manager.certificates import client_context, ensure_identity
+from spottrain.varuna_manager.events import Limit
 from spottrain.varuna_manager.manager_client import (
     FencedError,
     ManagerClient,
@@ -70,6 +71,7 @@ def test_another_software_version_is_refused_with_what_to_do(manager: Manager) -
         ("GET", "/v1/job"),
         ("GET", "/v1/workdir"),
         ("POST", "/v1/admin/stop"),
+        ("POST", "/v1/admin/limits"),
     ],
 )
 def test_nothing_is_answered_without_the_right_token(
@@ -101,6 +103,21 @@ def test_admin_asks_the_manager_to_stop(manager: Manager) -> None:
     body = '{"checkpoint":true,"now":false,"by":"ctrl-c"}'
     client.call("POST", "/v1/admin/stop", body)
     assert manager.desk.stops == [("ctrl-c", True, False)]
+
+
+def test_admin_changes_limits_and_hears_when_that_is_refused(manager: Manager) -> None:
+    client = manager.client(manager.identity.admin_token())
+    limits = '[{"name":"max_usd","value":60},{"name":"deadline_s","value":null}]'
+    client.call(
+        "POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":true,"by":"me"}}'
+    )
+    told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
+    assert manager.desk.limits == [("me", told)]
+    with pytest.raises(FencedError, match="would end the job"):
+        client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":false}}')
+    unknown = limits.replace("max_usd", "steps")
+    with pytest.raises(RefusedError, match="must be one of 'max_usd'"):
+        client.call("POST", "/v1/admin/limits", f'{{"limits":{unknown},"sure":true}}')
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80"])

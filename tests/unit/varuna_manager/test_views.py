@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing.ledger import Ledger
 from spottrain.varuna_manager import tables, views
+from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import CheckpointRef, JobSettings
 from spottrain.varuna_manager.records import (
@@ -115,6 +117,25 @@ def vm(vm_id: str, **changes: Any) -> VmRecord:
     return replace(record, **changes)
 
 
+def ledger_of(*vm_ids: str) -> Ledger:
+    """Four VMs that run, and one that has cost 0.50 dollars."""
+    gone = replace(OFFER, usd_per_hour=1.8)
+    ledger = Ledger().opened(
+        "vm-9", gone, on_demand_usd_per_hour=3.6, launched_at_s=0.0, seen_at_s=0.0
+    )
+    ledger = ledger.ended("vm-9", 1000.0)
+    for vm_id in vm_ids:
+        ledger = ledger.opened(
+            vm_id,
+            OFFER,
+            on_demand_usd_per_hour=9.0,
+            launched_at_s=1000.0,
+            seen_at_s=1000.0,
+        )
+    return ledger
+
+
+LEDGER = ledger_of(*"abcd")
 RUNNING = State(
     phase=JobPhase.ACTIVE,
     settings=JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=4, max_usd=2.0),
@@ -134,7 +155,8 @@ RUNNING = State(
         first_commit_at_s=1010.0,
         last_commit_at_s=1130.0,
     ),
-    tally=Tally(preemptions_unnoticed=1, gone_usd=0.5, gone_on_demand_usd=1.0),
+    tally=Tally(preemptions_unnoticed=1),
+    ledger=LEDGER,
     generations=(
         GenerationSummary(
             generation=1,
@@ -179,6 +201,7 @@ ENDED = replace(
     phase=JobPhase.ENDED,
     generation=None,
     vms={},
+    ledger=ledger_of(),
     outcome=Outcome(kind="succeeded", exit_code=0, reason="all steps are done"),
 )
 
@@ -192,13 +215,13 @@ def text_of(*parts: Any) -> str:
 
 
 def test_the_report_has_every_field_that_was_promised() -> None:
-    report = views.report(RUNNING, True, 1200.0)
+    report = views.report(RUNNING, Chronicle(), True, 1200.0)
     promised = (
         "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
         "preemptions_noticed preemptions_unnoticed silent_losses plans "
         "slow_vms_replaced slow_vms "
         "minibatches_lost minibatches_recomputed usd_spent usd_on_demand "
-        "examples_per_s wall_s"
+        "examples_per_s wall_s cost timeline submitted_at_s minibatch_size"
     )
     assert set(promised.split()) <= set(report)
     columns = {"generation", "pipeline_depth", "data_parallel_width", "from_step"}
@@ -207,7 +230,7 @@ def test_the_report_has_every_field_that_was_promised() -> None:
 
 
 def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
-    plans = views.report(RUNNING, True, 1200.0)["plans"]
+    plans = views.report(RUNNING, Chronicle(), True, 1200.0)["plans"]
     assert [(p["generation"], p["from_step"], p["ran_s"]) for p in plans] == [
         (1, 0, 80.0),
         (3, 50, 100.0),
@@ -217,16 +240,18 @@ def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
 
 
 def test_money_and_speed_are_counted_up_to_the_moment_asked_for() -> None:
-    report = views.report(RUNNING, True, 1100.0)
-    assert report["usd_spent"] == pytest.approx(0.5 + 4 * 0.1)
-    assert report["usd_on_demand"] == pytest.approx(1.0 + 4 * 0.25)
+    report = views.report(RUNNING, Chronicle(), True, 1100.0)
+    assert report["usd_spent"] == pytest.approx(0.5 + 4 * 0.15)
+    assert report["usd_on_demand"] == pytest.approx(1.0 + 4 * 0.375)
     assert report["examples_per_s"] == pytest.approx(60 * 16 / 120)
     assert report["wall_s"] == 100.0
 
 
 def test_time_stands_still_after_the_end() -> None:
-    assert views.report(ENDED, False, 9e9) == views.report(ENDED, False, 1150.0)
-    assert views.report(ENDED, False, 9e9)["state"] == "succeeded"
+    assert views.report(ENDED, Chronicle(), False, 9e9) == views.report(
+        ENDED, Chronicle(), False, 1150.0
+    )
+    assert views.report(ENDED, Chronicle(), False, 9e9)["state"] == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +310,7 @@ def test_the_live_panel_tells_all_at_a_glance() -> None:
         "about 35 s left",
         "3.000",
         "64.0 examples/s",
-        "$0.9000 of $2.00 · $14.40/hour",
+        "$1.10 of $2.00 · $14.40/hour",
         "4 ready · any one VM may be lost",
         "2x2 since step 50: a VM came",
         "vm-9 was killed: [the cloud says so]",
@@ -294,7 +319,7 @@ def test_the_live_panel_tells_all_at_a_glance() -> None:
 
 
 def test_the_summary_tells_plans_interruptions_and_money() -> None:
-    text = text_of(*tables.summary(views.report(ENDED, False, 0.0)))
+    text = text_of(*tables.summary(views.report(ENDED, Chronicle(), False, 0.0)))
     for part in (
         "killed without notice",
         "3.2 s",
@@ -312,7 +337,8 @@ def test_a_job_that_has_just_begun_can_be_shown() -> None:
     new = State(phase=JobPhase.ACTIVE, settings=RUNNING.settings, submitted_at_s=1.0)
     status = views.status(new, True, 2.0)
     text = text_of(
-        tables.live_panel(status, None), *tables.summary(views.report(new, True, 2.0))
+        tables.live_panel(status, None),
+        *tables.summary(views.report(new, Chronicle(), True, 2.0)),
     )
     assert "none yet" in text
     assert "No interruptions" in text

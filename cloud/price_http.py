@@ -8,17 +8,15 @@ from typing import Any
 import httpx
 import tenacity
 
-from spottrain.errors import SpottrainError
+from spottrain.cloud.errors import CloudError
 
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 _TRIES, _PATIENCE_S = 4, 30.0
 _LONGEST_WAIT_S = 20.0
 
 
-class PriceSourceError(SpottrainError):
+class PriceSourceError(CloudError):
     """A price API is down, refuses, or answers what cannot be read."""
-
-    exit_code = 6
 
 
 class _AgainError(Exception):

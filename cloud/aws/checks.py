@@ -1,0 +1,153 @@
+"""Whether jobs could rent in an AWS account, found out without renting."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.aws import prices, requests
+from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.market import Market
+from spottrain.cloud.aws.network import Network
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.aws.translate import code_of, explained
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.provider import Finding
+
+_PERMITTED = "DryRunOperation"
+_QUOTAS_URL = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
+_JOB = "doctor"
+
+
+class Checks:
+    """Tries what a job needs, one thing after the other.
+
+    Args:
+        clients: Whom to ask.
+        settings: What a job would be rented by.
+        network: Finds images.
+        market: Knows quotas.
+    """
+
+    def __init__(
+        self, clients: Clients, settings: AwsSettings, network: Network, market: Market
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._network = network
+        self._market = market
+
+    def run(self) -> Iterator[Finding]:
+        """Yield what was found; nothing more once credentials are refused."""
+        try:
+            regions = prices.regions(self._clients)
+        except CloudError as error:
+            yield Finding(what="credentials", ok=False, told=str(error))
+            return
+        told = f"AWS lets us in; {len(regions)} regions may be used"
+        yield Finding(what="credentials", ok=True, told=told)
+        for region in self._settings.regions or regions:
+            if region in regions:
+                yield from self._region(region)
+                continue
+            near = difflib.get_close_matches(region, regions, n=1)
+            hint = f"did you mean {near[0]}?" if near else "enable it in the account"
+            told = f"no region of this account: got {region}; {hint}"
+            yield Finding(what=f"region {region}", ok=False, told=told)
+
+    def _region(self, region: str) -> Iterator[Finding]:
+        yield _try(f"image {region}", lambda: self._image(region))
+        yield _try(f"types {region}", lambda: self._types(region))
+        for call in ("run_instances", "create_security_group", "import_key_pair"):
+            what = f"permission {region} {call}"
+            yield _try(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
+        try:
+            quotas = self._market.quotas(region)
+        except CloudError as error:
+            yield Finding(what=f"quota {region}", ok=False, told=str(error))
+            return
+        for quota in quotas:
+            if quota.spot:
+                yield _quota(region, quota.family, quota.limit)
+
+    def _image(self, region: str) -> str:
+        with explained(f"looking for the image in {region}"):
+            return self._network.image(region)[0]
+
+    def _types(self, region: str) -> str:
+        """Return which types the region has.
+
+        Raises:
+            CloudError: it has not got one that a job would rent.
+        """
+        wanted: Sequence[str] = self._settings.instance_types
+        ec2 = self._clients.get("ec2", region)
+        filters = [{"Name": "instance-type", "Values": list(wanted)}]
+        with explained(f"asking for types in {region}"):
+            pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+                LocationType="region", Filters=filters
+            )
+            offered = {
+                row["InstanceType"]
+                for page in pages
+                for row in page["InstanceTypeOfferings"]
+            }
+        if missing := [kind for kind in wanted if kind not in offered]:
+            raise CloudError(
+                f"{region} does not rent {', '.join(missing)}; take another region or type"
+            )
+        return f"{len(offered)} types can be rented"
+
+    def _permitted(self, region: str, call: str) -> str:
+        """Return that a call is allowed, by a dry run of it.
+
+        Raises:
+            CloudError: it is not.
+        """
+        from botocore.exceptions import ClientError
+
+        method = getattr(self._clients.once("ec2", region), call)
+        with explained(f"trying {call} in {region}"):
+            try:
+                method(DryRun=True, **self._arguments(region, call))
+            except ClientError as error:
+                if code_of(error) != _PERMITTED:
+                    raise
+        return "allowed"
+
+    def _arguments(self, region: str, call: str) -> dict[str, Any]:
+        kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
+        marks = {"TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")}
+        if call == "create_security_group":
+            return {"GroupName": tags.JOB, "Description": "a dry run", **marks}
+        if call == "import_key_pair":
+            return {
+                "KeyName": tags.JOB,
+                "PublicKeyMaterial": b"ssh-ed25519 dry",
+                **marks,
+            }
+        return {
+            "ImageId": self._network.image(region)[0],
+            "InstanceType": self._settings.instance_types[0],
+            "MinCount": 1,
+            "MaxCount": 1,
+            "InstanceMarketOptions": {"MarketType": "spot"},
+            "TagSpecifications": requests.tagged("instance", _JOB, f"spottrain-{_JOB}"),
+        }
+
+
+def _quota(region: str, family: str, limit: float) -> Finding:
+    what = f"quota {region} {family} spot"
+    if limit > 0:
+        return Finding(what=what, ok=True, told=f"{limit:g} virtual CPUs")
+    told = f"0 virtual CPUs: nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
+    return Finding(what=what, ok=False, told=told)
+
+
+def _try(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, ok=True, told=ask())
+    except CloudError as error:
+        return Finding(what=what, ok=False, told=str(error))

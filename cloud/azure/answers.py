@@ -1,0 +1,83 @@
+"""What the answers of Azure Resource Manager mean; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.azure import requests
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.provider import Offer, Vm, VmState
+
+_STATES = {
+    "Creating": VmState.STARTING,
+    "Deleting": VmState.STOPPING,
+    "Failed": VmState.STOPPING,  # it never came to be: on its way out
+    "Canceled": VmState.STOPPING,
+}
+
+
+def offer_of(
+    facts: Facts,
+    *,
+    region: str,
+    zone: str,
+    instance_type: str,
+    spot: bool,
+    usd_per_hour: float,
+    observed_at: float,
+    family: str = "",
+) -> Offer:
+    """Return an offer; without GPUs where nobody knows anything about the machine."""
+    machine = facts.find(requests.CLOUD, instance_type)
+    return Offer(
+        cloud=requests.CLOUD,
+        region=region,
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at=observed_at,
+        gpus=0 if machine is None else machine.gpus,
+        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+        family=requests.SPOT_QUOTA if spot else family,
+    )
+
+
+def vm_of(told: Mapping[str, Any], facts: Facts, private_address: str = "") -> Vm:
+    """Return a VM as the port knows it."""
+    group_name, name = requests.split_resource_id(told["id"])
+    marks, properties = told.get("tags") or {}, told["properties"]
+    made_at = datetime.fromisoformat(properties["timeCreated"]).timestamp()
+    region = told["location"]
+    zones: Sequence[str] = told.get("zones") or ("",)
+    offer = offer_of(
+        facts,
+        region=region,
+        zone=requests.zone_of(region, zones[0]),
+        instance_type=properties["hardwareProfile"]["vmSize"],
+        spot=properties.get("priority") == "Spot",
+        usd_per_hour=float(marks.get(tags.PRICE, "0")),
+        observed_at=made_at,
+    )
+    return Vm(
+        vm_id=requests.vm_id_of(group_name, name),
+        job=marks.get(tags.JOB, ""),
+        intent=marks.get(tags.INTENT, ""),
+        state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
+        offer=offer,
+        private_address=private_address,
+        launched_at=made_at,
+    )
+
+
+def has_failed(told: Mapping[str, Any]) -> bool:
+    """Return whether a VM never came to be, though Azure still keeps it."""
+    return told["properties"].get("provisioningState") in ("Failed", "Canceled")
+
+
+def is_leaving(told: Mapping[str, Any]) -> bool:
+    """Return whether a VM is being deleted."""
+    return bool(told["properties"].get("provisioningState") == "Deleting")

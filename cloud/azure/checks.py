@@ -1,0 +1,199 @@
+"""Whether jobs could rent in an Azure subscription, found out without renting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+
+from spottrain.cloud.azure import requests
+from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.market import Market
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.azure.translate import explained
+from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.provider import Finding
+
+_QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
+_PERMISSIONS_VERSION = "2022-04-01"
+ACTIONS = (
+    "Microsoft.Compute/skus/read",
+    "Microsoft.Compute/locations/usages/read",
+    "Microsoft.Compute/virtualMachines/read",
+    "Microsoft.Compute/virtualMachines/write",
+    "Microsoft.Compute/virtualMachines/delete",
+    "Microsoft.Compute/disks/write",
+    "Microsoft.Compute/disks/delete",
+    "Microsoft.Network/networkInterfaces/read",
+    "Microsoft.Network/networkInterfaces/write",
+    "Microsoft.Network/networkInterfaces/join/action",
+    "Microsoft.Network/networkInterfaces/delete",
+    "Microsoft.Network/publicIPAddresses/read",
+    "Microsoft.Network/publicIPAddresses/write",
+    "Microsoft.Network/publicIPAddresses/join/action",
+    "Microsoft.Network/publicIPAddresses/delete",
+    "Microsoft.Network/virtualNetworks/read",
+    "Microsoft.Network/virtualNetworks/subnets/join/action",
+    "Microsoft.Resources/subscriptions/resourceGroups/read",
+)
+"""What every job does."""
+OWN_GROUP_ACTIONS = (
+    "Microsoft.Resources/subscriptions/resourceGroups/write",
+    "Microsoft.Resources/subscriptions/resourceGroups/delete",
+)
+"""Where no resource group is named."""
+OWN_NETWORK_ACTIONS = (
+    "Microsoft.Network/networkSecurityGroups/read",
+    "Microsoft.Network/networkSecurityGroups/write",
+    "Microsoft.Network/networkSecurityGroups/join/action",
+    "Microsoft.Network/networkSecurityGroups/delete",
+    "Microsoft.Network/virtualNetworks/write",
+    "Microsoft.Network/virtualNetworks/delete",
+)
+"""Where a region has no subnet of the user's."""
+OWN_IDENTITY_ACTIONS = (
+    "Microsoft.ManagedIdentity/userAssignedIdentities/read",
+    "Microsoft.ManagedIdentity/userAssignedIdentities/write",
+    "Microsoft.ManagedIdentity/userAssignedIdentities/delete",
+    "Microsoft.Authorization/roleAssignments/read",
+    "Microsoft.Authorization/roleAssignments/write",
+)
+"""Where VMs delete themselves by an identity of the job's own."""
+IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",)
+"""Where VMs delete themselves."""
+
+
+class Checks:
+    """Tries what a job needs, one thing after the other.
+
+    Args:
+        clients: Whom to ask.
+        settings: What a job would be rented by.
+        market: Knows sizes and quotas.
+    """
+
+    def __init__(
+        self, clients: Clients, settings: AzureSettings, market: Market
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._market = market
+
+    def run(self) -> Iterator[Finding]:
+        """Yield what was found; nothing more once credentials are refused."""
+        first = _try("credentials", self._credentials)
+        yield first
+        if not first.ok:
+            return
+        yield _try("permissions", self._permissions)
+        for region in self._settings.regions:
+            yield _try(f"types {region}", lambda r=region: self._types(r))  # type: ignore[misc]
+            yield _try(f"image {region}", lambda r=region: self._image(r))  # type: ignore[misc]
+            yield _try(f"quota {region} spot", lambda r=region: self._quota(r))  # type: ignore[misc]
+
+    def _credentials(self) -> str:
+        subscription = self._clients.subscription
+        with explained("logging in"):
+            groups = list(self._clients.resources.resource_groups.list())
+        return f"Azure lets us into {subscription}; it has {len(groups)} groups"
+
+    def _permissions(self) -> str:
+        """Return that all is allowed.
+
+        Raises:
+            AuthError: something is not.
+        """
+        scope = f"/subscriptions/{self._clients.subscription}"
+        if self._settings.resource_group:
+            scope += f"/resourceGroups/{self._settings.resource_group}"
+        with explained("asking for permissions"):
+            told = self._clients.resources.resources.get_by_id(
+                f"{scope}/providers/Microsoft.Authorization/permissions",
+                api_version=_PERMISSIONS_VERSION,
+            ).as_dict()
+        due = needed_actions(self._settings)
+        if missing := [a for a in due if not _allowed(a, told["value"])]:
+            raise AuthError(f"Azure does not allow {', '.join(missing)}; ask an owner")
+        return f"all {len(due)} actions are allowed"
+
+    def _types(self, region: str) -> str:
+        """Return which types the region has.
+
+        Raises:
+            MisconfiguredError: it has not got one that a job would rent.
+        """
+        sizes = self._market.sizes(region)
+        wanted = self._settings.instance_types
+        if missing := [kind for kind in wanted if kind not in sizes]:
+            raise MisconfiguredError(
+                f"{region} does not rent {', '.join(missing)} to this subscription; "
+                "take another region or type"
+            )
+        return f"{len(sizes)} types can be rented"
+
+    def _image(self, region: str) -> str:
+        """Return the image's name.
+
+        Raises:
+            MisconfiguredError: there is none.
+        """
+        named = self._settings.image
+        reference = requests.image(named)
+        with explained(f"looking for image {named} in {region}"):
+            if "id" in reference:
+                self._clients.resources.resources.get_by_id(
+                    named, api_version="2024-03-03"
+                )
+                return named
+            found = self._clients.compute.virtual_machine_images.list(
+                region, reference["publisher"], reference["offer"], reference["sku"]
+            )
+        if not found:
+            raise MisconfiguredError(f"{region} has no image {named}; give azure.image")
+        return named
+
+    def _quota(self, region: str) -> str:
+        """Return how much there is.
+
+        Raises:
+            CloudError: nothing.
+        """
+        for quota in self._market.quotas(region):
+            if quota.spot and quota.limit > 0:
+                return f"{quota.limit:g} virtual CPUs, {quota.used or 0:g} in use"
+        raise CloudError(
+            f"0 virtual CPUs: nothing can be rented; ask Azure for more at {_QUOTAS_URL}"
+        )
+
+
+def needed_actions(settings: AzureSettings) -> tuple[str, ...]:
+    """Return what the account must be allowed to do."""
+    due = ACTIONS
+    if not settings.resource_group:
+        due += OWN_GROUP_ACTIONS
+    if any(region not in settings.subnets for region in settings.regions):
+        due += OWN_NETWORK_ACTIONS
+    if settings.self_delete or settings.identity:
+        due += IDENTITY_ACTIONS
+        if not settings.identity:
+            due += OWN_IDENTITY_ACTIONS
+    return due
+
+
+def _allowed(action: str, permissions: list[dict[str, list[str]]]) -> bool:
+    """Return whether one of some permissions has an action; case does not count."""
+    action = action.lower()
+
+    def named(patterns: list[str]) -> bool:
+        return any(fnmatchcase(action, pattern.lower()) for pattern in patterns)
+
+    return any(
+        named(each.get("actions", [])) and not named(each.get("notActions", []))
+        for each in permissions
+    )
+
+
+def _try(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, ok=True, told=ask())
+    except CloudError as error:
+        return Finding(what=what, ok=False, told=str(error))

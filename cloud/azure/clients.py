@@ -1,0 +1,129 @@
+"""The SDK's clients, made when first needed: importing them takes seconds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from spottrain.cloud.azure.settings import MANAGEMENT_URL, AzureSettings
+from spottrain.cloud.azure.translate import EXTRA_MISSING, explained
+from spottrain.cloud.errors import CloudError, MisconfiguredError
+
+_CONNECT_S = 5
+_POOL = 32
+"""Connections: as many as the manager has threads."""
+
+
+class Clients:
+    """The clients of one subscription, shared between threads.
+
+    The SDK itself retries what is throttled, lost or broken, and slows down.
+
+    Args:
+        settings: Which subscription, where it answers, and how patient we are.
+    """
+
+    def __init__(self, settings: AzureSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+        self._shared: dict[str, Any] = {}
+
+    @property
+    def subscription(self) -> str:
+        """Id of the subscription.
+
+        Raises:
+            MisconfiguredError: none is named.
+        """
+        named = self._settings.subscription or os.environ.get("AZURE_SUBSCRIPTION_ID")
+        if not named:
+            raise MisconfiguredError(
+                "Azure: no subscription is named; give azure.subscription or set "
+                "AZURE_SUBSCRIPTION_ID"
+            )
+        return named
+
+    @property
+    def compute(self) -> Any:
+        """VMs, sizes and quotas."""
+        return self._get("compute")
+
+    @property
+    def network(self) -> Any:
+        """Networks, rules and addresses."""
+        return self._get("network")
+
+    @property
+    def resources(self) -> Any:
+        """Resource groups, and resources of any kind."""
+        return self._get("resources")
+
+    def close(self) -> None:
+        """Hang up; the clients are made anew when they are needed again."""
+        with self._lock:
+            for each in (*self._made.values(), *self._shared.values()):
+                each.close()
+            self._made, self._shared = {}, {}
+
+    def _get(self, name: str) -> Any:
+        with self._lock, explained(f"setting up {name}"):
+            if name not in self._made:
+                self._made[name] = self._make(name)
+            return self._made[name]
+
+    def _make(self, name: str) -> Any:
+        try:
+            if name == "compute":
+                from azure.mgmt.compute import ComputeManagementClient as Client
+            elif name == "network":
+                from azure.mgmt.network import NetworkManagementClient as Client
+            else:
+                from azure.mgmt.resource.resources import (
+                    ResourceManagementClient as Client,
+                )
+            self._share()
+        except ImportError:
+            raise CloudError(EXTRA_MISSING) from None
+        url = self._settings.endpoint_url.rstrip("/")
+        return Client(
+            self._shared["credential"],
+            self.subscription,
+            base_url=url,
+            credential_scopes=[f"{url}/.default"],
+            transport=self._shared["transport"],
+            retry_total=self._settings.tries - 1,
+            polling_interval=self._settings.poll_s,
+        )
+
+    def _share(self) -> None:
+        """Make what all clients go through: one login, and one set of connections."""
+        if self._shared:
+            return
+        import requests
+        from azure.core.pipeline.transport import RequestsTransport
+        from azure.identity import DefaultAzureCredential
+        from requests.adapters import HTTPAdapter
+
+        settings = self._settings
+        verify: Any = settings.ca_file or True
+        session = requests.Session()
+        session.mount("https://", HTTPAdapter(pool_maxsize=_POOL))
+        login: dict[str, Any] = {"connection_verify": verify}
+        if settings.authority_url:
+            login["authority"] = settings.authority_url
+        if settings.endpoint_url != MANAGEMENT_URL:
+            # Not every cloud is known to the public one, which would be asked.
+            login["disable_instance_discovery"] = True
+        self._shared = {
+            "credential": DefaultAzureCredential(**login),
+            "transport": RequestsTransport(
+                session=session,
+                session_owner=False,
+                connection_verify=verify,
+                connection_timeout=_CONNECT_S,
+                read_timeout=settings.answer_s,
+            ),
+            "session": session,
+        }

@@ -1,0 +1,184 @@
+"""What Azure has to rent, at which prices, and how much of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.prices import RetailPrice, retail_prices
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.azure.translate import explained
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.price_http import TIMEOUT
+from spottrain.cloud.provider import Offer, Quota
+
+SIZES_KEEP_S = 3600.0
+"""A region's sizes are megabytes, and change with the account."""
+PRICES_KEEP_S = 600.0
+"""Azure's prices change a few times a month."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a region says of one type of machine."""
+
+    zones: tuple[str, ...]
+    """Numbers of the zones in which the account may have it; one empty one where the
+    region has no zones."""
+    spot: bool
+    family: str
+    """Whose quota bounds it on demand."""
+    accelerated: bool
+    """Whether its network card may bypass the host."""
+
+
+class Market:
+    """The market as one subscription sees it.
+
+    Args:
+        clients: Whom to ask.
+        settings: Which types, regions and zones count.
+        facts: What machines there are.
+    """
+
+    def __init__(self, clients: Clients, settings: AzureSettings, facts: Facts) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._facts = facts
+        self._lock = threading.Lock()
+        self._sizes: dict[str, tuple[float, dict[str, Size]]] = {}
+        self._prices: dict[str, tuple[float, float, list[RetailPrice]]] = {}
+
+    def offers(self, region: str) -> list[Offer]:
+        """Return what has a price and is open to the account, by zone.
+
+        Prices are the region's: each zone has the same.
+
+        Raises:
+            CloudError: Azure cannot be asked; one of its kinds.
+        """
+        sizes = self.sizes(region)
+        seen_s, prices = self._asked_prices(region)
+        return [
+            answers.offer_of(
+                self._facts,
+                region=region,
+                zone=zone,
+                instance_type=price.instance_type,
+                spot=price.spot,
+                usd_per_hour=price.usd_per_hour,
+                observed_at=seen_s,
+                family=sizes[price.instance_type].family,
+            )
+            for price in prices
+            if price.usd_per_hour > 0
+            for zone in self._zones(region, price, sizes.get(price.instance_type))
+        ]
+
+    def _zones(
+        self, region: str, price: RetailPrice, size: Size | None
+    ) -> Iterator[str]:
+        if size is None or (price.spot and not size.spot):
+            return
+        for number in size.zones:
+            zone = requests.zone_of(region, number)
+            if not self._settings.zones or zone in self._settings.zones:
+                yield zone
+
+    def size(self, region: str, instance_type: str) -> Size | None:
+        """Return what a region says of a type; None if the account may not have it."""
+        return self.sizes(region).get(instance_type)
+
+    def sizes(self, region: str) -> dict[str, Size]:
+        """Return which of our types the account may have in a region."""
+        with self._lock:
+            asked_s, kept = self._sizes.get(region, (-SIZES_KEEP_S, {}))
+            if time.monotonic() - asked_s < SIZES_KEEP_S:
+                return kept
+            asked_s = time.monotonic()
+            with explained(f"asking for sizes in {region}"):
+                listed = self._clients.compute.resource_skus.list(
+                    filter=f"location eq '{region}'"
+                )
+                wanted = self._settings.instance_types
+                found = {
+                    sku.name: size
+                    for sku in listed
+                    if sku.resource_type == "virtualMachines" and sku.name in wanted
+                    if (size := size_of(sku.as_dict(), region)) is not None
+                }
+            self._sizes[region] = asked_s, found
+            return found
+
+    def quotas(self, region: str) -> list[Quota]:
+        """Return the quotas that bound the types we rent, in virtual CPUs."""
+        families = {size.family.lower() for size in self.sizes(region).values()}
+        families |= {requests.SPOT_QUOTA.lower(), "cores"}
+        with explained(f"asking for quotas in {region}"):
+            listed = [use.as_dict() for use in self._clients.compute.usage.list(region)]
+        return [
+            Quota(
+                region=region,
+                family=use["name"]["value"].strip(),
+                spot=use["name"]["value"].strip() == requests.SPOT_QUOTA,
+                limit=float(use["limit"]),
+                unit="vcpu",
+                used=float(use["currentValue"]),
+            )
+            for use in listed
+            # Some names have stray spaces.
+            if use["name"]["value"].strip().lower() in families
+        ]
+
+    def _asked_prices(self, region: str) -> tuple[float, list[RetailPrice]]:
+        """Return (when they were seen, the prices)."""
+        with self._lock:
+            asked_s, seen_s, kept = self._prices.get(region, (-PRICES_KEEP_S, 0.0, []))
+            if time.monotonic() - asked_s < PRICES_KEEP_S:
+                return seen_s, kept
+            asked_s, seen_s = time.monotonic(), time.time()
+            settings = self._settings
+            with httpx.Client(timeout=TIMEOUT) as client:
+                found = list(
+                    retail_prices(
+                        client,
+                        settings.prices_url,
+                        settings.instance_types,
+                        [region],
+                        seen_s,
+                    )
+                )
+            self._prices[region] = asked_s, seen_s, found
+            return seen_s, found
+
+
+def size_of(sku: dict[str, Any], region: str) -> Size | None:
+    """Return what an entry of Resource SKUs tells; None if it is closed to us."""
+    told = [
+        each
+        for each in sku.get("locationInfo") or ()
+        if each["location"].lower() == region
+    ]
+    zones = {zone for each in told for zone in each.get("zones") or ()}
+    zonal = bool(zones)
+    for restriction in sku.get("restrictions") or ():
+        if restriction["type"] == "Location":
+            return None
+        closed = restriction.get("restrictionInfo", {}).get("zones") or ()
+        zones -= set(closed)
+    if not told or (zonal and not zones):
+        return None
+    can = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
+    return Size(
+        zones=tuple(sorted(zones)) or ("",),
+        spot=can.get("LowPriorityCapable") == "True",
+        family=str(sku.get("family", "")),
+        accelerated=can.get("AcceleratedNetworkingEnabled") == "True",
+    )

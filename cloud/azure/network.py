@@ -1,0 +1,239 @@
+"""What a job's VMs share: a resource group, a network, and an identity.
+
+All of it has names that follow from the job's and is made by requests that may be
+repeated, so that whatever was made is found again after a crash between any two calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.azure import requests
+from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.requests import Place
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.azure.translate import explained, is_missing
+from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
+
+_IDENTITY_VERSION, _GRANT_VERSION = "2023-01-31", "2022-04-01"
+_MACHINES = "Microsoft.Compute/virtualMachines"
+_REMOVAL: tuple[dict[str, str], ...] = (
+    {"Microsoft.Network/networkInterfaces": "2023-09-01"},
+    {
+        "Microsoft.Compute/disks": "2023-10-02",
+        "Microsoft.Network/publicIPAddresses": "2023-09-01",
+        "Microsoft.Network/virtualNetworks": "2023-09-01",
+    },
+    {"Microsoft.Network/networkSecurityGroups": "2023-09-01"},
+)
+"""What a job may leave in a group that is not its own when its VMs are gone, with the
+version of the API for each type; what is used comes after what uses it."""
+
+
+class Network:
+    """What is shared by the VMs of each job.
+
+    Args:
+        clients: Whom to ask.
+        settings: What exists already and what is wished.
+    """
+
+    def __init__(self, clients: Clients, settings: AzureSettings) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._places: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def place(self, job: str, region: str, *, accelerated: bool) -> Place:
+        """Return where VMs of a job are made in a region; made if it is not there yet.
+
+        Args:
+            job: Whose.
+            region: Where.
+            accelerated: Whether the type's network card may bypass the host.
+
+        Raises:
+            MisconfiguredError: there is no such group or subnet.
+            AuthError: the account may not let VMs delete themselves.
+        """
+        key = job, region
+        with self._lock:  # else two launches at once would make everything twice
+            if key not in self._places:
+                group = self._group(job, region)
+                self._places[key] = (
+                    self._subnet(job, region, group),
+                    self._identity(job, region, group),
+                )
+            subnet_id, identity_id = self._places[key]
+        return Place(subnet_id, identity_id, accelerated)
+
+    def forget(self, job: str) -> None:
+        """Look anew before the next launch: something may have been removed."""
+        with self._lock:
+            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+
+    def release(self, job: str) -> None:
+        """Remove all that was made for a job.
+
+        Raises:
+            CloudError: it is not all gone within ``removal_s``.
+        """
+        self.forget(job)
+        until_s = time.monotonic() + self._settings.removal_s
+        with self._lock:
+            if self._settings.resource_group:
+                self._clear_group(job, until_s)
+            else:
+                self._remove_group(job, until_s)
+
+    # --- made or found ----------------------------------------------------------------
+
+    def _group(self, job: str, region: str) -> str:
+        """Return the group's name."""
+        name = requests.group_of(job, self._settings)
+        groups = self._clients.resources.resource_groups
+        found = _or_none(groups.get, name)
+        if self._settings.resource_group:
+            if found is None:
+                raise MisconfiguredError(
+                    f"Azure: there is no resource group {name}; correct the job file"
+                )
+        elif found is None:
+            groups.create_or_update(name, requests.group(job, region))
+        else:
+            _check_own(found.as_dict(), name, job)
+        return name
+
+    def _subnet(self, job: str, region: str, group: str) -> str:
+        """Return the id of the region's subnet: the one named or our own."""
+        network = self._clients.network
+        named = self._settings.subnets.get(region)
+        if named is not None:
+            resource = self._clients.resources.resources.get_by_id
+            if _or_none(resource, named, api_version="2023-09-01") is None:
+                raise MisconfiguredError(
+                    f"Azure: there is no subnet {named}; correct the job file"
+                )
+            return named
+        name = f"{requests.prefix(job)}{region}"
+        rules = network.network_security_groups.begin_create_or_update(
+            group, name, requests.rules(job, region, self._settings)
+        ).result()
+        made = network.virtual_networks.begin_create_or_update(
+            group, name, requests.network(job, region, rules.id)
+        ).result()
+        return str(made.subnets[0].id)
+
+    def _identity(self, job: str, region: str, group: str) -> str:
+        """Return the id of what lets a VM delete itself; empty if nothing shall."""
+        settings = self._settings
+        if settings.identity or not settings.self_delete:
+            return settings.identity
+        if settings.resource_group:
+            raise MisconfiguredError(
+                f"Azure: in resource group {group}, which is shared, VMs can end "
+                "themselves only by an identity of yours; give azure.identity, or "
+                "self_delete: false (then a VM without a manager costs on)"
+            )
+        subscription = self._clients.subscription
+        resources = self._clients.resources.resources
+        identity_id = requests.identity_id(subscription, group, job)
+        made = resources.begin_create_or_update_by_id(
+            identity_id, requests.group(job, region), api_version=_IDENTITY_VERSION
+        ).result()
+        principal = made.as_dict()["properties"]["principalId"]
+        grant_id, grant = requests.grant(subscription, group, principal)
+        try:
+            with explained(f"letting VMs of {job} delete themselves"):
+                resources.begin_create_or_update_by_id(
+                    grant_id, grant, api_version=_GRANT_VERSION
+                ).result()
+        except AuthError as error:
+            raise AuthError(
+                f"{error}; or give azure.identity, or self_delete: false (then a VM "
+                "without a manager costs on)"
+            ) from None
+        return identity_id
+
+    # --- removed ----------------------------------------------------------------------
+
+    def _remove_group(self, job: str, until_s: float) -> None:
+        name = requests.group_of(job, self._settings)
+        groups = self._clients.resources.resource_groups
+        found = _or_none(groups.get, name)
+        if found is None:
+            return
+        if (found.tags or {}).get(tags.JOB) == job:
+            poller = groups.begin_delete(name, force_deletion_types=_MACHINES)
+            _await_all({f"resource group {name}": poller}, until_s)
+
+    def _clear_group(self, job: str, until_s: float) -> None:
+        """Remove what has our names; the group itself is the user's."""
+        group, first = requests.group_of(job, self._settings), requests.prefix(job)
+        machines = self._clients.compute.virtual_machines
+        pollers = {
+            vm.name: machines.begin_delete(group, vm.name, force_deletion=True)
+            for vm in machines.list(group)
+            if vm.name.startswith(first)
+        }
+        _await_all(pollers, until_s)
+        resources = self._clients.resources.resources
+        found = [
+            each
+            for each in resources.list_by_resource_group(group)
+            if each.name.startswith(first)
+        ]
+        for stage in _REMOVAL:
+            versions = {kind.lower(): version for kind, version in stage.items()}
+            pollers = {
+                each.id: resources.begin_delete_by_id(
+                    each.id, api_version=versions[each.type.lower()]
+                )
+                for each in found
+                if each.type.lower() in versions
+            }
+            _await_all(pollers, until_s)
+
+
+def _or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a call finds, None where Azure says that there is no such thing."""
+    from azure.core.exceptions import HttpResponseError
+
+    try:
+        return get(*args, **kwargs)
+    except HttpResponseError as error:
+        if not is_missing(error):
+            raise
+        return None
+
+
+def _check_own(group: dict[str, Any], name: str, job: str) -> None:
+    """Refuse a group that is not the job's, or is being removed.
+
+    Raises:
+        MisconfiguredError: it is somebody else's.
+        CloudError: it is being removed.
+    """
+    if (group.get("tags") or {}).get(tags.JOB) != job:
+        raise MisconfiguredError(
+            f"Azure: resource group {name} exists and is not job {job}'s; give "
+            "azure.resource_group or another name to the job"
+        )
+    if group.get("properties", {}).get("provisioningState") == "Deleting":
+        raise CloudError(f"Azure still removes resource group {name}; ask again")
+
+
+def _await_all(pollers: Mapping[str, Any], until_s: float) -> None:
+    """Wait for removals, by what is removed.
+
+    Raises:
+        CloudError: one takes longer.
+    """
+    for what, poller in pollers.items():
+        poller.wait(max(0.0, until_s - time.monotonic()))
+        if not poller.done():
+            raise CloudError(f"Azure still removes {what}; ask again")

@@ -1,0 +1,368 @@
+"""Azure as a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from spottrain.cloud import tags
+from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure.checks import Checks
+from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.launches import Launches, Told
+from spottrain.cloud.azure.market import Market
+from spottrain.cloud.azure.network import Network
+from spottrain.cloud.azure.requests import CLOUD
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.azure.translate import explained, is_missing
+from spottrain.cloud.errors import (
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    VmNotFoundError,
+)
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.host_keys import new_host_key
+from spottrain.cloud.provider import (
+    Finding,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Quota,
+    SshTarget,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.recent import Recent
+
+_AT_ONCE = 16
+"""Calls at a time for one launch, one end of many VMs, or many regions."""
+_REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
+"""After these it is known that there is no VM."""
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class AzureProvider:
+    """Rents Azure VMs; each of many threads may make a call.
+
+    Args:
+        settings: Where and how.
+        facts: What machines there are.
+        clients: Of the same subscription, to share; its own if not given.
+    """
+
+    name = CLOUD
+
+    def __init__(
+        self, settings: AzureSettings, facts: Facts, clients: Clients | None = None
+    ) -> None:
+        _check(settings, facts)
+        self._settings = settings
+        self._facts = facts
+        self._clients = Clients(settings) if clients is None else clients
+        self._network = Network(self._clients, settings)
+        self._market = Market(self._clients, settings, facts)
+        self._launches = Launches(self._clients, settings)
+        self._recent = Recent()
+        self._addresses: dict[str, str] = {}
+
+    # --- The cloud port ---------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what has a price and is open to the subscription, by zone.
+
+        Raises:
+            CloudError: Azure or its price list cannot be asked.
+        """
+        return _flat(_all_at_once(self._market.offers, self._settings.regions))
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Make VMs whose names follow from the request's token.
+
+        Raises:
+            NoCapacityError: the zone has no machine left; the token stays unused.
+            QuotaExceededError, PriceTooHighError, AuthError, ThrottledError: as named.
+            MisconfiguredError: there is no such image, network or type.
+            CloudError: it is not known what happened; asking again is safe.
+        """
+        if not self._settings.public_key:
+            raise MisconfiguredError("Azure: no VM is made without a public key")
+        offer = request.offer
+        doing = f"launching {request.count} {offer.instance_type} in {offer.zone}"
+        try:
+            with explained(doing):
+                size = self._market.size(offer.region, offer.instance_type)
+                accelerated = size is not None and size.accelerated
+                place = self._network.place(
+                    request.job, offer.region, accelerated=accelerated
+                )
+        except CloudError:
+            self._network.forget(request.job)
+            raise
+        group = requests.group_of(request.job, self._settings)
+
+        def make(name: str) -> Vm | CloudError:
+            body = requests.virtual_machine(
+                request, name, place, new_host_key(), self._settings
+            )
+            try:
+                told = self._launches.make(group, name, body, doing)
+            except CloudError as error:
+                return error
+            return answers.vm_of(told, self._facts)
+
+        return self._result(request, _all_at_once(make, requests.vm_names(request)))
+
+    def _result(
+        self, request: LaunchRequest, outcomes: Iterable[Vm | CloudError]
+    ) -> LaunchResult:
+        vms, errors = [], []
+        for outcome in outcomes:
+            if isinstance(outcome, CloudError):
+                errors.append(outcome)
+            else:
+                vms.append(outcome)
+        self._recent.launched(vms)
+        for error in errors:
+            if not isinstance(error, _REFUSALS):
+                # Asked again with the same token, it finds what came of the others.
+                self._network.forget(request.job)
+                raise error
+        if not vms:
+            raise errors[0]
+        return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return the VMs of a job; one that is gone is listed no more.
+
+        What Azure failed to make though it had agreed to is deleted on the way.
+
+        Raises:
+            CloudError: Azure cannot be asked.
+        """
+        group = requests.group_of(job, self._settings)
+        listed = [
+            told for told in self._listed(group) if _marks(told).get(tags.JOB) == job
+        ]
+        for told in listed:
+            if answers.has_failed(told):
+                self._launches.end(group, told["name"])
+        vms = self._vms(group, listed)
+        return self._recent.amend(job, vms, self._still_there)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Ask for the end of VMs; unknown and gone ones are no error.
+
+        Raises:
+            CloudError: it cannot be asked for.
+        """
+        ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
+        for vm_id, error in _all_at_once(self._end, ours):
+            if error is not None:
+                raise error
+            self._recent.terminated([vm_id])
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all jobs in every region and group of the subscription.
+
+        Raises:
+            CloudError: Azure cannot be asked.
+        """
+        with explained("listing VMs"):
+            listed = self._clients.compute.virtual_machines.list_all()
+            told = [vm.as_dict() for vm in listed]
+        return tuple(
+            answers.vm_of(each, self._facts)
+            for each in told
+            if tags.JOB in _marks(each)
+        )
+
+    # --- What not every cloud can do --------------------------------------------------
+
+    def release(self, job: str) -> None:
+        """Remove the job's resource group, or what the job left in the one named.
+
+        Raises:
+            CloudError: VMs of the job still run, or the removal takes long.
+        """
+        alive = [
+            vm.vm_id for vm in self.list_vms(job) if vm.state is not VmState.STOPPING
+        ]
+        if alive:
+            raise CloudError(
+                f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
+                "terminate them first"
+            )
+        with explained(f"removing what job {job} used"):
+            self._network.release(job)
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas of our families, in virtual CPUs.
+
+        Raises:
+            CloudError: Azure cannot be asked.
+        """
+        return _flat(_all_at_once(self._market.quotas, self._settings.regions))
+
+    def check(self) -> Sequence[Finding]:
+        """Return whether a job could rent, found out without renting."""
+        return tuple(Checks(self._clients, self._settings, self._market).run())
+
+    def interrupt(self, vm_id: str) -> None:
+        """Have Azure evict a spot VM within half an hour, its notice included.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+            CloudError: it is no spot VM.
+        """
+        group, name = self._found(vm_id)
+        with explained(f"interrupting {vm_id}"):
+            self._clients.compute.virtual_machines.simulate_eviction(group, name)
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        """Return how to enter a VM, None until it has an address.
+
+        Its host key is the one that it was made with; a tag tells the public half.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+        told = self._told(vm_id)
+        address = self._address_of(told)
+        key = _marks(told).get(requests.HOST_KEY, "")
+        if not address or not key:
+            return None
+        return SshTarget(
+            host=address,
+            user=self._settings.user,
+            host_keys=(key,),
+            port=self._settings.ssh_port,
+        )
+
+    # --- How Azure is asked -----------------------------------------------------------
+
+    def _listed(self, group: str) -> list[Told]:
+        """Return the VMs of a group as Azure lists them; none if there is no group."""
+        from azure.core.exceptions import HttpResponseError
+
+        with explained(f"listing VMs of {group}"):
+            try:
+                listed = self._clients.compute.virtual_machines.list(group)
+                return [vm.as_dict() for vm in listed]
+            except HttpResponseError as error:
+                if not is_missing(error):
+                    raise
+                return []
+
+    def _vms(self, group: str, listed: Sequence[Told]) -> list[Vm]:
+        """Return listed VMs with their private addresses, which stand elsewhere."""
+        vms = [answers.vm_of(told, self._facts) for told in listed]
+        running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
+        if any(vm_id not in self._addresses for vm_id in running):
+            with explained(f"listing network cards of {group}"):
+                cards = self._clients.network.network_interfaces.list(group)
+                self._addresses = dict(_addressed(card.as_dict()) for card in cards)
+        return [
+            answers.vm_of(
+                told, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
+            )
+            for told, vm in zip(listed, vms, strict=True)
+        ]
+
+    def _address_of(self, told: Told) -> str:
+        """Return where a VM is reached, empty while it has no address."""
+        cards = told["properties"].get("networkProfile", {}).get("networkInterfaces")
+        if not cards:
+            return ""
+        group, name = requests.split_resource_id(cards[0]["id"])
+        with explained(f"looking for the address of {told['name']}"):
+            card = self._clients.network.network_interfaces.get(
+                group, name, expand="IPConfigurations/PublicIPAddress"
+            ).as_dict()
+        address = card["properties"]["ipConfigurations"][0]["properties"]
+        if not self._settings.public_addresses:
+            return str(address.get("privateIPAddress", ""))
+        public = address.get("publicIPAddress", {}).get("properties", {})
+        return str(public.get("ipAddress", ""))
+
+    def _still_there(self, vm: Vm) -> Vm | None:
+        """Return a VM that is not listed, None if it really is gone."""
+        told = self._launches.get(*requests.split_vm_id(vm.vm_id))
+        return None if told is None else answers.vm_of(told, self._facts)
+
+    def _found(self, vm_id: str) -> tuple[str, str]:
+        """Return (group, name) of a VM that lives.
+
+        Raises:
+            VmNotFoundError: it does not.
+        """
+        self._told(vm_id)
+        return requests.split_vm_id(vm_id)
+
+    def _told(self, vm_id: str) -> Told:
+        group, name = requests.split_vm_id(vm_id)
+        told = self._launches.get(group, name) if group else None
+        if told is None or answers.is_leaving(told):
+            raise VmNotFoundError(f"Azure: VM {vm_id} is gone or was never there")
+        return told
+
+    def _end(self, vm_id: str) -> tuple[str, CloudError | None]:
+        try:
+            self._launches.end(*requests.split_vm_id(vm_id))
+        except CloudError as error:
+            return vm_id, error
+        return vm_id, None
+
+
+def _check(settings: AzureSettings, facts: Facts) -> None:
+    """Refuse what cannot work before anything is asked.
+
+    Raises:
+        MisconfiguredError: it cannot.
+    """
+    unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
+    if unknown:
+        raise MisconfiguredError(
+            f"Azure: instance types that the catalogue does not know: {unknown}"
+        )
+    if not settings.image.startswith("/") and settings.image.count(":") != 3:
+        raise MisconfiguredError(
+            "Azure: an image is publisher:offer:sku:version or a resource id: got "
+            f"{settings.image}"
+        )
+    bare = [region for region in settings.regions if region not in settings.subnets]
+    if bare and not settings.public_addresses:
+        raise MisconfiguredError(
+            f"Azure: without public addresses VMs in {', '.join(bare)} cannot be "
+            "reached; give azure.subnets"
+        )
+
+
+def _marks(told: Told) -> dict[str, str]:
+    return told.get("tags") or {}
+
+
+def _addressed(card: Told) -> tuple[str, str]:
+    """Return (VM's id, its private address) of a network card."""
+    properties = card["properties"]
+    vm = properties.get("virtualMachine") or {"id": ""}
+    first = properties["ipConfigurations"][0]["properties"]
+    vm_id = requests.vm_id_of(*requests.split_resource_id(vm["id"]))
+    return vm_id, str(first.get("privateIPAddress", ""))
+
+
+def _all_at_once(ask: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """Return the answers for all items, asked for at the same time."""
+    if len(items) == 1:
+        return [ask(items[0])]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(ask, items))
+
+
+def _flat(answers: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(item for items in answers for item in items)

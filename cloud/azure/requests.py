@@ -1,0 +1,339 @@
+"""What is sent to Azure Resource Manager; pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from spottrain.cloud import lease, tags
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.provider import LaunchRequest
+
+CLOUD = "azure"
+HOST_KEY = "spottrain-host-key"
+"""Tag: the public half of the VM's SSH host key, ``type base64``."""
+SPOT_QUOTA = "lowPriorityCores"
+"""The one quota of a region that bounds all spot VMs."""
+VM_CONTRIBUTOR = "9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
+"""Azure's built-in role that may delete VMs."""
+_NAMESPACE = uuid.UUID("0ef5b4b0-6a4d-4f6c-9b8e-2a9f1f6c7a11")
+_NETWORK_VERSION = "2022-11-01"
+_OWN_NETWORK = "10.79.0.0/16"
+_METADATA = "http://169.254.169.254"
+_DELETE_ITSELF = """\
+ask() {{ curl -sf --noproxy '*' -H Metadata:true "{metadata}/metadata/$1"; }}
+        token=$(ask 'identity/oauth2/token?api-version=2018-02-01&resource={audience}' |
+            sed -n 's/.*"access_token" *: *"\\([^"]*\\)".*/\\1/p')
+        vm=$(ask 'instance/compute/resourceId?api-version=2021-02-01&format=text')
+        printf 'Authorization: Bearer %s' "$token" | curl -sf -H @- -X DELETE \\
+            "{management}$vm?api-version=2024-07-01&forceDeletion=true"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where VMs are made."""
+
+    subnet_id: str
+    identity_id: str
+    """Of the managed identity that may delete them; empty: none."""
+    accelerated: bool
+    """Whether the type's network card may bypass the host."""
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+def prefix(job: str) -> str:
+    """Return how the names of all that is made for a job begin."""
+    return f"st-{_digest(job, 10)}-"
+
+
+def group_of(job: str, settings: AzureSettings) -> str:
+    """Return the name of a job's resource group; case never counts in it."""
+    return settings.resource_group.lower() or f"spottrain-{job}"
+
+
+def vm_names(request: LaunchRequest) -> list[str]:
+    """Return the names of a launch's VMs: the same token makes the same names."""
+    first = f"{prefix(request.job)}{_digest(request.token, 16)}"
+    return [f"{first}-{number}" for number in range(request.count)]
+
+
+def vm_id_of(group: str, name: str) -> str:
+    """Return our name of a VM; Azure's own names hold within a group."""
+    return f"{name}.{group.lower()}"
+
+
+def split_vm_id(vm_id: str) -> tuple[str, str]:
+    """Return (group, name); the group is empty if it is no name of ours."""
+    name, _, group = vm_id.partition(".")
+    return group, name
+
+
+def split_resource_id(resource_id: str) -> tuple[str, str]:
+    """Return (group, name) of what an id of ARM names; the group in small letters,
+    since Azure itself does not always write it in the same way.
+    """
+    found = re.search(r"/resourcegroups/([^/]+)/", resource_id, re.IGNORECASE)
+    return (found[1].lower() if found else ""), resource_id.rpartition("/")[2]
+
+
+def zone_of(region: str, number: str) -> str:
+    """Return our name of a zone; the region itself where it has none."""
+    return f"{region}-{number}" if number else region
+
+
+def zone_number(zone: str, region: str) -> str:
+    """Return Azure's name of a zone, empty for none."""
+    return zone.removeprefix(region).removeprefix("-")
+
+
+def _digest(text: str, characters: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:characters]
+
+
+# --- a launch -------------------------------------------------------------------------
+
+
+def virtual_machine(
+    request: LaunchRequest,
+    name: str,
+    place: Place,
+    host_key: tuple[str, str],
+    settings: AzureSettings,
+) -> dict[str, Any]:
+    """Return a VM with its disk, network card and address, which all end with it.
+
+    Args:
+        request: For what.
+        name: Of the VM.
+        place: Where.
+        host_key: (private, public) in OpenSSH's format.
+        settings: What the user wishes.
+    """
+    offer, marks = request.offer, _launch_tags(request)
+    number = zone_number(offer.zone, offer.region)
+    machine: dict[str, Any] = {
+        "location": offer.region,
+        "tags": {**marks, HOST_KEY: host_key[1]},
+        "properties": {
+            "hardwareProfile": {"vmSize": offer.instance_type},
+            "priority": "Spot" if offer.spot else "Regular",
+            "storageProfile": _storage(name, settings),
+            "osProfile": _system(request, name, place, host_key, settings),
+            "networkProfile": {
+                "networkApiVersion": _NETWORK_VERSION,
+                "networkInterfaceConfigurations": [
+                    _interface(name, marks, place, settings)
+                ],
+            },
+        },
+    }
+    if number:
+        machine["zones"] = [number]
+    if place.identity_id:
+        machine["identity"] = {
+            "type": "UserAssigned",
+            "userAssignedIdentities": {place.identity_id: {}},
+        }
+    if offer.spot:
+        bid = settings.max_usd_per_hour
+        machine["properties"] |= {
+            "evictionPolicy": "Delete",
+            "billingProfile": {"maxPrice": -1 if bid is None else bid},
+        }
+    return machine
+
+
+def _launch_tags(request: LaunchRequest) -> dict[str, str]:
+    return {
+        tags.JOB: request.job,
+        tags.INTENT: request.intent,
+        tags.EXPIRES: str(math.ceil(request.lease_s)),
+        tags.PRICE: repr(request.offer.usd_per_hour),
+    }
+
+
+def _storage(name: str, settings: AzureSettings) -> dict[str, Any]:
+    return {
+        "imageReference": image(settings.image),
+        "osDisk": {
+            "name": f"{name}-disk",
+            "createOption": "FromImage",
+            "deleteOption": "Delete",
+            "diskSizeGB": settings.disk_gib,
+            "managedDisk": {"storageAccountType": "StandardSSD_LRS"},
+        },
+    }
+
+
+def image(named: str) -> dict[str, str]:
+    """Return an image's reference; ``publisher:offer:sku:version`` or a resource id."""
+    if named.startswith("/"):
+        return {"id": named}
+    parts = ("publisher", "offer", "sku", "version")
+    return dict(zip(parts, named.split(":"), strict=True))
+
+
+def _system(
+    request: LaunchRequest,
+    name: str,
+    place: Place,
+    host_key: tuple[str, str],
+    settings: AzureSettings,
+) -> dict[str, Any]:
+    end = lease.SWITCH_OFF
+    if place.identity_id:
+        end = delete_itself(settings.endpoint_url)
+    script = lease.boot_script(request.lease_s, end)
+    key = {
+        "path": f"/home/{settings.user}/.ssh/authorized_keys",
+        "keyData": settings.public_key,
+    }
+    return {
+        "computerName": name,
+        "adminUsername": settings.user,
+        "customData": custom_data(host_key, script),
+        "linuxConfiguration": {
+            "disablePasswordAuthentication": True,
+            "ssh": {"publicKeys": [key]},
+        },
+    }
+
+
+def custom_data(host_key: tuple[str, str], script: str) -> str:
+    """Return what cloud-init is given: the only host key, and what root runs once.
+
+    Azure never shows custom data to anybody again, and on the VM root alone may read
+    it; JSON is YAML.
+    """
+    private, public = host_key
+    told = {
+        "ssh_deletekeys": True,
+        "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
+        "runcmd": [["/bin/sh", "-c", script]],
+    }
+    return base64.b64encode(f"#cloud-config\n{json.dumps(told)}\n".encode()).decode()
+
+
+def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
+    """Return the shell command by which a VM with an identity deletes itself.
+
+    Its token travels in a pipe, not in argv.
+    """
+    management = management_url.rstrip("/")
+    return _DELETE_ITSELF.format(
+        metadata=metadata_url,
+        management=management,
+        audience=quote(f"{management}/", safe=""),
+    )
+
+
+def _interface(
+    name: str, marks: Mapping[str, str], place: Place, settings: AzureSettings
+) -> dict[str, Any]:
+    address: dict[str, Any] = {"primary": True, "subnet": {"id": place.subnet_id}}
+    if settings.public_addresses:
+        address["publicIPAddressConfiguration"] = {
+            "name": f"{name}-address",
+            "tags": marks,
+            "sku": {"name": "Standard", "tier": "Regional"},
+            "properties": {
+                "deleteOption": "Delete",
+                "publicIPAllocationMethod": "Static",
+            },
+        }
+    return {
+        "name": f"{name}-card",
+        "tags": marks,
+        "properties": {
+            "primary": True,
+            "deleteOption": "Delete",
+            "enableAcceleratedNetworking": place.accelerated,
+            "ipConfigurations": [{"name": "address", "properties": address}],
+        },
+    }
+
+
+# --- what VMs share -------------------------------------------------------------------
+
+
+def group(job: str, region: str) -> dict[str, Any]:
+    """Return a job's own resource group."""
+    return {"location": region, "tags": {tags.JOB: job}}
+
+
+def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
+    """Return a security group: SSH from ``ssh_from``; VMs reach each other anyway."""
+    ssh = {
+        "name": "ssh",
+        "properties": {
+            "priority": 100,
+            "direction": "Inbound",
+            "access": "Allow",
+            "protocol": "Tcp",
+            "sourceAddressPrefixes": list(settings.ssh_from),
+            "sourcePortRange": "*",
+            "destinationAddressPrefix": "*",
+            "destinationPortRange": str(settings.ssh_port),
+        },
+    }
+    return {
+        "location": region,
+        "tags": {tags.JOB: job},
+        "properties": {"securityRules": [ssh] if settings.ssh_from else []},
+    }
+
+
+def network(job: str, region: str, rules_id: str) -> dict[str, Any]:
+    """Return a network with one subnet, named ``vms``."""
+    subnet = {
+        "name": "vms",
+        "properties": {
+            "addressPrefix": _OWN_NETWORK,
+            "networkSecurityGroup": {"id": rules_id},
+        },
+    }
+    return {
+        "location": region,
+        "tags": {tags.JOB: job},
+        "properties": {
+            "addressSpace": {"addressPrefixes": [_OWN_NETWORK]},
+            "subnets": [subnet],
+        },
+    }
+
+
+def identity_id(subscription: str, group: str, job: str) -> str:
+    """Return the id of a job's managed identity."""
+    kind = "Microsoft.ManagedIdentity/userAssignedIdentities"
+    return f"{_group_id(subscription, group)}/providers/{kind}/{prefix(job)}vms"
+
+
+def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
+    """Return (id, body) of what lets an identity delete the VMs of a group."""
+    name = uuid.uuid5(_NAMESPACE, f"{subscription}/{group}/{principal}")
+    kind = "providers/Microsoft.Authorization"
+    body = {
+        "properties": {
+            "roleDefinitionId": f"/subscriptions/{subscription}/{kind}/"
+            f"roleDefinitions/{VM_CONTRIBUTOR}",
+            "principalId": principal,
+            # Else a principal that not all of Azure knows yet is refused.
+            "principalType": "ServicePrincipal",
+        }
+    }
+    return f"{_group_id(subscription, group)}/{kind}/roleAssignments/{name}", body
+
+
+def _group_id(subscription: str, group: str) -> str:
+    return f"/subscriptions/{subscription}/resourceGroups/{group}"

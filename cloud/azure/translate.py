@@ -1,0 +1,158 @@
+"""From what Azure's SDK raises to what a caller can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+)
+
+EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]'"
+_RETRY_AFTER_S = 10.0
+_LONGEST = 300
+"""Characters of Azure's own words in a message."""
+_THROTTLED = 429
+_QUOTA_WORDS = ("quota", "exceeding approved")
+
+_CODES: dict[str, type[CloudError]] = {
+    "SkuNotAvailable": NoCapacityError,
+    "AllocationFailed": NoCapacityError,
+    "ZonalAllocationFailed": NoCapacityError,
+    "OverconstrainedAllocationRequest": NoCapacityError,
+    "OverconstrainedZonalAllocationRequest": NoCapacityError,
+    "NotAvailableForSubscription": NoCapacityError,
+    "AzureSpotIsNotSupportedForThisVMSize": NoCapacityError,
+    "SubnetIsFull": NoCapacityError,
+    "QuotaExceeded": QuotaExceededError,
+    "PublicIPCountLimitReached": QuotaExceededError,
+    "IPv4StandardSkuPublicIpCountLimitReached": QuotaExceededError,
+    "ResourceGroupQuotaExceeded": QuotaExceededError,
+    "SpotPriceGreaterThanProvidedMaxPrice": PriceTooHighError,
+    "AuthenticationFailed": AuthError,
+    "AuthorizationFailed": AuthError,
+    "AuthorizationPermissionMismatch": AuthError,
+    "ExpiredAuthenticationToken": AuthError,
+    "InvalidAuthenticationToken": AuthError,  # also: a clock that is wrong
+    "InvalidAuthenticationTokenTenant": AuthError,
+    "LinkedAuthorizationFailed": AuthError,
+    "ReadOnlyDisabledSubscription": AuthError,
+    "RequestDisallowedByPolicy": AuthError,
+    "SubscriptionNotFound": AuthError,
+    "AzureSpotFeatureNotEnabledForSubscription": MisconfiguredError,
+    "BadRequest": MisconfiguredError,
+    "ImageNotFound": MisconfiguredError,
+    "InvalidParameter": MisconfiguredError,
+    "InvalidRequestContent": MisconfiguredError,
+    "InvalidRequestFormat": MisconfiguredError,
+    "InvalidResourceGroupLocation": MisconfiguredError,
+    "InvalidResourceReference": MisconfiguredError,
+    "InvalidSubscriptionId": MisconfiguredError,
+    "LocationNotAvailableForResourceGroup": MisconfiguredError,
+    "MarketplacePurchaseEligibilityFailed": MisconfiguredError,
+    "MaxPriceValueInvalid": MisconfiguredError,
+    "NoRegisteredProviderFound": MisconfiguredError,
+    "PlatformImageNotFound": MisconfiguredError,
+    "PropertyChangeNotAllowed": MisconfiguredError,
+    "ResourceGroupNotFound": MisconfiguredError,
+}
+
+_ADVICE: dict[type[CloudError], str] = {
+    NoCapacityError: "another zone or type may have some",
+    QuotaExceededError: "ask Azure for a higher quota or rent elsewhere",
+    PriceTooHighError: "wait, or rent elsewhere",
+    AuthError: "check the credentials, what they permit, and this machine's clock",
+    MisconfiguredError: "correct the job file",
+}
+
+
+def code_of(error: Exception) -> str:
+    """Return Azure's code for an error, empty where Azure did not say one.
+
+    The class of an error tells little: any 409 is a ``ResourceExistsError``, and an
+    operation that failed later has the status 200.
+    """
+    told: Any = getattr(error, "error", None)
+    return str(getattr(told, "code", None) or "")
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an answer, 0 if there was none."""
+    return int(getattr(error, "status_code", None) or 0)
+
+
+def translate(error: Exception, doing: str) -> CloudError:
+    """Return the error that a caller can act on; any code that we do not know is a
+    plain ``CloudError``, never "no capacity".
+
+    Args:
+        error: azure-core's ``AzureError``.
+        doing: What was tried, such as ``launching Standard_NC6s_v3 in eastus-1``.
+    """
+    from azure.core import exceptions as azure
+
+    code, status = code_of(error), status_of(error)
+    words = getattr(getattr(error, "error", None), "message", None)
+    text = " ".join(str(words or error).split())[:_LONGEST]
+    if isinstance(error, azure.ClientAuthenticationError) and not status:
+        return AuthError(f"Azure, {doing}: {text}; run 'az login'")
+    if not status:
+        return CloudError(
+            f"Azure cannot be reached, {doing}: {text}; will be tried again"
+        )
+    if status == _THROTTLED:
+        retry_after_s = _retry_after_s(error)
+        return ThrottledError(
+            f"Azure, {doing}: {code or status}: slow down for {retry_after_s:g} s",
+            retry_after_s,
+        )
+    kind = _kind(code, text)
+    if kind is CloudError and isinstance(error, azure.ClientAuthenticationError):
+        kind = AuthError
+    advice = _ADVICE.get(kind)
+    return kind(
+        f"Azure, {doing}: {code or status}: {text}" + (f"; {advice}" if advice else "")
+    )
+
+
+def _kind(code: str, text: str) -> type[CloudError]:
+    if code == "OperationNotAllowed":  # a quota, or anything else that may not be now
+        quota = any(words in text.lower() for words in _QUOTA_WORDS)
+        return QuotaExceededError if quota else CloudError
+    return _CODES.get(code, CloudError)
+
+
+def _retry_after_s(error: Exception) -> float:
+    response: Any = getattr(error, "response", None)
+    text = str(response.headers.get("Retry-After", "")) if response is not None else ""
+    return float(text) if text.isdigit() else _RETRY_AFTER_S
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the SDK raises inside into what a caller can act on.
+
+    Raises:
+        CloudError: one of its kinds, with a message of one line.
+    """
+    try:
+        from azure.core.exceptions import AzureError
+    except ImportError:
+        raise CloudError(EXTRA_MISSING) from None
+    try:
+        yield
+    except AzureError as error:
+        raise translate(error, doing) from None
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether Azure said that there is no such thing."""
+    return status_of(error) == 404

@@ -1,0 +1,168 @@
+"""What Compute Engine's answers mean; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.gcp import requests
+from spottrain.cloud.gcp.requests import CLOUD, TYPE
+from spottrain.cloud.provider import Offer, Vm, VmState
+
+_STATES = {
+    "PROVISIONING": VmState.STARTING,
+    "STAGING": VmState.STARTING,
+    "PENDING": VmState.STARTING,
+    "RUNNING": VmState.RUNNING,
+    "REPAIRING": VmState.STOPPING,  # its host died, and we ask for no restart
+    "PENDING_STOP": VmState.STOPPING,
+    "STOPPING": VmState.STOPPING,
+    "SUSPENDING": VmState.STOPPING,
+    "SUSPENDED": VmState.STOPPING,
+    "DEPROVISIONING": VmState.STOPPING,
+    "STOPPED": VmState.STOPPING,  # switched off: its disk is there until it is deleted
+    "TERMINATED": VmState.STOPPING,
+}
+_HOST_KEYS = "hostkeys"
+
+
+def last_part(url: str) -> str:
+    """Return the name at the end of a resource's address."""
+    return url.rpartition("/")[2]
+
+
+def moment(text: str) -> float:
+    """Return a moment that Google states, as seconds since the epoch."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def offer_of(
+    facts: Facts,
+    *,
+    zone: str,
+    instance_type: str,
+    spot: bool,
+    usd_per_hour: float,
+    observed_at: float,
+) -> Offer:
+    """Return an offer; without GPUs where nobody knows anything about the machine."""
+    machine = facts.find(CLOUD, instance_type)
+    return Offer(
+        cloud=CLOUD,
+        region=requests.region_of(zone),
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at=observed_at,
+        gpus=0 if machine is None else machine.gpus,
+        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+        family=family_of(instance_type),
+    )
+
+
+def vm_of(instance: Mapping[str, Any], facts: Facts) -> Vm:
+    """Return an instance as the port knows it."""
+    told = _metadata(instance)
+    labels = instance.get("labels", {})
+    zone, name = last_part(instance["zone"]), instance["name"]
+    launched_at = moment(instance["creation_timestamp"])
+    machine = last_part(instance.get("machine_type", ""))
+    scheduling = instance.get("scheduling", {})
+    return Vm(
+        vm_id=requests.vm_id_of(zone, name),
+        job=told.get(tags.JOB, labels.get(tags.JOB, "")),
+        intent=told.get(tags.INTENT, labels.get(tags.INTENT, "")),
+        state=_STATES.get(instance.get("status", ""), VmState.STARTING),
+        offer=offer_of(
+            facts,
+            zone=zone,
+            instance_type=told.get(TYPE, machine),
+            spot=scheduling.get("provisioning_model") == "SPOT",
+            usd_per_hour=float(told.get(tags.PRICE, "0")),
+            observed_at=launched_at,
+        ),
+        private_address=_interface(instance).get("network_i_p", ""),
+        launched_at=launched_at,
+    )
+
+
+def ended(vm: Vm, at_s: float) -> Vm:
+    """Return a VM that is gone."""
+    return replace(vm, state=VmState.TERMINATED, ended_at=at_s)
+
+
+def public_address(instance: Mapping[str, Any]) -> str:
+    """Return where a VM is reached from outside, empty if nowhere (yet)."""
+    for config in _interface(instance).get("access_configs", ()):
+        if address := config.get("nat_i_p", ""):
+            return str(address)
+    return ""
+
+
+def host_keys(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the SSH host keys that a VM's guest agent has told.
+
+    They are read over Google's own authenticated API, so no key needs to be trusted on
+    first use, and no secret to be put into metadata.
+    """
+    items = attributes.get("query_value", {}).get("items", ())
+    return tuple(
+        f"{item['key']} {item['value']}"
+        for item in items
+        if item.get("namespace") == _HOST_KEYS and item.get("value")
+    )
+
+
+def created(operation: Mapping[str, Any]) -> int:
+    """Return how many VMs a bulk insert made and did not take back."""
+    metadata = operation.get("instances_bulk_insert_operation_metadata", {})
+    places: Iterable[Mapping[str, Any]] = metadata.get(
+        "per_location_status", {}
+    ).values()
+    return sum(
+        int(place.get("created_vm_count", 0)) - int(place.get("deleted_vm_count", 0))
+        for place in places
+    )
+
+
+def _interface(instance: Mapping[str, Any]) -> Mapping[str, Any]:
+    interfaces = instance.get("network_interfaces", ())
+    found: Mapping[str, Any] = interfaces[0] if interfaces else {}
+    return found
+
+
+def _metadata(instance: Mapping[str, Any]) -> dict[str, str]:
+    items = instance.get("metadata", {}).get("items", ())
+    return {item["key"]: item.get("value", "") for item in items}
+
+
+# --- quotas ---------------------------------------------------------------------------
+
+_QUOTAS = {
+    "a2-highgpu": "NVIDIA_A100_GPUS",
+    "a2-megagpu": "NVIDIA_A100_GPUS",
+    "a2-ultragpu": "NVIDIA_A100_80GB_GPUS",
+    "a3-highgpu": "NVIDIA_H100_GPUS",
+    "a3-megagpu": "NVIDIA_H100_MEGA_GPUS",
+    "a3-ultragpu": "NVIDIA_H200_GPUS",
+    "a4-highgpu": "NVIDIA_B200_GPUS",
+    "g2-standard": "NVIDIA_L4_GPUS",
+    "g4-standard": "NVIDIA_RTX_PRO_6000_GPUS",
+}
+ALL_REGIONS = "GPUS_ALL_REGIONS"
+"""The project's quota over all regions."""
+
+
+def family_of(instance_type: str) -> str:
+    """Return what a quota of a region bounds: the GPUs of one kind, any market's."""
+    kind = requests.kind_of(instance_type)
+    if kind.accelerator:
+        gpu = kind.accelerator.removeprefix("nvidia-tesla-")
+        return f"NVIDIA_{gpu.upper()}_GPUS"
+    series = "-".join(kind.machine_type.split("-")[:2])
+    return _QUOTAS.get(series, instance_type)

@@ -1,0 +1,112 @@
+"""Whether jobs could rent in a GCP project, found out without renting.
+
+Compute Engine has no dry run: whether each call is permitted shows when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.market import Market
+from spottrain.cloud.gcp.network import Network
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.gcp.translate import explained
+from spottrain.cloud.provider import Finding, Quota
+
+_QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
+
+
+class Checks:
+    """Tries what a job needs, one thing after the other.
+
+    Args:
+        clients: Whom to ask.
+        settings: What a job would be rented by.
+        network: Finds images.
+        market: Knows which machines there are, and quotas.
+    """
+
+    def __init__(
+        self, clients: Clients, settings: GcpSettings, network: Network, market: Market
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._network = network
+        self._market = market
+
+    def run(self) -> Iterator[Finding]:
+        """Yield what was found; nothing more once the project is refused."""
+        project = _try("credentials", self._project)
+        yield project
+        if not project.ok:
+            return
+        yield _try("image", self._image)
+        for region in self._settings.regions:
+            found = _try(f"region {region}", partial(self._region, region))
+            yield found
+            if found.ok:
+                yield _try(f"types {region}", partial(self._types, region))
+        try:
+            quotas = self._market.quotas()
+        except CloudError as error:
+            yield Finding(what="quota", ok=False, told=str(error))
+            return
+        for quota in quotas:
+            if quota.spot or quota.family == answers.ALL_REGIONS:
+                yield _quota(quota)
+
+    def _project(self) -> str:
+        project = self._settings.project
+        with explained(f"asking for project {project}"):
+            self._clients.call("projects", "get", {"project": project})
+        return f"Google lets us into project {project}"
+
+    def _image(self) -> str:
+        with explained("looking for the image"):
+            self._network.check_image()
+        return self._settings.image
+
+    def _region(self, region: str) -> str:
+        asked = {"project": self._settings.project, "region": region}
+        with explained(f"asking for region {region}"):
+            self._clients.call("regions", "get", asked)
+        return "can be used"
+
+    def _types(self, region: str) -> str:
+        """Return how many types a region has.
+
+        Raises:
+            CloudError: it has not got one that a job would rent.
+        """
+        there = {
+            name
+            for zone, name in self._market.places()
+            if requests.region_of(zone) == region
+        }
+        wanted = self._settings.instance_types
+        if missing := [name for name in wanted if name not in there]:
+            raise CloudError(
+                f"{region} does not rent {', '.join(missing)}; take another region or "
+                "type"
+            )
+        return f"{len(there)} types can be rented"
+
+
+def _quota(quota: Quota) -> Finding:
+    market = " spot" if quota.spot else ""
+    what = " ".join(("quota", quota.region, quota.family)).replace("  ", " ") + market
+    if quota.limit > 0:
+        return Finding(what=what, ok=True, told=f"{quota.limit:g} GPUs")
+    told = f"0 GPUs: nothing can be rented; ask Google for more at {_QUOTAS_URL}"
+    return Finding(what=what, ok=False, told=told)
+
+
+def _try(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, ok=True, told=ask())
+    except CloudError as error:
+        return Finding(what=what, ok=False, told=str(error))

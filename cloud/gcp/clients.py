@@ -1,0 +1,211 @@
+"""The SDK's clients, made when first needed: importing it takes seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.gcp.translate import (
+    ALREADY_THERE,
+    EXTRA_MISSING,
+    code_of,
+    explained,
+    may_pass,
+    raise_failed,
+)
+
+Message = dict[str, Any]
+"""An answer, by the SDK's names of fields; 64-bit numbers are text."""
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
+_POOL = 32
+"""Connections a client: as many as the manager has threads."""
+
+
+class Clients:
+    """The clients of one project, shared between threads.
+
+    The SDK itself retries what is throttled, lost or broken: every call that changes
+    something is safe to repeat.
+
+    Args:
+        settings: Whose ``endpoint``, ``patience_s`` and ``answer_s`` count.
+    """
+
+    def __init__(self, settings: GcpSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._credentials: Any = None
+        self._made: dict[str, Any] = {}
+
+    def call(self, service: str, method: str, request: Message) -> Message:
+        """Return the answer to one call.
+
+        Args:
+            service: Such as ``instances``.
+            method: Such as ``get``.
+            request: By the SDK's names of fields.
+
+        Raises:
+            CloudError: one of its kinds, or the SDK's own errors inside ``explained``.
+        """
+        return _plain(self._ask(service, method, request))
+
+    def find(self, service: str, method: str, request: Message) -> Message | None:
+        """Return the answer to one call, None where what it is about does not exist.
+
+        Raises:
+            CloudError: as ``call``.
+        """
+        from google.api_core.exceptions import NotFound
+
+        try:
+            return self.call(service, method, request)
+        except NotFound:
+            return None
+
+    def all(self, service: str, method: str, request: Message) -> Iterator[Message]:
+        """Yield what a paged call lists."""
+        for item in self._ask(service, method, request):
+            yield _plain(item)
+
+    def scopes(self, method: str, request: Message) -> Iterator[tuple[str, Message]]:
+        """Yield (zone or region, what is in it) of an aggregated list of ``method``.
+
+        Raises:
+            CloudError: a scope did not answer: what is in it is not known.
+        """
+        for scope, item in self._ask(method, "aggregated_list", request):
+            told = _plain(item)
+            if told.get("warning", {}).get("code", "") == "UNREACHABLE":
+                raise CloudError(f"GCP: {scope} does not answer; will be asked again")
+            yield scope.rpartition("/")[2], told
+
+    def finish(self, operation: Message, within_s: float) -> Message:
+        """Return an operation once it is done, failed or not; Google holds the line.
+
+        Raises:
+            CloudError: it takes longer.
+        """
+        kind, scope = _scope_of(operation)
+        asked = {"project": self._settings.project, **scope}
+        until_s = time.monotonic() + within_s
+        while operation["status"] != "DONE":
+            if time.monotonic() > until_s:
+                raise CloudError(
+                    f"GCP: {operation.get('operation_type')} takes longer than "
+                    f"{within_s:g} s; will be asked about again"
+                )
+            operation = self.call(
+                kind, "wait", asked | {"operation": operation["name"]}
+            )
+        return operation
+
+    def insert(self, service: str, request: Message) -> bool:
+        """Make something and wait until it is there; False: somebody was faster.
+
+        Raises:
+            CloudError: as ``call``.
+        """
+        from google.api_core.exceptions import Conflict
+
+        once = {"request_id": str(uuid.uuid4())}  # the SDK may repeat it
+        try:
+            operation = self.call(service, "insert_unary", request | once)
+        except Conflict as error:
+            if code_of(error) != ALREADY_THERE:
+                raise
+            return False
+        raise_failed(self.finish(operation, self._settings.launch_s))
+        return True
+
+    def delete(self, service: str, request: Message) -> None:
+        """Remove something and wait until it is gone; if it is, that is no error.
+
+        Raises:
+            CloudError: as ``call``.
+        """
+        operation = self.find(service, "delete_unary", request)
+        if operation is not None:
+            raise_failed(self.finish(operation, self._settings.launch_s))
+
+    def _ask(self, service: str, method: str, request: Message) -> Any:
+        client = self._client(service)
+        return getattr(client, method)(
+            request=request, retry=self._retry(), timeout=self._settings.answer_s
+        )
+
+    def _retry(self) -> Any:
+        from google.api_core.retry import Retry
+
+        if not self._settings.patience_s:
+            return None
+        return Retry(
+            predicate=may_pass,
+            initial=_FIRST_WAIT_S,
+            maximum=_LONGEST_WAIT_S,
+            timeout=self._settings.patience_s,
+        )
+
+    def _client(self, service: str) -> Any:
+        with self._lock, explained(f"setting up {service}"):
+            if service not in self._made:
+                self._made[service] = self._make(service)
+            return self._made[service]
+
+    def _make(self, service: str) -> Any:
+        try:
+            import google.auth
+            from google.api_core.client_options import ClientOptions
+            from google.cloud import compute_v1
+            from requests.adapters import HTTPAdapter
+        except ImportError:
+            raise CloudError(EXTRA_MISSING) from None
+        if self._credentials is None:
+            self._credentials, _ = google.auth.default()
+        made: Callable[..., Any] = getattr(compute_v1, _CLIENTS[service])
+        options = ClientOptions(api_endpoint=self._settings.endpoint or None)
+        client: Any = made(credentials=self._credentials, client_options=options)
+        adapter = HTTPAdapter(pool_maxsize=_POOL)
+        for scheme in ("https://", "http://"):
+            client.transport._session.mount(scheme, adapter)
+        return client
+
+
+_CLIENTS = {
+    "accelerator_types": "AcceleratorTypesClient",
+    "advice": "AdviceClient",
+    "firewalls": "FirewallsClient",
+    "global_operations": "GlobalOperationsClient",
+    "images": "ImagesClient",
+    "instances": "InstancesClient",
+    "machine_types": "MachineTypesClient",
+    "networks": "NetworksClient",
+    "projects": "ProjectsClient",
+    "region_operations": "RegionOperationsClient",
+    "regions": "RegionsClient",
+    "subnetworks": "SubnetworksClient",
+    "zone_operations": "ZoneOperationsClient",
+}
+
+
+def _plain(message: Any) -> Message:
+    made: Message = type(message).to_dict(
+        message,
+        use_integers_for_enums=False,
+        always_print_fields_with_no_presence=False,
+    )
+    return made
+
+
+def _scope_of(operation: Message) -> tuple[str, Message]:
+    """Return which service knows an operation, and where it lies."""
+    for scope in ("zone", "region"):
+        if url := operation.get(scope):
+            return f"{scope}_operations", {scope: url.rpartition("/")[2]}
+    return "global_operations", {}

@@ -1,0 +1,140 @@
+"""One launch: a bulk insert that is found again whatever breaks on the way.
+
+Google forgets a request's id after an hour, but keeps the operation that it began, with
+the id, for two weeks. So before a launch is asked for, its operation is looked for; one
+that failed is spent, and the next try gets an id of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.ends import Ends
+from spottrain.cloud.gcp.requests import Place
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.gcp.translate import raise_failed
+from spottrain.cloud.provider import LaunchRequest, LaunchResult, Vm, VmState
+
+_ALIVE = (VmState.STARTING, VmState.RUNNING)
+
+
+class Launches:
+    """Makes VMs.
+
+    Args:
+        clients: Whom to ask.
+        settings: How.
+        facts: What machines there are.
+        ends: Knows VMs that are gone already.
+    """
+
+    def __init__(
+        self, clients: Clients, settings: GcpSettings, facts: Facts, ends: Ends
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._facts = facts
+        self._ends = ends
+
+    def launch(self, request: LaunchRequest, place: Place) -> LaunchResult:
+        """Return the VMs of a launch, made now or before.
+
+        Raises:
+            NoCapacityError, QuotaExceededError, ...: no VM was made.
+            CloudError: it is not known yet what came of it; ask again.
+        """
+        until_s = time.monotonic() + self._settings.launch_s
+        for attempt in itertools.count():
+            operation = self._begun(request, attempt)
+            before = operation is not None
+            if operation is None:
+                asked = requests.bulk_insert(request, place, self._settings, attempt)
+                operation = self._clients.call("instances", "bulk_insert_unary", asked)
+            left_s = max(0.0, until_s - time.monotonic())
+            operation = self._clients.finish(operation, left_s)
+            failed = bool(operation.get("error"))
+            vms = self._made(request, operation)
+            if not failed or any(vm.state in _ALIVE for vm in vms):
+                return _result(request, vms)
+            if not before:
+                raise_failed(operation)
+        raise AssertionError("unreachable")
+
+    def _begun(self, request: LaunchRequest, attempt: int) -> dict[str, Any] | None:
+        """Return the operation that a try of this launch began, if there is one."""
+        wanted = requests.request_id(request.token, attempt)
+        asked = {
+            "project": self._settings.project,
+            "zone": request.offer.zone,
+            "filter": requests.any_of("clientOperationId", [wanted]),
+        }
+        return next(self._clients.all("zone_operations", "list", asked), None)
+
+    def _made(
+        self, request: LaunchRequest, operation: Mapping[str, Any]
+    ) -> tuple[Vm, ...]:
+        """Return what a bulk insert made; one by one where the list lags behind.
+
+        Raises:
+            CloudError: it made more than is to be found yet.
+        """
+        zone = request.offer.zone
+        due = answers.created(operation)
+        if not operation.get("error"):
+            due = max(due, 1)  # it was asked for one at least
+        asked = {
+            "project": self._settings.project,
+            "zone": zone,
+            "filter": requests.labelled(tags.INTENT, request.intent),
+        }
+        listed = self._clients.all("instances", "list", asked)
+        named = {each["name"]: answers.vm_of(each, self._facts) for each in listed}
+        names = requests.vm_names(request)
+        found = {name: named[name] for name in names if name in named}
+        if len(found) < due:
+            for name in names:
+                if name not in found and (vm := self._find(zone, name)) is not None:
+                    found[name] = vm
+        if len(found) < due:
+            began_s = answers.moment(operation["insert_time"])
+            for name, at_s in self._ends.find(zone, set(names)).items():
+                found.setdefault(name, _gone(request, name, began_s, at_s))
+        if len(found) < due:
+            raise CloudError(
+                f"GCP: of {due} VMs made in {zone} only {len(found)} are to be found; "
+                "will be asked again"
+            )
+        return tuple(found.values())
+
+    def _find(self, zone: str, name: str) -> Vm | None:
+        asked = {"project": self._settings.project, "zone": zone, "instance": name}
+        instance = self._clients.find("instances", "get", asked)
+        return None if instance is None else answers.vm_of(instance, self._facts)
+
+
+def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:
+    missing = request.count - len(vms)
+    refusal = f"{request.offer.zone} had {missing} machines too few" * (missing > 0)
+    return LaunchResult(vms=vms, refusal=refusal)
+
+
+def _gone(request: LaunchRequest, name: str, began_s: float, ended_s: float) -> Vm:
+    """Return a VM of a launch that was taken back before it was seen."""
+    return Vm(
+        vm_id=requests.vm_id_of(request.offer.zone, name),
+        job=request.job,
+        intent=request.intent,
+        state=VmState.TERMINATED,
+        offer=request.offer,
+        private_address="",
+        launched_at=began_s,
+        ended_at=ended_s,
+    )

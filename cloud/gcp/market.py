@@ -1,0 +1,201 @@
+"""What Compute Engine has to rent and where, how likely it is to be had, and how much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.requests import Kind
+from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
+from spottrain.cloud.gcp.translate import explained
+from spottrain.cloud.provider import Offer, PlacementScore, Quota
+
+PLACES_KEEP_S = 3600.0
+"""Which zone has which machines changes every few months."""
+
+
+class Market:
+    """The market as one project sees it.
+
+    Args:
+        clients: Whom to ask.
+        settings: Which types, regions and zones count.
+        facts: What machines there are.
+        price_of: What they cost; Compute Engine itself does not say.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        settings: GcpSettings,
+        facts: Facts,
+        price_of: PriceOf,
+    ) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._facts = facts
+        self._price_of = price_of
+        self._lock = threading.Lock()
+        self._asked_at_s = -PLACES_KEEP_S
+        self._places: list[tuple[str, str]] = []
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return what our zones have and has a price, spot before on demand."""
+        now_s = time.time()
+        return tuple(
+            answers.offer_of(
+                self._facts,
+                zone=zone,
+                instance_type=instance_type,
+                spot=spot,
+                usd_per_hour=usd,
+                observed_at=now_s,
+            )
+            for zone, instance_type in self.places()
+            for spot in (True, False)
+            if (usd := self._price(zone, instance_type, spot)) is not None
+        )
+
+    def places(self) -> list[tuple[str, str]]:
+        """Return each (zone, instance type) of ours that there is."""
+        with self._lock:
+            if time.monotonic() - self._asked_at_s >= PLACES_KEEP_S:
+                with explained("asking which zones have which machines"):
+                    self._places = sorted(self._ask_places())
+                self._asked_at_s = time.monotonic()
+            return self._places
+
+    def _ask_places(self) -> Iterator[tuple[str, str]]:
+        kinds = {name: requests.kind_of(name) for name in self._settings.instance_types}
+        machines = self._zones(
+            "machine_types", {k.machine_type for k in kinds.values()}
+        )
+        attached = {k.accelerator for k in kinds.values() if k.accelerator}
+        gpus = self._zones("accelerator_types", attached) if attached else set()
+        for zone in sorted({zone for zone, _ in machines}):
+            if not self._is_ours(zone):
+                continue
+            for name, kind in kinds.items():
+                fits = not kind.accelerator or (zone, kind.accelerator) in gpus
+                if fits and (zone, kind.machine_type) in machines:
+                    yield zone, name
+
+    def _zones(self, service: str, names: set[str]) -> set[tuple[str, str]]:
+        """Return each (zone, name) that there is."""
+        asked = {
+            "project": self._settings.project,
+            "filter": requests.any_of("name", names),
+        }
+        return {
+            (zone, item["name"])
+            for zone, told in self._clients.scopes(service, asked)
+            for item in told.get(service, ())
+        }
+
+    def _is_ours(self, zone: str) -> bool:
+        if self._settings.zones:
+            return zone in self._settings.zones
+        return requests.region_of(zone) in self._settings.regions
+
+    def _price(self, zone: str, instance_type: str, spot: bool) -> float | None:
+        return self._price_of(requests.region_of(zone), instance_type, spot)
+
+    def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
+        """Return how obtainable spot machines are in each zone, as Google advises."""
+        kind = requests.kind_of(instance_type)
+        zones = [zone for zone, name in self.places() if name == instance_type]
+        found: list[PlacementScore] = []
+        with explained(f"asking how likely {count} {instance_type} are to be had"):
+            for zone in zones:
+                found += self._ask_score(zone, kind, count)
+        return found
+
+    def _ask_score(self, zone: str, kind: Kind, count: int) -> Iterator[PlacementScore]:
+        region = requests.region_of(zone)
+        asked = requests.advice(self._settings, kind, count, zone)
+        answer = self._clients.call("advice", "capacity", asked)
+        for advised in answer.get("recommendations", ())[:1]:
+            score = float(advised.get("scores", {}).get("obtainability", 0.0))
+            yield PlacementScore(region=region, zone=zone, score=score)
+
+    def price_history(self, since_s: float) -> list[Offer]:
+        """Return the spot list prices of our regions that have held since a moment."""
+        found = []
+        ours = set(self.places())
+        pairs = {(requests.region_of(zone), name) for zone, name in ours}
+        for region, instance_type in sorted(pairs):
+            with explained(f"asking for past prices of {instance_type} in {region}"):
+                records = self._ask_history(region, instance_type)
+            zones = sorted(
+                zone
+                for zone, name in ours
+                if name == instance_type and requests.region_of(zone) == region
+            )
+            for began_s, ended_s, usd in records:
+                if ended_s is not None and ended_s <= since_s:
+                    continue
+                found += [
+                    answers.offer_of(
+                        self._facts,
+                        zone=zone,
+                        instance_type=instance_type,
+                        spot=True,
+                        usd_per_hour=usd,
+                        observed_at=began_s,
+                    )
+                    for zone in zones
+                ]
+        return found
+
+    def _ask_history(
+        self, region: str, instance_type: str
+    ) -> list[tuple[float, float | None, float]]:
+        """Return (began, ended, USD per hour) of each price, oldest first."""
+        kind = requests.kind_of(instance_type)
+        asked = requests.history(self._settings, region, kind)
+        answer = self._clients.call("advice", "capacity_history", asked)
+        records = []
+        for record in answer.get("price_history", ()):
+            price, interval = record["list_price"], record["interval"]
+            usd = int(price.get("units", 0)) + price.get("nanos", 0) / 1e9
+            end = interval.get("end_time")
+            began_s = answers.moment(interval["start_time"])
+            records.append((began_s, answers.moment(end) if end else None, usd))
+        return sorted(records, key=lambda record: record[0])
+
+    def quotas(self) -> list[Quota]:
+        """Return the GPU quotas of our regions and of the whole project."""
+        kinds = self._settings.instance_types
+        families = {answers.family_of(name) for name in kinds}
+        found = []
+        with explained("asking for quotas"):
+            for region in self._settings.regions:
+                asked = {"project": self._settings.project, "region": region}
+                told = self._clients.call("regions", "get", asked)
+                found += list(_quotas(region, told, families))
+            mine = {"project": self._settings.project}
+            told = self._clients.call("projects", "get", mine)
+            found += list(_quotas("", told, {answers.ALL_REGIONS}))
+        return found
+
+
+_SPOT = "PREEMPTIBLE_"
+
+
+def _quotas(region: str, told: dict[str, Any], families: set[str]) -> Iterator[Quota]:
+    for quota in told.get("quotas", ()):
+        metric = quota["metric"]
+        if metric.removeprefix(_SPOT) in families:
+            yield Quota(
+                region=region,
+                family=metric.removeprefix(_SPOT),
+                spot=metric.startswith(_SPOT),
+                limit=float(quota.get("limit", 0.0)),
+                unit="gpu",
+                used=float(quota.get("usage", 0.0)),
+            )

@@ -1,0 +1,214 @@
+"""What a job's VMs share: a network, a subnet a region, firewall rules; and the image.
+
+All of it is found or made, by names that follow from the job's, at the first launch,
+and removed by ``release``. Whatever was made is found again after a crash between any
+two calls.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from spottrain.cloud.errors import CloudError, MisconfiguredError
+from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.requests import Place
+from spottrain.cloud.gcp.settings import GcpSettings
+
+_OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
+_SUBNET_BITS = 20
+
+
+class Network:
+    """What is shared by the VMs of each job.
+
+    Args:
+        clients: Whom to ask.
+        settings: What exists already and what is wished.
+    """
+
+    def __init__(self, clients: Clients, settings: GcpSettings) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._places: dict[tuple[str, str], Place] = {}
+        self._image_there = False
+
+    def place(self, job: str, region: str) -> Place:
+        """Return where VMs of a job are made in a region; made if it is not there yet.
+
+        Raises:
+            MisconfiguredError: there is no such image, network or subnet.
+        """
+        with self._lock:  # else two launches at once would make everything twice
+            if not self._image_there:
+                self.check_image()
+                self._image_there = True
+            key = job, region
+            if key not in self._places:
+                self._places[key] = self._make_place(job, region)
+            return self._places[key]
+
+    def knows(self, job: str, region: str) -> bool:
+        """Return whether it has been seen to that a job has a place in a region."""
+        with self._lock:
+            return (job, region) in self._places
+
+    def forget(self, job: str) -> None:
+        """Look anew before the next launch: something may have been removed."""
+        with self._lock:
+            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+
+    def release(self, job: str) -> None:
+        """Remove what the VMs of a job shared; its VMs must be gone."""
+        self.forget(job)
+        name, mine = requests.shared_name(job), {"project": self._settings.project}
+        with self._lock:
+            for rule in self._named("firewalls", f"{name}-inside", f"{name}-ssh"):
+                self._clients.delete("firewalls", mine | {"firewall": rule["name"]})
+            for region in self._subnets_in(name):
+                asked = mine | {"region": region, "subnetwork": name}
+                self._clients.delete("subnetworks", asked)
+            for network in self._named("networks", name):
+                self._clients.delete("networks", mine | {"network": network["name"]})
+
+    def check_image(self) -> None:
+        """Check that the image exists and fits on the disk.
+
+        Raises:
+            MisconfiguredError: it does not.
+        """
+        wanted = self._settings.image
+        parts = wanted.removeprefix("https://www.googleapis.com/compute/v1/").split("/")
+        image = self._image(parts)
+        if image is None:
+            raise MisconfiguredError(
+                f"GCP: no such image: got {wanted!r}; give "
+                "projects/P/global/images/NAME or .../images/family/FAMILY"
+            )
+        needed_gib = int(image.get("disk_size_gb", 0))
+        if needed_gib > self._settings.disk_gib:
+            raise MisconfiguredError(
+                f"GCP: {wanted} needs a disk of {needed_gib} GiB: got "
+                f"{self._settings.disk_gib}; raise disk_gib"
+            )
+
+    def _image(self, parts: list[str]) -> dict[str, Any] | None:
+        match parts:
+            case ["projects", project, "global", "images", "family", family]:
+                asked = {"project": project, "family": family}
+                return self._clients.find("images", "get_from_family", asked)
+            case ["projects", project, "global", "images", name]:
+                asked = {"project": project, "image": name}
+                return self._clients.find("images", "get", asked)
+            case _:
+                return None
+
+    # --- the network ------------------------------------------------------------------
+
+    def _make_place(self, job: str, region: str) -> Place:
+        settings, name = self._settings, requests.shared_name(job)
+        if settings.network:
+            self._check_there("networks", {"network": settings.network})
+            subnet = settings.subnetworks.get(region, "")
+            if subnet:
+                self._check_there(
+                    "subnetworks", {"region": region, "subnetwork": subnet}
+                )
+        else:
+            subnet = name
+            asked = requests.own_network(settings, job)
+            self._ensure("networks", {"network": name}, asked)
+            self._own_subnet(job, region)
+        network = requests.network_url(settings.project, settings.network or name)
+        if not settings.network_tags:
+            for rule in requests.firewalls(settings, job, network):
+                rule_name = rule["firewall_resource"]["name"]
+                self._ensure("firewalls", {"firewall": rule_name}, rule)
+        subnet_url = requests.subnet_url(settings.project, region, subnet)
+        return Place(
+            network, subnet_url if subnet else "", settings.network_tags or (name,)
+        )
+
+    def _own_subnet(self, job: str, region: str) -> None:
+        name = requests.shared_name(job)
+        cidr = _free(self._subnets_in(name).values())
+        asked = requests.own_subnet(self._settings, job, region, cidr)
+        where = {"region": region, "subnetwork": name}
+        self._ensure("subnetworks", where, asked)
+
+    def _subnets_in(self, name: str) -> dict[str, str]:
+        """Return the addresses of the subnets of one name, by region."""
+        asked = {
+            "project": self._settings.project,
+            "filter": requests.any_of("name", [name]),
+        }
+        return {
+            region: subnet["ip_cidr_range"]
+            for region, told in self._clients.scopes("subnetworks", asked)
+            for subnet in told.get("subnetworks", ())
+        }
+
+    def _named(self, service: str, *names: str) -> Iterator[dict[str, Any]]:
+        asked = {
+            "project": self._settings.project,
+            "filter": requests.any_of("name", names),
+        }
+        return self._clients.all(service, "list", asked)
+
+    # --- finding, making, removing ----------------------------------------------------
+
+    def _check_there(self, service: str, asked: dict[str, Any]) -> None:
+        mine = {"project": self._settings.project}
+        if self._clients.find(service, "get", mine | asked) is None:
+            *where, (_, name) = asked.items()
+            place = "".join(f" in {value}" for _, value in where)
+            raise MisconfiguredError(
+                f"GCP: {service}{place}: got {name}, which does not exist in project "
+                f"{self._settings.project}; correct the job file"
+            )
+
+    def _ensure(
+        self, service: str, where: dict[str, Any], asked: dict[str, Any]
+    ) -> None:
+        """Make something unless it is there; another manager may be about to."""
+        mine = {"project": self._settings.project}
+        there = self._clients.find(service, "get", mine | where) is not None
+        if there or not self._clients.insert(service, asked):
+            self._await_making(**where)
+
+    def _await_making(self, region: str = "", **named: str) -> None:
+        """Wait for what another manager has begun to make."""
+        (name,) = named.values()
+        asked = {
+            "project": self._settings.project,
+            "filter": requests.any_of("status", ("PENDING", "RUNNING")),
+        }
+        asked |= {"region": region} if region else {}
+        service = "region_operations" if region else "global_operations"
+        for operation in list(self._clients.all(service, "list", asked)):
+            if answers.last_part(operation.get("target_link", "")) == name:
+                self._clients.finish(operation, self._settings.launch_s)
+
+
+def _free(taken: Iterable[str]) -> str:
+    """Return addresses of our own range that no subnet of the network has."""
+    used = set(taken)
+    subnets = _OWN_NETWORKS.subnets(new_prefix=_SUBNET_BITS)
+    return next(str(subnet) for subnet in subnets if str(subnet) not in used)
+
+
+def refuse_if_used(job: str, live: list[str]) -> None:
+    """Refuse to remove what VMs still use.
+
+    Raises:
+        CloudError: some are left.
+    """
+    if live:
+        raise CloudError(
+            f"GCP: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
+            "first"
+        )

@@ -1,0 +1,244 @@
+"""GCP as a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from spottrain.cloud import tags
+from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.facts import Facts
+from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp.checks import Checks
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.ends import Ends
+from spottrain.cloud.gcp.launches import Launches
+from spottrain.cloud.gcp.market import Market
+from spottrain.cloud.gcp.network import Network, refuse_if_used
+from spottrain.cloud.gcp.requests import CLOUD
+from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
+from spottrain.cloud.gcp.translate import explained
+from spottrain.cloud.provider import (
+    Finding,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    PlacementScore,
+    Quota,
+    SshTarget,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.recent import Recent
+
+_ALIVE = (VmState.STARTING, VmState.RUNNING)
+
+
+class GcpProvider:
+    """Rents Compute Engine machines; calls may be made from each of many threads.
+
+    Args:
+        settings: Where and how.
+        facts: What machines there are.
+        price_of: What they cost.
+        clients: Of the same project, to share; its own if not given.
+    """
+
+    name = CLOUD
+
+    def __init__(
+        self,
+        settings: GcpSettings,
+        facts: Facts,
+        price_of: PriceOf,
+        clients: Clients | None = None,
+    ) -> None:
+        unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
+        if unknown:
+            raise MisconfiguredError(
+                f"GCP: instance types that the catalogue does not know: {unknown}"
+            )
+        self._settings = settings
+        self._facts = facts
+        self._clients = Clients(settings) if clients is None else clients
+        self._network = Network(self._clients, settings)
+        self._market = Market(self._clients, settings, facts, price_of)
+        self._ends = Ends(self._clients, settings)
+        self._launches = Launches(self._clients, settings, facts, self._ends)
+        self._recent = Recent()
+
+    # --- The cloud port ---------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what our zones have and has a price, spot and on demand.
+
+        Raises:
+            CloudError: Compute Engine cannot be asked.
+        """
+        return self._market.offers()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent machines with one bulk insert, whose id follows from the request's token.
+
+        Raises:
+            NoCapacityError: the zone has no machine left; the token stays unused.
+            QuotaExceededError, AuthError, ThrottledError: as named.
+            MisconfiguredError: there is no such image, network or type.
+            CloudError: it is not known what happened; asking again is safe.
+        """
+        offer = request.offer
+        count = f"{request.count} {offer.instance_type}"
+        known = self._network.knows(request.job, offer.region)
+        try:
+            with explained(f"launching {count} in {offer.zone}"):
+                place = self._network.place(request.job, offer.region)
+                result = self._launches.launch(request, place)
+        except CloudError as error:
+            if type(error) in (CloudError, MisconfiguredError):
+                self._network.forget(request.job)  # somebody may have removed it
+                if known:
+                    raise CloudError(f"{error}; will be tried again") from None
+            raise
+        self._recent.launched(result.vms)
+        self._ends.note(result.vms)
+        return result
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return the VMs of a job in all zones; those that this process saw alive for an
+        hour after their end.
+
+        Raises:
+            CloudError: a zone cannot be asked.
+        """
+        mine = requests.labelled(tags.JOB, job)
+        listed = [vm for vm in self._vms(mine) if vm.job == job]
+        return self._recent.amend(job, self._ends.add(job, listed))
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Ask for the end of VMs; unknown and gone ones are no error.
+
+        Raises:
+            CloudError: it cannot be asked for; ask again.
+        """
+        for vm_id in vm_ids:
+            zone, name = requests.split_vm_id(vm_id)
+            if zone:
+                self._delete(vm_id, zone, name)
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all jobs in every zone of the project.
+
+        Raises:
+            CloudError: a zone cannot be asked.
+        """
+        return tuple(self._vms(f"labels.{tags.JOB}:*"))
+
+    # --- What not every cloud can do --------------------------------------------------
+
+    def release(self, job: str) -> None:
+        """Remove the job's firewall rules, subnets and network, and the disks of VMs
+        that switched themselves off.
+
+        Raises:
+            CloudError: VMs of the job still run.
+        """
+        vms = self.list_vms(job)
+        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in _ALIVE])
+        with explained(f"removing what job {job} used"):
+            for vm in vms:
+                if vm.state is VmState.STOPPING:
+                    zone, name = requests.split_vm_id(vm.vm_id)
+                    self._clients.delete("instances", self._named(zone, name))
+            self._network.release(job)
+
+    def check(self) -> Sequence[Finding]:
+        """Return whether a job could rent, found out without renting."""
+        checks = Checks(self._clients, self._settings, self._network, self._market)
+        return tuple(checks.run())
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas of our GPUs; the whole project's have an empty region.
+
+        Raises:
+            CloudError: Compute Engine cannot be asked.
+        """
+        return self._market.quotas()
+
+    def placement_scores(
+        self, instance_type: str, count: int
+    ) -> Sequence[PlacementScore]:
+        """Return Google's obtainability score of each zone.
+
+        Raises:
+            CloudError: Compute Engine cannot be asked.
+        """
+        return self._market.placement_scores(instance_type, count)
+
+    def price_history(self, since_s: float) -> Sequence[Offer]:
+        """Return the spot list prices of our zones, as they came.
+
+        Raises:
+            CloudError: Compute Engine cannot be asked.
+        """
+        return self._market.price_history(since_s)
+
+    def interrupt(self, vm_id: str) -> None:
+        """Simulate a maintenance event, at which Google preempts a spot VM.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+        zone, instance = self._instance(vm_id)
+        asked = self._named(zone, instance["name"])
+        with explained(f"interrupting {vm_id}"):
+            self._clients.call("instances", "simulate_maintenance_event_unary", asked)
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        """Return how to enter a VM, None until its guest agent has told its host keys.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+        """
+        zone, instance = self._instance(vm_id)
+        address = answers.public_address(instance)
+        if not self._settings.public_addresses:
+            address = answers.vm_of(instance, self._facts).private_address
+        asked = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
+        with explained(f"asking for the host keys of {vm_id}"):
+            told = self._clients.find("instances", "get_guest_attributes", asked)
+        keys, settings = answers.host_keys(told or {}), self._settings
+        if not address or not keys:
+            return None
+        return SshTarget(
+            host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
+        )
+
+    # --- How Compute Engine is asked --------------------------------------------------
+
+    def _named(self, zone: str, name: str) -> dict[str, Any]:
+        return {"project": self._settings.project, "zone": zone, "instance": name}
+
+    def _vms(self, which: str) -> list[Vm]:
+        asked = {"project": self._settings.project, "filter": which}
+        with explained("listing VMs"):
+            return [
+                answers.vm_of(instance, self._facts)
+                for _, told in self._clients.scopes("instances", asked)
+                for instance in told.get("instances", ())
+            ]
+
+    def _instance(self, vm_id: str) -> tuple[str, Mapping[str, Any]]:
+        """Return (zone, instance) of a VM that lives."""
+        zone, name = requests.split_vm_id(vm_id)
+        if zone:
+            with explained(f"looking for {vm_id}"):
+                asked = self._named(zone, name)
+                instance = self._clients.call("instances", "get", asked)
+            if answers.vm_of(instance, self._facts).state in _ALIVE:
+                return zone, instance
+        raise VmNotFoundError(f"GCP: VM {vm_id} is gone or was never there")
+
+    def _delete(self, vm_id: str, zone: str, name: str) -> None:
+        with explained(f"terminating {vm_id}"):
+            self._clients.find("instances", "delete_unary", self._named(zone, name))
+        self._recent.terminated([vm_id])

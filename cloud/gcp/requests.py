@@ -1,0 +1,358 @@
+"""What is sent to Compute Engine; pure.
+
+Requests are plain dicts by the SDK's names of fields. A launch must be word for word
+the same when it is repeated with its token, so nothing here depends on the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.cloud import lease, tags
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.provider import LaunchRequest
+
+CLOUD = "gcp"
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+_VM_ID = re.compile(r"(?P<name>[a-z][a-z0-9-]{0,62})\.(?P<zone>[a-z]+-[a-z]+\d+-[a-z])")
+_ATTACHED = re.compile(r"(?P<machine>[a-z0-9-]+)\+(?P<count>\d+)x(?P<gpu>[A-Z0-9-]+)")
+_HYPERDISK = ("a3-ultragpu", "a4-", "a4x-", "g4-")
+"""Machines that take no persistent disk."""
+_NAMESPACE = uuid.UUID("5f5c7a0e-6f0c-4b6e-9d0c-7a5b1a1d4e11")
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+DELETE_ITSELF = """\
+M=http://metadata.google.internal/computeMetadata/v1/instance
+        ask() { curl -sf -H 'Metadata-Flavor: Google' "$M/$1"; }
+        token=$(ask service-accounts/default/token |
+            sed -n 's/.*"access_token":"\\([^"]*\\)".*/\\1/p')
+        printf 'Authorization: Bearer %s' "$token" | curl -sf -H @- -X DELETE \\
+            "https://compute.googleapis.com/compute/v1/$(ask zone)/instances/$(ask name)" ||
+            systemctl poweroff || poweroff -f"""
+"""How a VM with a service account ends: its token travels in a pipe, not in argv."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of machine as Compute Engine knows it."""
+
+    machine_type: str
+    accelerator: str = ""
+    """Type of the GPUs that are attached; empty where the machine has its own."""
+    accelerators: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where VMs of a job are made."""
+
+    network: str
+    subnetwork: str
+    """Empty: the network's automatic one."""
+    network_tags: tuple[str, ...]
+
+
+def kind_of(instance_type: str) -> Kind:
+    """Return what the catalogue's name of a machine means."""
+    attached = _ATTACHED.fullmatch(instance_type)
+    if attached is None:
+        return Kind(instance_type)
+    return Kind(
+        attached["machine"],
+        f"nvidia-tesla-{attached['gpu'].lower()}",
+        int(attached["count"]),
+    )
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+def label(text: str) -> str:
+    """Return a text as a label can hold it: itself if it may, else its digest."""
+    return text if _LABEL.fullmatch(text) else f"x{_digest(text, 40)}"
+
+
+def shared_name(job: str) -> str:
+    """Return the name of the network, and of all else that the VMs of a job share."""
+    return f"spottrain-{_digest(job, 20)}"
+
+
+def vm_names(request: LaunchRequest) -> list[str]:
+    """Return the names of a launch's VMs, which say whose they are by themselves."""
+    first = f"spottrain-{_digest(request.token, 20)}"
+    return [f"{first}-{number}" for number in range(request.count)]
+
+
+def request_id(token: str, attempt: int) -> str:
+    """Return what Google knows one try of a launch by; a failed one is spent."""
+    return str(uuid.uuid5(_NAMESPACE, f"{attempt}/{token}"))
+
+
+def vm_id_of(zone: str, name: str) -> str:
+    """Return our name of an instance; Google's own names hold within a zone."""
+    return f"{name}.{zone}"
+
+
+def split_vm_id(vm_id: str) -> tuple[str, str]:
+    """Return (zone, name); both are empty if it is no name of ours."""
+    found = _VM_ID.fullmatch(vm_id)
+    return (found["zone"], found["name"]) if found else ("", "")
+
+
+def region_of(zone: str) -> str:
+    """Return the region that a zone is in."""
+    return zone.rpartition("-")[0]
+
+
+def _digest(text: str, characters: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:characters]
+
+
+# --- a launch -------------------------------------------------------------------------
+
+
+def bulk_insert(
+    request: LaunchRequest, place: Place, settings: GcpSettings, attempt: int
+) -> dict[str, Any]:
+    """Return BulkInsertInstanceRequest: as many machines as there are in the zone, at
+    most ``request.count``.
+    """
+    return {
+        "project": settings.project,
+        "zone": request.offer.zone,
+        "request_id": request_id(request.token, attempt),
+        "bulk_insert_instance_resource_resource": {
+            "count": request.count,
+            "min_count": 1,
+            "per_instance_properties": {name: {} for name in vm_names(request)},
+            "instance_properties": _properties(request, place, settings),
+        },
+    }
+
+
+def _properties(
+    request: LaunchRequest, place: Place, settings: GcpSettings
+) -> dict[str, Any]:
+    kind = kind_of(request.offer.instance_type)
+    asked: dict[str, Any] = {
+        "machine_type": kind.machine_type,
+        "scheduling": _scheduling(request.offer.spot, settings),
+        "network_interfaces": [_interface(place, settings)],
+        "disks": [_boot_disk(request, kind, settings)],
+        "labels": _labels(request),
+        "metadata": {"items": _metadata(request, settings)},
+        "tags": {"items": list(place.network_tags)},
+    }
+    if kind.accelerators:
+        asked["guest_accelerators"] = [
+            {
+                "accelerator_type": kind.accelerator,
+                "accelerator_count": kind.accelerators,
+            }
+        ]
+    if settings.service_account:
+        asked["service_accounts"] = [
+            {"email": settings.service_account, "scopes": [_SCOPE]}
+        ]
+    return asked
+
+
+def _scheduling(spot: bool, settings: GcpSettings) -> dict[str, Any]:
+    """Return a schedule that ends in deletion, at the hard stop at the latest."""
+    return {
+        "provisioning_model": "SPOT" if spot else "STANDARD",
+        "instance_termination_action": "DELETE",
+        "max_run_duration": {"seconds": math.ceil(settings.max_run_s)},
+        "on_host_maintenance": "TERMINATE",  # machines with GPUs cannot be moved
+        "automatic_restart": False,
+    }
+
+
+def _interface(place: Place, settings: GcpSettings) -> dict[str, Any]:
+    asked: dict[str, Any] = {"network": place.network, "nic_type": "GVNIC"}
+    if place.subnetwork:
+        asked["subnetwork"] = place.subnetwork
+    if settings.public_addresses:
+        asked["access_configs"] = [{"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}]
+    return asked
+
+
+def _boot_disk(
+    request: LaunchRequest, kind: Kind, settings: GcpSettings
+) -> dict[str, Any]:
+    hyperdisk = kind.machine_type.startswith(_HYPERDISK)
+    return {
+        "boot": True,
+        "auto_delete": True,
+        "initialize_params": {
+            "source_image": settings.image,
+            "disk_size_gb": settings.disk_gib,
+            "disk_type": "hyperdisk-balanced" if hyperdisk else "pd-balanced",
+            "labels": _labels(request),
+        },
+    }
+
+
+def _labels(request: LaunchRequest) -> dict[str, str]:
+    """Return what VMs and disks are found by."""
+    return {
+        tags.JOB: label(request.job),
+        tags.INTENT: label(request.intent),
+        tags.EXPIRES: str(math.ceil(request.lease_s)),
+    }
+
+
+def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, str]]:
+    """Return what labels cannot hold, and what the image's guest agent goes by."""
+    own = bool(settings.service_account)
+    end = DELETE_ITSELF if own else lease.SWITCH_OFF
+    items = {
+        tags.JOB: request.job,
+        tags.INTENT: request.intent,
+        tags.PRICE: repr(request.offer.usd_per_hour),
+        TYPE: request.offer.instance_type,
+        "startup-script": lease.boot_script(request.lease_s, end),
+        "block-project-ssh-keys": "TRUE",
+        "enable-oslogin": "FALSE",
+        "enable-guest-attributes": "TRUE",  # where the VM tells its host keys
+    }
+    if settings.public_key:
+        items["ssh-keys"] = f"{settings.user}:{settings.public_key}"
+    return [{"key": key, "value": value} for key, value in items.items()]
+
+
+TYPE = "spottrain-instance-type"
+"""Metadata: the machine as the catalogue names it."""
+
+
+# --- everything else ------------------------------------------------------------------
+
+
+def labelled(key: str, value: str) -> str:
+    """Return a filter on one label."""
+    return f'labels.{key} = "{label(value)}"'
+
+
+def any_of(field: str, values: Collection[str]) -> str:
+    """Return a filter that one of some values passes."""
+    return " OR ".join(f'({field} = "{value}")' for value in sorted(values))
+
+
+def own_network(settings: GcpSettings, job: str) -> dict[str, Any]:
+    """Return InsertNetworkRequest of a job's network, without any subnet."""
+    network = {
+        "name": shared_name(job),
+        "description": described(job),
+        "auto_create_subnetworks": False,
+    }
+    return {"project": settings.project, "network_resource": network}
+
+
+def own_subnet(
+    settings: GcpSettings, job: str, region: str, cidr: str
+) -> dict[str, Any]:
+    """Return InsertSubnetworkRequest of a job's subnet of one region."""
+    subnet = {
+        "name": shared_name(job),
+        "description": described(job),
+        "network": network_url(settings.project, shared_name(job)),
+        "ip_cidr_range": cidr,
+    }
+    return {
+        "project": settings.project,
+        "region": region,
+        "subnetwork_resource": subnet,
+    }
+
+
+def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, Any]]:
+    """Return InsertFirewallRequests: all from the job's VMs, SSH from ``ssh_from``."""
+    name = shared_name(job)
+    shared = {
+        "description": described(job),
+        "network": network,
+        "direction": "INGRESS",
+        "target_tags": [name],
+    }
+    inside = {
+        "name": f"{name}-inside",
+        "source_tags": [name],
+        "allowed": [{"I_p_protocol": "all"}],
+    }
+    ssh = {
+        "name": f"{name}-ssh",
+        "source_ranges": list(settings.ssh_from),
+        "allowed": [{"I_p_protocol": "tcp", "ports": [str(settings.ssh_port)]}],
+    }
+    wanted = [inside, ssh] if settings.ssh_from else [inside]
+    return [
+        {"project": settings.project, "firewall_resource": shared | rule}
+        for rule in wanted
+    ]
+
+
+def described(job: str) -> str:
+    """Return the description of what cannot be labelled: networks and rules."""
+    return f"{tags.JOB}={job}"
+
+
+def network_url(project: str, name: str) -> str:
+    """Return the path of a network."""
+    return f"projects/{project}/global/networks/{name}"
+
+
+def subnet_url(project: str, region: str, name: str) -> str:
+    """Return the path of a subnet."""
+    return f"projects/{project}/regions/{region}/subnetworks/{name}"
+
+
+def advice(settings: GcpSettings, kind: Kind, count: int, zone: str) -> dict[str, Any]:
+    """Return CapacityAdviceRpcRequest: how likely are so many spot machines?"""
+    selection: dict[str, Any] = {"machine_types": [kind.machine_type]}
+    selection |= _accelerators(kind)
+    return {
+        "project": settings.project,
+        "region": region_of(zone),
+        "capacity_advice_request_resource": {
+            "size": count,
+            "instance_properties": {"scheduling": {"provisioning_model": "SPOT"}},
+            "instance_flexibility_policy": {"instance_selections": {"only": selection}},
+            "distribution_policy": {
+                "target_shape": "ANY_SINGLE_ZONE",
+                "zones": [{"zone": f"zones/{zone}"}],
+            },
+        },
+    }
+
+
+def history(settings: GcpSettings, region: str, kind: Kind) -> dict[str, Any]:
+    """Return CapacityHistoryAdviceRequest: what did a spot machine cost here?"""
+    machine: dict[str, Any] = {
+        "machine_type": kind.machine_type,
+        "scheduling": {"provisioning_model": "SPOT"},
+    }
+    return {
+        "project": settings.project,
+        "region": region,
+        "capacity_history_request_resource": {
+            "instance_properties": machine | _accelerators(kind),
+            "location_policy": {"location": f"regions/{region}"},
+            "types": ["PRICE"],
+        },
+    }
+
+
+def _accelerators(kind: Kind) -> dict[str, Any]:
+    if not kind.accelerators:
+        return {}
+    attached = {
+        "accelerator_type": kind.accelerator,
+        "accelerator_count": kind.accelerators,
+    }
+    return {"guest_accelerators": [attached]}

@@ -1,0 +1,201 @@
+"""From what the SDK raises, and failed operations say, to what a caller can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    QuotaExceededError,
+    ThrottledError,
+    VmNotFoundError,
+)
+
+EXTRA_MISSING = (
+    "google-cloud-compute is not installed; run pip install 'spottrain[gcp]'"
+)
+_RETRY_AFTER_S = 5.0
+_LONGEST = 300
+"""Characters of Google's own words in a message."""
+_NOT_FOUND = 404
+ALREADY_THERE = "alreadyExists"
+
+_CODES: dict[str, type[CloudError]] = {
+    "ZONE_RESOURCE_POOL_EXHAUSTED": NoCapacityError,
+    "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": NoCapacityError,
+    "REGION_RESOURCE_POOL_EXHAUSTED": NoCapacityError,
+    "STOCKOUT": NoCapacityError,
+    "insufficientCapacity": NoCapacityError,
+    "resourcesExhausted": NoCapacityError,
+    "VM_MIN_COUNT_NOT_REACHED": NoCapacityError,
+    "RESOURCE_NOT_FOUND": NoCapacityError,  # the zone has no such type (any more)
+    "UNSUPPORTED_OPERATION": NoCapacityError,  # taken back while it was being made
+    "QUOTA_EXCEEDED": QuotaExceededError,
+    "QUOTA_LIMIT_EXCEEDED": QuotaExceededError,
+    "quotaExceeded": QuotaExceededError,
+    "limitExceeded": QuotaExceededError,
+    "authError": AuthError,
+    "required": AuthError,
+    "forbidden": AuthError,
+    "accessNotConfigured": AuthError,
+    "billingNotEnabled": AuthError,
+    "insufficientPermissions": AuthError,
+    "IAM_PERMISSION_DENIED": AuthError,
+    "PERMISSIONS_ERROR": AuthError,
+    "FORBIDDEN": AuthError,
+    "conditionNotMet": MisconfiguredError,
+    "invalid": MisconfiguredError,
+    "invalidParameter": MisconfiguredError,
+    "badRequest": MisconfiguredError,
+    "INVALID_FIELD_VALUE": MisconfiguredError,
+    "INVALID_USAGE": MisconfiguredError,
+    "VPC_NOT_FOUND": MisconfiguredError,
+    "rateLimitExceeded": ThrottledError,
+    "userRateLimitExceeded": ThrottledError,
+    "RATE_LIMIT_EXCEEDED": ThrottledError,
+    "RESOURCE_OPERATION_RATE_EXCEEDED": ThrottledError,
+    "operationRateExceeded": ThrottledError,
+}
+_STATUSES: dict[int, type[CloudError]] = {
+    400: MisconfiguredError,
+    401: AuthError,
+    403: AuthError,
+    429: ThrottledError,
+}
+"""By HTTP status, where the code says nothing."""
+_UNSETTLED = ("resourceNotReady", "resourceInUseByAnotherResource")
+"""It will pass, though the status says that the request is wrong."""
+
+_ADVICE: dict[type[CloudError], str] = {
+    NoCapacityError: "another zone or type may have some",
+    QuotaExceededError: "ask Google for a higher quota or rent elsewhere",
+    AuthError: "check the credentials, their roles, and this machine's clock",
+    MisconfiguredError: "correct the job file",
+}
+
+
+def code_of(error: Exception) -> str:
+    """Return Google's word for an error, empty where Google did not answer."""
+    return str(_first(error).get("reason", ""))
+
+
+def _first(error: Exception) -> Mapping[str, Any]:
+    errors: Sequence[Any] = getattr(error, "errors", ()) or ({},)
+    return errors[0] if isinstance(errors[0], Mapping) else {}
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the same call may go well in a moment."""
+    import requests
+    from google.api_core import exceptions as google
+    from google.auth.exceptions import TransportError
+
+    lost = (requests.ConnectionError, requests.Timeout, TransportError)
+    broken = (
+        google.TooManyRequests,
+        google.InternalServerError,
+        google.BadGateway,
+        google.ServiceUnavailable,
+        google.GatewayTimeout,
+    )
+    if isinstance(error, lost):
+        return True
+    kind = _CODES.get(code_of(error))
+    return kind is ThrottledError or (kind is None and isinstance(error, broken))
+
+
+def translate(error: Exception, doing: str) -> CloudError:
+    """Return the error that a caller can act on; any code that we do not know is a
+    plain ``CloudError``, never "no capacity".
+
+    Args:
+        error: Of ``google.api_core``, ``google.auth`` or ``requests``.
+        doing: What was tried, such as ``launching 2 a2-highgpu-1g in us-central1-a``.
+    """
+    from google.api_core import exceptions as google
+    from google.auth import exceptions as auth
+
+    if isinstance(error, google.RetryError) and isinstance(error.cause, Exception):
+        return translate(error.cause, doing)
+    if isinstance(error, google.GoogleAPICallError):
+        return _refused(error, doing)
+    text = _one_line(str(error))
+    if isinstance(error, auth.GoogleAuthError) and not isinstance(
+        error, auth.TransportError
+    ):
+        return AuthError(
+            f"GCP, {doing}: {text}; run 'gcloud auth application-default login'"
+        )
+    return CloudError(f"GCP cannot be reached, {doing}: {text}; will be tried again")
+
+
+def raise_failed(operation: Mapping[str, Any]) -> None:
+    """Raise what a failed operation failed of.
+
+    Raises:
+        CloudError: one of its kinds.
+    """
+    errors = operation.get("error", {}).get("errors", ())
+    if not errors:
+        return
+    code, told = errors[0].get("code", ""), errors[0].get("message", "")
+    doing = str(operation.get("operation_type", "an operation"))
+    raise _made(_CODES.get(code, CloudError), code, told, doing)
+
+
+def _refused(error: Any, doing: str) -> CloudError:
+    code, status = code_of(error), int(error.code or 0)
+    told = str(_first(error).get("message", error.message))
+    kind = _CODES.get(code)
+    if kind is None and status == _NOT_FOUND:
+        kind = VmNotFoundError if "/instances/" in told else MisconfiguredError
+    if kind is None:
+        kind = CloudError if code in _UNSETTLED else _STATUSES.get(status, CloudError)
+    headers = getattr(error.response, "headers", None) or {}
+    after = headers.get("Retry-After", "")
+    retry_after_s = float(after) if after.isdigit() else _RETRY_AFTER_S
+    return _made(kind, code or str(status), told, doing, retry_after_s)
+
+
+def _made(
+    kind: type[CloudError],
+    code: str,
+    told: str,
+    doing: str,
+    retry_after_s: float = _RETRY_AFTER_S,
+) -> CloudError:
+    if kind is ThrottledError:
+        return ThrottledError(
+            f"GCP, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
+        )
+    advice = _ADVICE.get(kind)
+    text = f"GCP, {doing}: {code}: {_one_line(told)}"
+    return kind(text + (f"; {advice}" if advice else ""))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what the SDK raises inside into what a caller can act on.
+
+    Raises:
+        CloudError: one of its kinds, with a message of one line.
+    """
+    try:
+        from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+        from requests.exceptions import RequestException
+    except ImportError:
+        raise CloudError(EXTRA_MISSING) from None
+    try:
+        yield
+    except (GoogleAPIError, GoogleAuthError, RequestException) as error:
+        raise translate(error, doing) from None

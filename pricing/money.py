@@ -1,0 +1,191 @@
+"""Money, counted in whole numbers: the one place where dollars are reckoned with.
+
+Prices come from APIs as decimal numbers of dollars per hour. They are rounded once, here,
+to whole nano-dollars per hour; times to whole microseconds. Price times time is then a
+whole number, and a sum of such products does not depend on the order of its terms.
+Nothing is rounded again until an amount is told.
+
+The one rule of rounding: never in our favour. What we owe is rounded up, what we may
+spend is rounded down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
+
+from spottrain.errors import SpottrainError
+
+HOUR_S = 3600.0
+HOUR_US = 3_600_000_000
+_NANO = Decimal(10) ** 9
+_MICRO = Decimal(10) ** 6
+_GRAINS_PER_MICROUSD = 1000 * HOUR_US
+"""A grain: what a nano-dollar per hour costs in a microsecond."""
+
+
+class MoneyError(SpottrainError):
+    """A price or an amount is no number of dollars."""
+
+
+def _decimal(usd: float) -> Decimal:
+    """Return the decimal number that people and APIs wrote.
+
+    Raises:
+        MoneyError: It is negative, infinite or not a number.
+    """
+    if not is_amount(usd):
+        raise MoneyError(f"must be dollars, 0 or more: got {usd!r}; mend the price")
+    return Decimal(repr(usd))
+
+
+def is_amount(usd: float) -> bool:
+    """Whether a number can be a price or an amount: finite, and 0 or more."""
+    return math.isfinite(usd) and usd >= 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Money:
+    """An amount; add and compare it, and tell it at the very end."""
+
+    grains: int = 0
+
+    @classmethod
+    def owed(cls, usd: float) -> Money:
+        """Return an amount that we owe: rounded up to a micro-dollar.
+
+        Raises:
+            MoneyError: It is no amount.
+        """
+        micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_CEILING)
+        return cls(int(micro) * _GRAINS_PER_MICROUSD)
+
+    @classmethod
+    def allowed(cls, usd: float) -> Money:
+        """Return an amount that we may spend: rounded down to a micro-dollar.
+
+        Raises:
+            MoneyError: It is no amount.
+        """
+        micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_FLOOR)
+        return cls(int(micro) * _GRAINS_PER_MICROUSD)
+
+    def __add__(self, other: Money) -> Money:
+        return Money(self.grains + other.grains)
+
+    def __sub__(self, other: Money) -> Money:
+        return Money(self.grains - other.grains)
+
+    def __mul__(self, times: int) -> Money:
+        return Money(self.grains * times)
+
+    @property
+    def microusd(self) -> int:
+        """In micro-dollars, rounded up."""
+        return -(-self.grains // _GRAINS_PER_MICROUSD)
+
+    @property
+    def usd(self) -> float:
+        """In dollars, to be shown; nothing is reckoned from it."""
+        return self.microusd / 1e6
+
+    def share(self, fraction: float) -> Money:
+        """Return a part of it, such as 0.8, rounded up to a grain."""
+        return Money(math.ceil(self.grains * Fraction(repr(fraction))))
+
+
+NOTHING = Money()
+
+
+def total(amounts: Iterable[Money]) -> Money:
+    """Return the sum of some amounts."""
+    return Money(sum(amount.grains for amount in amounts))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rate:
+    """Money per time."""
+
+    nanousd_per_hour: int = 0
+
+    @classmethod
+    def of(cls, usd_per_hour: float) -> Rate:
+        """Return a price that we pay: rounded up to a nano-dollar per hour.
+
+        Raises:
+            MoneyError: It is no price.
+        """
+        nano = (_decimal(usd_per_hour) * _NANO).to_integral_value(ROUND_CEILING)
+        return cls(int(nano))
+
+    @classmethod
+    def allowed(cls, usd_per_hour: float) -> Rate:
+        """Return a bound on prices: rounded down to a nano-dollar per hour.
+
+        Raises:
+            MoneyError: It is no price.
+        """
+        nano = (_decimal(usd_per_hour) * _NANO).to_integral_value(ROUND_FLOOR)
+        return cls(int(nano))
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(self.nanousd_per_hour + other.nanousd_per_hour)
+
+    def __sub__(self, other: Rate) -> Rate:
+        return Rate(self.nanousd_per_hour - other.nanousd_per_hour)
+
+    def __mul__(self, times: int) -> Rate:
+        return Rate(self.nanousd_per_hour * times)
+
+    def __floordiv__(self, other: Rate) -> int:
+        """How often ``other`` fits into it."""
+        return self.nanousd_per_hour // other.nanousd_per_hour
+
+    @property
+    def usd_per_hour(self) -> float:
+        """In dollars per hour, to be shown; nothing is reckoned from it."""
+        return self.nanousd_per_hour / 1e9
+
+    def over_us(self, duration_us: int) -> Money:
+        """Return what it comes to in so many microseconds."""
+        return Money(self.nanousd_per_hour * duration_us)
+
+    def over(self, duration_s: float) -> Money:
+        """Return what it comes to in so many seconds, rounded up to a microsecond."""
+        return self.over_us(ceil_us(duration_s))
+
+    def lasts_s(self, amount: Money) -> float:
+        """Return for how long an amount pays it; for ever if it is nothing."""
+        if self.nanousd_per_hour <= 0:
+            return math.inf
+        return amount.grains / self.nanousd_per_hour / 1e6
+
+
+FREE = Rate()
+
+
+def total_rate(rates: Iterable[Rate]) -> Rate:
+    """Return the sum of some rates."""
+    return Rate(sum(rate.nanousd_per_hour for rate in rates))
+
+
+def floor_us(at_s: float) -> int:
+    """Return a moment in whole microseconds, not later: where paying begins."""
+    return math.floor(at_s * 1e6)
+
+
+def ceil_us(at_s: float) -> int:
+    """Return a moment or a time in whole microseconds, not less: where paying ends."""
+    return math.ceil(at_s * 1e6)
+
+
+def cost_usd(usd_per_hour: float, seconds: float) -> float:
+    """Return dollars for a time at a price, for estimates.
+
+    Raises:
+        MoneyError: The price is no price.
+    """
+    return Rate.of(usd_per_hour).over(seconds).usd

@@ -1,0 +1,161 @@
+"""What pictures over one time axis are drawn with: scales, ticks and SVG paths; pure.
+
+Colours are CSS classes, so that the page around a picture decides on light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+Point = tuple[float, float]
+"""A moment in seconds, and a value."""
+
+_NICE_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600),
+    *(43200, 86400, 172800, 432000, 864000, 2592000),
+)
+"""Distances of ticks that people read well, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Where a picture puts moments and values; in units of its view box."""
+
+    from_s: float
+    to_s: float
+    """Later than ``from_s``."""
+    top: float
+    """The highest value; above 0. The lowest is 0."""
+    height: int = 130
+    width: int = 1000
+    left: int = 86
+    right: int = 14
+    above: int = 14
+    below: int = 20
+
+    @property
+    def base(self) -> int:
+        """Where 0 is drawn."""
+        return self.height - self.below
+
+    @property
+    def end(self) -> int:
+        """Where ``to_s`` is drawn."""
+        return self.width - self.right
+
+    def x(self, at_s: float) -> float:
+        """Return where a moment is drawn; what lies outside, at the border."""
+        share = (at_s - self.from_s) / (self.to_s - self.from_s)
+        return self.left + min(1.0, max(0.0, share)) * (self.end - self.left)
+
+    def y(self, value: float) -> float:
+        """Return where a value is drawn; what lies outside, at the border."""
+        share = min(1.0, max(0.0, value / self.top))
+        return self.base - share * (self.base - self.above)
+
+
+def nice_top(value: float) -> float:
+    """Return the least of 1, 2, 2.5, 5 times a power of ten that is not below."""
+    if not (math.isfinite(value) and value > 0):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(
+        (m * power for m in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if m * power >= value),
+        10 * power,
+    )
+
+
+def time_ticks(span_s: float, most: int = 12) -> list[float]:
+    """Return the seconds after the beginning at which an axis has ticks."""
+    step = next((s for s in _NICE_S if span_s / s <= most), None)
+    if step is None:
+        step = _NICE_S[-1] * math.ceil(span_s / _NICE_S[-1] / most)
+    return [i * float(step) for i in range(int(span_s / step) + 1)]
+
+
+def elapsed(seconds: float, step_s: float) -> str:
+    """Return a tick's label, as coarse as the distance of the ticks allows."""
+    if step_s >= 86400:
+        return f"{seconds / 86400:.0f} d"
+    if step_s >= 3600:
+        return f"{seconds / 3600:.0f} h"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if step_s >= 60:
+        return f"{hours}:{minutes:02d}" if hours else f"{minutes} min"
+    return f"{seconds:.0f} s"
+
+
+def step_path(frame: Frame, points: Sequence[Point], until_s: float) -> str:
+    """Return a line of values each of which holds until the next one begins."""
+    path = ""
+    for at_s, value in points:
+        x, y = frame.x(at_s), frame.y(value)
+        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
+    return f"{path}H{frame.x(until_s):.1f}" if path else ""
+
+
+def line_path(frame: Frame, points: Sequence[Point]) -> str:
+    """Return a line that joins points."""
+    joined = "L".join(f"{frame.x(at_s):.1f} {frame.y(v):.1f}" for at_s, v in points)
+    return f"M{joined}" if joined else ""
+
+
+def area_path(frame: Frame, points: Sequence[Point], until_s: float) -> str:
+    """Return the area under a ``step_path``."""
+    if not points:
+        return ""
+    begin = frame.x(points[0][0])
+    return f"{step_path(frame, points, until_s)}V{frame.base}H{begin:.1f}Z"
+
+
+def path(data: str, css: str, title: str = "") -> str:
+    """Return a path element with a hover title; nothing if there is nothing to draw."""
+    if not data:
+        return ""
+    told = f"<title>{escape(title)}</title></path>" if title else "</path>"
+    return f'<path class="{css}" d="{data}">{told}'
+
+
+def text(x: float, y: float, words: str, css: str = "tick") -> str:
+    """Return a text element."""
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+
+
+def axes(frame: Frame, values: Iterable[tuple[float, str]]) -> str:
+    """Return grid and labels: ticks of time below, the given values at the left."""
+    parts = []
+    for value, label in values:
+        y = frame.y(value)
+        parts.append(path(f"M{frame.left} {y:.1f}H{frame.end}", "grid"))
+        parts.append(text(frame.left - 8, y + 4, label, "tick value"))
+    ticks = time_ticks(frame.to_s - frame.from_s)
+    step_s = ticks[1] if len(ticks) > 1 else frame.to_s - frame.from_s
+    for seconds in ticks:
+        x = frame.x(frame.from_s + seconds)
+        parts.append(path(f"M{x:.1f} {frame.above}V{frame.base}", "grid"))
+        parts.append(text(x, frame.base + 15, elapsed(seconds, step_s), "tick time"))
+    return "".join(parts)
+
+
+def picture(
+    frame: Frame, name: str, title: str, what: str, parts: Iterable[str]
+) -> str:
+    """Return a whole inline SVG that screen readers can tell.
+
+    Args:
+        frame: Its size.
+        name: Unique on the page: letters and digits.
+        title: What it is.
+        what: What it shows, in words.
+        parts: Its elements.
+    """
+    return (
+        f'<svg role="img" viewBox="0 0 {frame.width} {frame.height}" '
+        f'aria-labelledby="{name}-t {name}-d">'
+        f'<title id="{name}-t">{escape(title)}</title>'
+        f'<desc id="{name}-d">{escape(what)}</desc>'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,386 @@
+"""How to keep a deadline within a budget, cheaply: one pure decision, asked again and again.
+
+After "Can't Be Late" (Wu et al., NSDI 2024): spot VMs while there is time, on-demand VMs
+when there is none. Added here: fleets that grow and shrink a VM at a time, several places
+with prices that move, a budget, and what an example is worth (``promise_outlook``) in
+place of a fixed pace.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from spottrain.pricing.promise_net import Net, net
+from spottrain.pricing.promise_outlook import Outlook, market, plan
+from spottrain.pricing.promise_terms import (
+    HOUR_S,
+    Decision,
+    Fleet,
+    Held,
+    Standing,
+    Supply,
+)
+
+KEEP = 0.2
+"""Share by which a VM elsewhere must be cheaper than one that is held."""
+PATIENCE = 0.1
+"""Share by which on-demand VMs must be worth more than they cost before they are rented
+ahead of the edge: spot VMs may come."""
+DROP = 0.25
+"""Share by which VMs that are held may be dearer than examples are worth."""
+CALM = 3.0
+"""Losses that are to pass before more on-demand VMs are needed near the deadline."""
+CHURN = 2.0
+"""Times that the losses to expect may eat up the slack before the deadline: they often
+come together, and slack may grow."""
+ENDGAME = 3.0
+"""No VMs are rented that would train for less than so many boot times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lot:
+    """VMs that are alike: of one supply, held or not."""
+
+    name: str
+    spot: bool
+    count: int
+    usd_per_hour: float
+    rank: float
+    """What they are preferred by: the effective price, less for what is held."""
+    losses_per_hour: float
+    is_held: bool
+
+
+def decide(
+    standing: Standing,
+    fleet: Fleet,
+    supplies: Sequence[Supply],
+    held: Sequence[Held],
+    outlook: Outlook,
+) -> Decision:
+    """Return what to have rented from now on.
+
+    Args:
+        standing: Work, time and money that are left.
+        fleet: What fleets train, and what changes cost.
+        supplies: What can be had now, those that are held included.
+        held: What is rented. A supply of theirs that is missing above is given back.
+        outlook: What the market has been, see ``promise_outlook.look``.
+    """
+    return _Case(standing, fleet, supplies, held, outlook).decide()
+
+
+class _Case:
+    """One decision."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        fleet: Fleet,
+        supplies: Sequence[Supply],
+        held: Sequence[Held],
+        outlook: Outlook,
+    ) -> None:
+        self.standing, self.fleet, self.outlook = standing, fleet, outlook
+        self.supplies = supplies
+        self.held = {vms.name: vms for vms in held}
+        self.net: Net = net(standing, fleet, supplies, held)
+        examples = standing.examples_left
+        self.size = self.net.fastest(examples, standing.usd_left)
+        train_s = self.net.train_s(self.size, examples)
+        self.spare_s = standing.left_s - train_s
+        """Time that is left over if on-demand VMs trained from now on."""
+        self.slack_s = self.spare_s - self.net.start_s()
+        self.slack_usd = self._slack_usd()
+        self.jolt_s = 2 * fleet.morph_s + fleet.lost_s
+        """What a loss takes: the pause, the replacement's pause, lost work."""
+
+    def decide(self) -> Decision:
+        standing = self.standing
+        if standing.examples_left <= 0:
+            return self._answer((), "done", "nothing is left to do")
+        if standing.deadline_s is None:
+            return self._without_deadline()
+        if not self.size:
+            return self._without_net()
+        if self.slack_s < 2 * self.jolt_s + standing.review_s:
+            return self._edge()
+        return self._pace()
+
+    # --- How many spot VMs may be lost at once ---
+
+    def _slack_usd(self) -> float:
+        """Return what is left over if on-demand VMs finish, those booted that lack."""
+        usd_left, examples = self.standing.usd_left, self.standing.examples_left
+        if usd_left is None:
+            return math.inf
+        return usd_left - self.net.usd(self._net_size(), examples)
+
+    def _net_size(self) -> int:
+        """Return the cheapest size on demand that is in time."""
+        examples = self.standing.examples_left
+        within_s = self.standing.left_s - self.net.start_s()
+        return self.net.cheapest(examples, within_s) or self.size
+
+    def _least_on_demand(self) -> int:
+        """Return the fewest on-demand VMs with which all others may be lost at once.
+
+        While their replacements boot, those that are left train on. A few more are taken
+        than just enough, and kept until far fewer would do: every change is a pause.
+        """
+        rates = self.fleet.rates
+        full = rates[self.size]
+
+        def least(spare_s: float) -> int:
+            for kept in range(self.size):
+                share = 1 - rates[kept] / full
+                if self.jolt_s + self.net.start_s() * share <= spare_s:
+                    return kept
+            return self.size
+
+        now = self.net.paid
+        must, calm = least(self.spare_s), least(self.spare_s - CALM * self.jolt_s)
+        return min(now, calm) if must <= now else calm
+
+    def _bearable(self, lots: Sequence[_Lot], most: int) -> list[_Lot]:
+        """Return the lots without the spot VMs whose loss would break the promise.
+
+        All of them may be lost at once, those that boot without having trained at all:
+        the money for on-demand VMs must be left then, a new boot included.
+
+        Args:
+            lots: What there is, the best first.
+            most: Spot VMs at the most.
+        """
+        fleet, jolt_h = self.fleet, self.jolt_s / HOUR_S
+        boot_h = fleet.boot_s / HOUR_S
+        spare_usd = self.slack_usd
+        for supply in self.supplies:
+            if supply.name in self.held and spare_usd < math.inf:
+                mine = self.held[supply.name]
+                at_risk_h = (mine.ready + mine.booting) * jolt_h
+                at_risk_h += mine.booting * boot_h if supply.spot else 0.0
+                spare_usd -= at_risk_h * supply.usd_per_hour
+        again_usd = self.net.prices[-1] * boot_h if self.net.prices else 0.0
+        unpaid = self.size - min(self.size, self.net.paid)
+        kept = []
+        for lot in lots:
+            if not lot.spot:
+                kept.append(lot)
+                continue
+            usd = 0.0 if lot.is_held else lot.usd_per_hour * (boot_h + jolt_h)
+            count = 0
+            while count < min(lot.count, most) and spare_usd >= 0:
+                costs = usd + (0.0 if unpaid > 0 else again_usd)
+                if costs > spare_usd:
+                    break
+                spare_usd -= costs
+                unpaid -= 1
+                count += 1
+            most -= count
+            if count:
+                kept.append(replace(lot, count=count))
+        return kept
+
+    def _calm_enough(self, lots: Sequence[_Lot], size: int) -> int:
+        """Return how many of the best spot VMs lose less time than there is to lose."""
+        allowed = self.spare_s / self.standing.left_s * CHURN
+        units = (lot for lot in _units(lots) if lot.spot)
+        count = 0
+        for lot in itertools.islice(units, size):
+            allowed -= lot.losses_per_hour / HOUR_S * self.jolt_s
+            if allowed < 0:
+                break
+            count += 1
+        return count
+
+    # --- Modes ---
+
+    def _without_deadline(self) -> Decision:
+        lots = self._lots(on_demand=self._needs_rate())
+        spot = sum(lot.count for lot in lots if lot.spot)
+        wanted = min(self.fleet.most, max(spot, self._rate_size()))
+        return self._answer(
+            self._take(lots, wanted), "spot" if spot else "wait", "there is no deadline"
+        )
+
+    def _without_net(self) -> Decision:
+        lots = self._lots(on_demand=True)
+        return self._answer(
+            self._take(lots, self.fleet.most),
+            "late",
+            "on-demand VMs alone cannot finish within the budget: all that there is",
+        )
+
+    def _edge(self) -> Decision:
+        size = self.size
+        least = self._least_on_demand()
+        lots = self._lots(on_demand=True)
+        spot = min(size - least, self._calm_enough(lots, size))
+        lots = self._bearable(lots, spot)
+        spot = min(spot, sum(lot.count for lot in lots if lot.spot))
+        if spot <= 0:
+            size = max(self._net_size_now(), self.net.paid)
+        taken = self._take(lots, size)
+        mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "net")
+        return self._answer(
+            taken,
+            mode,
+            f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
+        )
+
+    def _net_size_now(self) -> int:
+        examples, left_s = self.standing.examples_left, self.standing.left_s
+        ready_s = self.net.start_s() if self.net.ready < self.size else 0.0
+        return self.net.cheapest(examples, left_s - ready_s) or self.size
+
+    def _pace(self) -> Decision:
+        standing, fleet = self.standing, self.fleet
+        rented = {n: vms.ready + vms.booting for n, vms in self.held.items()}
+        present = market(fleet, self.supplies, rented)
+        left_s = self.standing.left_s - self.net.start_s() - 2 * self.jolt_s
+        worth = plan(
+            self.outlook,
+            present,
+            fleet,
+            self.net.prices,
+            standing.examples_left,
+            left_s,
+        ).usd_per_example
+        lots = self._lots(on_demand=True)
+        lots = self._bearable(lots, fleet.most)
+        wanted = max(self._worth_renting(lots, worth), self._rate_size())
+        mode = "pace" if wanted else "wait"
+        return self._answer(
+            self._take(lots, wanted),
+            mode,
+            f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
+        )
+
+    def _worth_renting(self, lots: Sequence[_Lot], worth: float) -> int:
+        """Return the largest size whose last step costs no more than it is worth."""
+        units = list(itertools.islice(_units(lots), self.fleet.most))
+        ready = sum(vms.ready for vms in self.held.values())
+        rate = self.fleet.rates[min(ready, self.fleet.most)]
+        left = self.standing.examples_left
+        ending = rate > 0 and left / rate < ENDGAME * self.fleet.boot_s
+        size = 0
+        for few, many in itertools.pairwise(self.fleet.sizes):
+            step = units[few:many]
+            if len(step) < many - few:
+                break
+            if ending and not all(lot.is_held for lot in step):
+                break
+            usd = sum(self._asked(lot) for lot in step) / HOUR_S
+            if usd > worth * (self.fleet.rates[many] - self.fleet.rates[few]):
+                break
+            size = many
+        return size
+
+    def _asked(self, lot: _Lot) -> float:
+        """Return the price that a VM must be worth."""
+        if lot.is_held:
+            return lot.usd_per_hour / (1 + DROP)
+        return lot.usd_per_hour * (1 if lot.spot else 1 + PATIENCE)
+
+    # --- The least rate ---
+
+    def _needs_rate(self) -> bool:
+        """Whether on-demand VMs are needed for, or kept by, the least rate."""
+        least = self.standing.min_examples_per_s
+        recent = self.standing.recent_examples_per_s
+        if least is None:
+            return False
+        return self.net.paid > 0 or (recent is not None and recent < least)
+
+    def _rate_size(self) -> int:
+        """Return the size that the least rate asks for; 0 if it is kept anyway."""
+        least = self.standing.min_examples_per_s
+        if least is None or not self._needs_rate():
+            return 0
+        rates = enumerate(self.fleet.rates)
+        return next((n for n, rate in rates if rate >= least), self.fleet.most)
+
+    # --- What to take ---
+
+    def _lots(self, *, on_demand: bool, spot: bool = True) -> list[_Lot]:
+        """Return the VMs that may be had or are held, the best first."""
+        lots, most = [], self.fleet.most
+        for supply in self.supplies:
+            if not (spot if supply.spot else on_demand):
+                continue
+            usd = supply.effective_usd_per_hour(self.fleet)
+            mine = self.held.get(supply.name)
+            have = 0 if mine is None else mine.ready + mine.booting
+            free = most if supply.available is None else min(most, supply.available)
+            for count, is_held in ((have, True), (free, False)):
+                lots.append(
+                    _Lot(
+                        name=supply.name,
+                        spot=supply.spot,
+                        count=count,
+                        usd_per_hour=usd,
+                        rank=usd * (1 - KEEP) if is_held else usd,
+                        losses_per_hour=supply.losses_per_hour,
+                        is_held=is_held,
+                    )
+                )
+        return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
+
+    def _take(self, lots: Sequence[_Lot], size: int) -> dict[str, int]:
+        """Return the best VMs by supply, as many as the cap of an hour's price bears."""
+        cap = self.standing.usd_per_hour_cap
+        prices = {supply.name: supply.usd_per_hour for supply in self.supplies}
+        taken: dict[str, int] = {}
+        usd_per_hour = 0.0
+        for lot in itertools.islice(_units(lots), size):
+            usd_per_hour += prices[lot.name]
+            if cap is not None and usd_per_hour > cap * (1 + 1e-9):
+                break
+            taken[lot.name] = taken.get(lot.name, 0) + 1
+        return self._keep_until_ready(taken, size, usd_per_hour)
+
+    def _keep_until_ready(
+        self, taken: dict[str, int], size: int, usd_per_hour: float
+    ) -> dict[str, int]:
+        """Keep VMs that train until those that replace them do so too."""
+        ready = sum(
+            min(count, self.held[name].ready)
+            for name, count in taken.items()
+            if name in self.held
+        )
+        cap = self.standing.usd_per_hour_cap
+        limit = math.inf if cap is None else cap * (1 + 1e-9)
+        for supply in sorted(self.supplies, key=lambda s: s.usd_per_hour):
+            mine = self.held.get(supply.name)
+            if mine is None:
+                continue
+            while (
+                ready < size
+                and taken.get(supply.name, 0) < mine.ready
+                and usd_per_hour + supply.usd_per_hour <= limit
+            ):
+                taken[supply.name] = taken.get(supply.name, 0) + 1
+                usd_per_hour += supply.usd_per_hour
+                ready += 1
+        return taken
+
+    def _answer(
+        self, taken: dict[str, int] | tuple[()], mode: str, reason: str
+    ) -> Decision:
+        return Decision(
+            wanted=tuple(sorted(dict(taken).items())),
+            mode=mode,
+            reason=reason,
+            slack_s=self.slack_s,
+            slack_usd=self.slack_usd,
+        )
+
+
+def _units(lots: Sequence[_Lot]) -> Iterator[_Lot]:
+    for lot in lots:
+        yield from itertools.repeat(lot, lot.count)
+

@@ -1,0 +1,117 @@
+"""When a job will be done and what it will cost yet, with an interval that is kept.
+
+The expected cost is that of the cheapest way through the markets to come, were they a
+shuffle of those seen. How far the truth strays from it was measured on replays of seeded
+markets (docs/promise.md), other ones than those that its coverage is reported for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from spottrain.pricing.promise_net import Net, net
+from spottrain.pricing.promise_outlook import Outlook, market, plan
+from spottrain.pricing.promise_terms import (
+    HOUR_S,
+    Fleet,
+    Held,
+    Interval,
+    Projection,
+    Standing,
+    Supply,
+)
+
+USD_LOW = 0.9
+"""The least cost as a multiple of the cheapest way's."""
+USD_MEAN, USD_HIGH = 0.15, 0.87
+"""The expected and the most cost: parts of the way from the cheapest way up to what
+on-demand VMs alone would cost."""
+FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.03, 0.85, 1.0
+"""Parts of the time between the earliest finish and the deadline."""
+
+
+def project(
+    standing: Standing,
+    fleet: Fleet,
+    supplies: Sequence[Supply],
+    held: Sequence[Held],
+    outlook: Outlook,
+) -> Projection:
+    """Return finish and cost to expect under ``promise.decide``.
+
+    Arguments as for ``promise.decide``. Without a deadline nobody knows how long spot VMs
+    will be away, so the upper ends are infinite; so they are where no VMs can be had.
+    """
+    rented = {vms.name: vms.ready + vms.booting for vms in held}
+    present = market(fleet, supplies, rented)
+    base = net(standing, fleet, supplies, held)
+    if standing.examples_left <= 0:
+        done = Interval(
+            low=standing.now_s, expected=standing.now_s, high=standing.now_s
+        )
+        return Projection(
+            finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0)
+        )
+    if standing.deadline_s is None:
+        return _at_leisure(standing, fleet, (*outlook.looks, present))
+    examples = standing.examples_left
+    left_s = max(0.0, standing.left_s - base.start_s())
+    cheapest = plan(outlook, present, fleet, base.prices, examples, left_s).usd
+    size = base.cheapest(examples, left_s) or base.most
+    dearest = base.usd(size, examples) if size else math.inf
+    dearest = max(dearest, cheapest)
+    above = dearest - cheapest
+    return Projection(
+        finish_s=_finish(standing, fleet, base, rented),
+        usd=Interval(
+            low=USD_LOW * cheapest,
+            expected=cheapest + USD_MEAN * above,
+            high=cheapest + USD_HIGH * above,
+        ),
+    )
+
+
+def _finish(
+    standing: Standing, fleet: Fleet, base: Net, rented: dict[str, int]
+) -> Interval:
+    """Return an interval between the earliest finish there is and the latest."""
+    boot_s = 0.0 if sum(rented.values()) else base.start_s()
+    train_s = standing.examples_left / fleet.rates[-1]
+    earliest_s = standing.now_s + boot_s + train_s
+    latest_s = max(earliest_s, standing.now_s + standing.left_s)
+    if standing.left_s < boot_s + train_s:  # late: as late as on-demand VMs make it
+        latest_s = earliest_s + base.start_s()
+
+    def at(part: float) -> float:
+        return earliest_s + part * (latest_s - earliest_s)
+
+    return Interval(
+        low=at(FINISH_LOW), expected=at(FINISH_MEAN), high=at(FINISH_HIGH)
+    )
+
+
+def _at_leisure(
+    standing: Standing, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
+) -> Projection:
+    """Return the interval for spot VMs that may take as long as they like."""
+    paces = [fleet.rates[sum(count for _, count in seen)] for seen in looks]
+    bills = [sum(usd * count for usd, count in seen) / HOUR_S for seen in looks]
+    pace = sum(paces) / len(paces)
+    if pace <= 0:
+        endless = Interval(low=0.0, expected=math.inf, high=math.inf)
+        return Projection(finish_s=endless, usd=endless)
+    examples, now_s = standing.examples_left, standing.now_s
+    cheapest = min(
+        bill / rate for bill, rate in zip(bills, paces, strict=True) if rate > 0
+    )
+    most_usd = math.inf if standing.usd_left is None else standing.usd_left
+    usd = examples * sum(bills) / sum(paces)
+    return Projection(
+        finish_s=Interval(
+            low=now_s + examples / fleet.rates[-1],
+            expected=now_s + examples / pace,
+            high=math.inf,
+        ),
+        usd=Interval(low=examples * cheapest, expected=usd, high=max(usd, most_usd)),
+    )

@@ -1,0 +1,94 @@
+"""Seconds that ranking 2,000 offers takes after the imports; fails above 3.
+
+The 2.5 billion parameter GPT-2 on the catalogue's machines, in so many zones that there
+are 2,000 offers, at prices drawn around the published ones: for fleets of several sizes,
+with an hourly cap, which makes fleets differ in size, and by both objectives.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from spottrain.cloud.provider import Offer
+from spottrain.morphing.inputs import PlanInputs
+from spottrain.morphing.shapes import Workload
+from spottrain.pricing.catalogue import Catalogue, catalogue
+from spottrain.pricing.paces import Paces
+from spottrain.pricing.prices import offers, published
+from spottrain.pricing.ranking import Priced, Terms, rank
+from spottrain.pricing.speeds import machine_of, measured_on
+from spottrain.varuna_manager.planning import workload_inputs
+from spottrain.wire import decode
+
+PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
+OFFERS, WITHIN_S = 2000, 3.0
+
+
+def market(workload: Workload, facts: Catalogue) -> Iterator[Priced]:
+    """Yield spot and on-demand offers."""
+    draw = random.Random(0)
+    base = measured_on(workload.profile, facts)
+    assert base is not None
+    known = offers(published(facts), facts)
+    for number in range(OFFERS):
+        listed = known[number % len(known)]
+        kind = facts.types[listed.cloud, listed.instance_type]
+        spot = number >= len(known)
+        share = draw.uniform(0.15, 0.7) if spot else 1.0
+        offer: Offer = replace(
+            listed,
+            zone=f"{listed.region}-{number // len(known)}",
+            spot=spot,
+            usd_per_hour=listed.usd_per_hour * share,
+        )
+        yield Priced(
+            offer=offer,
+            machine=machine_of(kind, base, workload.facts),
+            losses_per_hour=draw.expovariate(20.0) if spot else 0.0,
+            boot_s=180.0,
+            is_estimate=True,
+        )
+
+
+def main() -> int:
+    """Run all cases; returns how many took too long."""
+    facts = catalogue()
+    workload: Workload = decode(Workload, PROFILE.read_text())
+    inputs = replace(workload_inputs(workload, 1), slots=())
+    priced = list(market(workload, facts))
+    terms = Terms(examples=1e8, max_vms=8, morph_s=30.0, lag_steps=50.0)
+    Paces(inputs).of(next(p.machine for p in priced if p.machine), 4)  # compiles
+    cases: dict[str, tuple[PlanInputs, Terms]] = {
+        "4 VMs": (inputs, replace(terms, max_vms=4)),
+        "8 VMs": (inputs, terms),
+        "32 VMs": (inputs, replace(terms, max_vms=32)),
+        "128 VMs": (inputs, replace(terms, max_vms=128)),
+        "32 VMs, $50 an hour": (
+            inputs,
+            replace(terms, max_vms=32, max_usd_per_hour=50.0),
+        ),
+        "32 VMs, for money": (
+            replace(inputs, objective="examples_per_dollar"),
+            replace(terms, max_vms=32),
+        ),
+    }
+    failed = 0
+    print(f"{len(priced)} offers; wanted within {WITHIN_S} s")
+    print(f"{'case':<22} {'plans':>6} {'seconds':>8} {'of the CPU':>11}")
+    for name, (job, asked) in cases.items():
+        paces = Paces(job)
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        rank(priced, paces, asked)
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        print(f"{name:<22} {paces.made:6} {wall_s:8.3f} {cpu_s:11.3f}")
+        failed += wall_s > WITHIN_S
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))

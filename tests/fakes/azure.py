@@ -1,0 +1,188 @@
+"""A fake Azure in a process of its own, driven by Azure's own SDK."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tests.fakes.azure_world import SUBSCRIPTION
+
+from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.provider import AzureProvider
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.pricing.catalogue import catalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+KIND, REGION, ZONE = "Standard_NC4as_T4_v3", "eastus", "eastus-1"
+FAMILY = "Standard NCASv3_T4 Family"
+SPOT_USD, ON_DEMAND_USD = 0.2, 0.526
+CREDENTIALS = {
+    "AZURE_TENANT_ID": "22222222-0000-0000-0000-000000000000",
+    "AZURE_CLIENT_ID": "33333333-0000-0000-0000-000000000000",
+    "AZURE_CLIENT_SECRET": "fake",
+}
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1sEIr9IQF0hV7XkXv2 test"
+
+
+class FakeAzure:
+    """The server, seen from a test.
+
+    Args:
+        port: Where it listens on loopback.
+        ca_file: What its certificate is checked with.
+    """
+
+    def __init__(self, port: int, ca_file: Path) -> None:
+        self.url = f"https://127.0.0.1:{port}"
+        self._ca_file = str(ca_file)
+        self._clients: dict[tuple[Any, ...], Clients] = {}
+        self._http = httpx.Client(
+            base_url=self.url,
+            trust_env=False,
+            timeout=60,
+            verify=ssl.create_default_context(cafile=self._ca_file),
+        )
+        self._prices_url = self.ask("prices_url")
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """Call a method of ``azure_world.World``."""
+        wish = {"call": call, "arguments": arguments}
+        answer = self._http.post("/fake", json=wish)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["said"]
+
+    def reset(self) -> None:
+        """Empty the subscription; zone 1 has three machines to rent."""
+        self.ask("reset")
+        self.offer(REGION, KIND)
+        self.ask("stock", zone=ZONE, instance_type=KIND, count=3)
+        for family in ("lowPriorityCores", FAMILY, "cores", "standardDSv3Family"):
+            self.ask("quota", region=REGION, family=family, vcpus=100)
+
+    def offer(self, region: str, name: str, **size: Any) -> None:
+        """Let a region have a type."""
+        usd = size.pop("usd", [SPOT_USD, ON_DEMAND_USD])
+        wished = {"vcpus": 4, "family": FAMILY} | size
+        self.ask("offer", region=region, name=name, usd=usd, **wished)
+
+    def send(
+        self, method: str, path: str, query: dict[str, str], body: Any, **headers: str
+    ) -> httpx.Response:
+        """Send a request as it is."""
+        told = {"Authorization": "Bearer fake", **headers}
+        content = None if body is None else json.dumps(body).encode()
+        return self._http.request(
+            method, path, params=query, content=content, headers=told
+        )
+
+    def settings(self, **settings: Any) -> AzureSettings:
+        """Return settings that give up at the first failure."""
+        wished: dict[str, Any] = {
+            "instance_types": (KIND,),
+            "subscription": SUBSCRIPTION,
+            "public_key": PUBLIC_KEY,
+            "ssh_from": ("192.0.2.0/24",),
+            "endpoint_url": self.url,
+            "authority_url": self.url,
+            "prices_url": self._prices_url,
+            "ca_file": self._ca_file,
+            "tries": 1,
+            "answer_s": 20.0,
+            "poll_s": 0.02,
+        }
+        return AzureSettings(**wished | settings)
+
+    def provider(self, **settings: Any) -> AzureProvider:
+        """Return a new client of the account.
+
+        It shares the SDK's clients with others, which take a while to make.
+        """
+        made = self.settings(**settings)
+        key = made.tries, made.answer_s, made.poll_s, made.subscription
+        clients = self._clients.setdefault(key, Clients(made))
+        return AzureProvider(made, catalogue(), clients)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for clients in self._clients.values():
+            clients.close()
+        self._http.close()
+
+
+@contextmanager
+def running() -> Iterator[FakeAzure]:
+    """Run the server and set the environment's credentials for it."""
+    before = {name: os.environ.get(name) for name in CREDENTIALS}
+    os.environ.update(CREDENTIALS)
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    with tempfile.TemporaryDirectory() as folder:
+        ca_file = Path(folder) / "ca.pem"
+        key_file = _certificate(ca_file)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fakes.azure_server", str(key_file)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            fake = FakeAzure(int(process.stdout.readline()), ca_file)
+            yield fake
+            fake.close()
+        finally:
+            process.stdin.close()
+            process.wait()
+            process.stdout.close()
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _certificate(ca_file: Path) -> Path:
+    """Write a certificate for loopback; return the file that has its key as well."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = made.public_bytes(serialization.Encoding.PEM)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    ca_file.write_bytes(pem)
+    key_file = ca_file.with_name("server.pem")
+    key_file.write_bytes(secret + pem)
+    return key_file

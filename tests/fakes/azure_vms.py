@@ -1,0 +1,171 @@
+"""How the fake makes a VM: what Azure refuses, and what comes with one."""
+
+from __future__ import annotations
+
+import uuid
+from copy import deepcopy
+from typing import Any
+
+from tests.fakes.azure_world import ADDRESSES, CARDS, DISKS, VMS, Item, World
+
+SkuNotAvailable = (409, "SkuNotAvailable", "is currently not available in location")
+_LATE = "Allocation failed. We do not have sufficient capacity in this zone."
+
+
+class RefusedError(Exception):
+    """ARM says no.
+
+    Args:
+        status: HTTP's.
+        code: ARM's.
+        message: One line.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.status, self.code, self.message = status, code, message
+
+
+def create(world: World, group: str, name: str, body: dict[str, Any]) -> str:
+    """Make a VM that was not there; return the operation.
+
+    Raises:
+        RefusedError: it cannot be made.
+    """
+    _check_there(world, body)
+    _check_quota(world, body)
+    told = body["properties"]
+    zone = body.get("zones", [""])[0]
+    sold_out = world.free(body["location"], zone, told["hardwareProfile"]["vmSize"]) < 1
+    if sold_out and not world.late:
+        raise RefusedError(*SkuNotAvailable)
+    item = _build(world, group, name, body)
+    row = {
+        "name": name,
+        "group": group.lower(),
+        "instance_type": told["hardwareProfile"]["vmSize"],
+        "zone": f"{body['location']}-{zone}" if zone else body["location"],
+        "spot": told["priority"] == "Spot",
+        "tags": body["tags"],
+        "made_s": world.now(),
+        "launched_at": world.now() + world.skew_s,
+        "ended_at": world.now() + world.skew_s if sold_out else None,
+    }
+    if name in world.ledger:
+        world.past.append(world.ledger.pop(name))
+    world.ledger[name] = row
+    state = "Failed" if sold_out else "Succeeded"
+
+    def finish() -> None:
+        if item.told["properties"]["provisioningState"] != "Deleting":
+            item.told["properties"]["provisioningState"] = state
+
+    code = "ZonalAllocationFailed" if zone else "AllocationFailed"
+    error = (code, _LATE) if sold_out else None
+    return world.begin(world.create_s, finish, error)
+
+
+def _check_there(world: World, body: dict[str, Any]) -> None:
+    """Refuse what names something that does not exist."""
+    told = body["properties"]
+    kind = told["hardwareProfile"]["vmSize"]
+    size = world.sizes.get((body["location"], kind))
+    if size is None:
+        raise RefusedError(400, "InvalidParameter", f"the size {kind} is not valid")
+    zone = body.get("zones", [""])[0]
+    if zone not in (size.zones or ("",)):
+        raise RefusedError(409, "SkuNotAvailable", f"{kind} is not in zone {zone!r}")
+    if told["priority"] == "Spot" and not size.spot:
+        code = "AzureSpotIsNotSupportedForThisVMSize"
+        raise RefusedError(409, code, f"{kind} cannot be spot")
+    image = told["storageProfile"]["imageReference"]
+    urn = ":".join(image.get(k, "") for k in ("publisher", "offer", "sku"))
+    if urn not in world.images:
+        raise RefusedError(404, "PlatformImageNotFound", f"no image {urn}")
+    card = told["networkProfile"]["networkInterfaceConfigurations"][0]
+    subnet = card["properties"]["ipConfigurations"][0]["properties"]["subnet"]["id"]
+    if world.get(subnet.rpartition("/subnets/")[0]) is None:
+        raise RefusedError(400, "InvalidResourceReference", f"no subnet {subnet}")
+    for identity in body.get("identity", {}).get("userAssignedIdentities", {}):
+        if world.get(identity) is None:
+            raise RefusedError(400, "InvalidResourceReference", f"no {identity}")
+    bid = told.get("billingProfile", {}).get("maxPrice", -1)
+    price = min(i["retailPrice"] for i in world.retail.azure if i["armSkuName"] == kind)
+    if bid not in (-1, None) and bid < price:
+        code = "SpotPriceGreaterThanProvidedMaxPrice"
+        raise RefusedError(409, code, f"the price is {price}")
+
+
+def _check_quota(world: World, body: dict[str, Any]) -> None:
+    told, region = body["properties"], body["location"]
+    size = world.sizes[region, told["hardwareProfile"]["vmSize"]]
+    family = "lowPriorityCores" if told["priority"] == "Spot" else size.family
+    limit = world.quotas.get((region, family), 10**6)
+    if world.used(region, family) + size.vcpus > limit:
+        raise RefusedError(
+            409,
+            "OperationNotAllowed",
+            f"Operation could not be completed as it results in exceeding approved "
+            f"{family} Cores quota. Current Limit: {limit}",
+        )
+
+
+def _build(world: World, group: str, name: str, body: dict[str, Any]) -> Item:
+    """Keep the VM with its disk, card and address."""
+    told = deepcopy(body)
+    inner = told["properties"]
+    inner["osProfile"].pop("customData")
+    inner |= {
+        "provisioningState": "Creating",
+        "vmId": str(uuid.uuid4()),
+        "timeCreated": world.moment(),
+    }
+    disk = inner["storageProfile"]["osDisk"]
+    world.put(DISKS, group, disk["name"], {"location": body["location"], "tags": {}})
+    (asked,) = inner["networkProfile"].pop("networkInterfaceConfigurations")
+    inner["networkProfile"].pop("networkApiVersion")
+    item = world.put(VMS, group, name, told)
+    card = _card(world, item, asked)
+    inner = item.told["properties"]
+    inner["networkProfile"]["networkInterfaces"] = [
+        {
+            "id": card.resource_id,
+            "properties": {"primary": True, "deleteOption": "Delete"},
+        }
+    ]
+    for identity in item.told.get("identity", {}).get("userAssignedIdentities", {}):
+        ids = {"principalId": str(uuid.uuid4()), "clientId": str(uuid.uuid4())}
+        item.told["identity"]["userAssignedIdentities"][identity] = ids
+    return item
+
+
+def _card(world: World, vm: Item, asked: dict[str, Any]) -> Item:
+    """Keep a network card, which Azure names after what was asked for."""
+    number = next(world.numbers)
+    (wish,) = asked["properties"]["ipConfigurations"]
+    address: dict[str, Any] = {
+        "privateIPAddress": f"10.79.{number // 256}.{number % 256}",
+        "privateIPAllocationMethod": "Dynamic",
+        "primary": True,
+        "subnet": wish["properties"]["subnet"],
+    }
+    public = wish["properties"].get("publicIPAddressConfiguration")
+    if public is not None:
+        place = {"location": vm.told["location"], "tags": public["tags"]}
+        ip = {"ipAddress": f"203.0.113.{number % 256}"}
+        ip |= {"publicIPAllocationMethod": "Static"}
+        kept = world.put(
+            ADDRESSES, vm.group, public["name"], {**place, "properties": ip}
+        )
+        address["publicIPAddress"] = {"id": kept.resource_id}
+    inner = {
+        "provisioningState": "Succeeded",
+        "enableAcceleratedNetworking": asked["properties"][
+            "enableAcceleratedNetworking"
+        ],
+        "ipConfigurations": [{"name": wish["name"], "properties": address}],
+        "virtualMachine": {"id": vm.resource_id},
+    }
+    told = {"location": vm.told["location"], "tags": asked["tags"]}
+    name = f"{asked['name']}-{uuid.uuid4().hex[:8]}"
+    return world.put(CARDS, vm.group, name, {**told, "properties": inner})

@@ -1,0 +1,172 @@
+"""A fake GCP in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.provider import GcpProvider
+from spottrain.cloud.gcp.settings import GcpSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "fake-project"
+UNIVERSE = "gcp.invalid"
+"""Not Google's own: there the SDK would ask Google for the credentials' regions."""
+VARIABLES = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_UNIVERSE_DOMAIN")
+KIND, ZONE, REGION = "a2-highgpu-1g", "us-central1-a", "us-central1"
+ATTACHED = "n1-standard-8+1xT4"
+SPOT_USD, ON_DEMAND_USD = 1.1, 3.67
+PUBLIC_KEY = (
+    "ssh-ed25519 "
+    "AAAAC3NzaC1lZDI1NTE5AAAAIJ1sEIr9IQF0hV7XkXv2xXnJ8W0nBqO3l6b2hQmV3z5k test"
+)
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """A stand-in of the catalogue's."""
+
+    memory_bytes: int = 40 * 10**9
+
+
+@dataclass(frozen=True)
+class FakeMachine:
+    """A stand-in of the catalogue's."""
+
+    gpu: FakeGpu = FakeGpu()
+    gpus: int = 1
+
+
+class FakeFacts:
+    """A catalogue of the machines that the fake has."""
+
+    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
+        """Return one, whatever its size."""
+        known = instance_type.startswith(("a2-", "g2-", "n1-"))
+        return FakeMachine() if cloud == "gcp" and known else None
+
+
+def price_of(region: str, instance_type: str, spot: bool) -> float:
+    """Return what a machine costs, the same everywhere."""
+    return SPOT_USD if spot else ON_DEMAND_USD
+
+
+class FakeGcp:
+    """The server, seen from a test.
+
+    Args:
+        port: Where it listens on loopback.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._clients: dict[tuple[float, float], Clients] = {}
+        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """Call a method of ``gcp_world.World``."""
+        wish = {"call": call, "arguments": arguments}
+        answer = self._http.post("/fake", json=wish)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def reset(self) -> None:
+        """Empty the project; zone a has three machines to rent."""
+        self.ask("reset")
+        self.ask("stock", zone=ZONE, kind=KIND, count=3)
+
+    def send(self, method: str, target: str, body: Any, token: str) -> httpx.Response:
+        """Send a request as it is."""
+        headers = {"Authorization": f"Bearer {token}"}
+        content = None if body is None else json.dumps(body)
+        return self._http.request(method, target, content=content, headers=headers)
+
+    def provider(self, **settings: Any) -> GcpProvider:
+        """Return a new client of the project that gives up at the first failure.
+
+        It shares the SDK's clients with others, which take a while to make.
+        """
+        wished: dict[str, Any] = {
+            "project": PROJECT,
+            "instance_types": (KIND,),
+            "endpoint": self.url,
+            "public_key": PUBLIC_KEY,
+            "ssh_from": ("192.0.2.0/24",),
+            "patience_s": 0.0,
+            "answer_s": 20.0,
+        }
+        made = GcpSettings(**wished | settings)
+        key = (made.patience_s, made.answer_s)
+        clients = self._clients.setdefault(key, Clients(made))
+        return GcpProvider(made, FakeFacts(), price_of, clients)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+def _service_account(url: str) -> dict[str, str]:
+    """Return a service account's key file, with which the SDK signs for itself."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return {
+        "type": "service_account",
+        "project_id": PROJECT,
+        "private_key_id": "fake",
+        "private_key": pem.decode(),
+        "client_email": f"us@{PROJECT}.iam.gserviceaccount.com",
+        "client_id": "1",
+        "token_uri": f"{url}/token",
+        "universe_domain": UNIVERSE,
+    }
+
+
+@contextmanager
+def running() -> Iterator[FakeGcp]:
+    """Run the server and set the environment's credentials for it."""
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.gcp_server"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            fake = FakeGcp(int(process.stdout.readline()))
+            file = Path(folder) / "key.json"
+            file.write_text(json.dumps(_service_account(fake.url)))
+            os.environ.update(dict(zip(VARIABLES, (str(file), UNIVERSE), strict=True)))
+            yield fake
+            fake.close()
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

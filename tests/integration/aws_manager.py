@@ -1,0 +1,103 @@
+"""The real manager over AWS's fake, whose VMs it enters by SSH, with stub supervisors.
+
+``aws_manager.py JOB_DIR [EVENT before|after]``: with an EVENT it kills itself with SIGKILL
+when one is journalled, before or after it is committed. ``JOB_DIR/aws.json`` says where
+the fake is and what must be known of its VMs.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import tarfile
+from pathlib import Path
+
+import uvloop
+from tests.fakes.aws import FakeAws
+
+from spottrain.cloud.ssh import bootstrap
+from spottrain.cloud.ssh.guest import Access
+from spottrain.cloud.ssh.hosts import Payload
+from spottrain.cloud.ssh.package import Package, package
+from spottrain.cloud.ssh.rented import Rented
+from spottrain.varuna_manager.events import Event
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.manager import manage, only_manager
+
+STUB = Path(__file__).with_name("stub_supervisor.py")
+_REPLACED = "spottrain/pipeline/supervisor.py"
+
+
+class DyingJournal(Journal):
+    """Ends the process at an event."""
+
+    event = when = ""
+
+    def append(self, *events: Event) -> int:
+        hit = any(type(event).__name__ == self.event for event in events)
+        if hit and self.when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        seq = super().append(*events)
+        if hit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return seq
+
+
+def open_cloud(job: JobDir) -> Rented:
+    """Return the provider of a job, as ``aws.json`` says."""
+    known = json.loads((job.path / "aws.json").read_text())
+    return Rented(
+        FakeAws(known["port"]).provider(**known["settings"]),
+        job.cloud,
+        job.name,
+        Payload(workdir=job.workdir),
+        Access(key_file=Path(known["key_file"]), python=sys.executable),
+    )
+
+
+@functools.cache
+def stub_package() -> Package:
+    """Return our software with the stub in the supervisor's place."""
+    buffer = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(package().archive)) as ours,
+        gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for member in ours:
+            file = ours.extractfile(member)
+            assert file is not None
+            content = STUB.read_bytes() if member.name == _REPLACED else file.read()
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    data = buffer.getvalue()
+    return Package(data, hashlib.sha256(data).hexdigest())
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    sys.modules[bootstrap.__name__].package = stub_package  # type: ignore[attr-defined]
+    job = JobDir(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        DyingJournal.event, DyingJournal.when = sys.argv[2:]
+        sys.modules["spottrain.varuna_manager.manager"].Journal = DyingJournal  # type: ignore[attr-defined]
+    with only_manager(job.path):
+        provider = open_cloud(job)
+        try:
+            outcome = uvloop.run(manage(job, provider))
+        finally:
+            provider.close()
+    return 143 if outcome is None else outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

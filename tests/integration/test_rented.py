@@ -1,0 +1,305 @@
+"""Rented VMs brought up over SSH: AWS's fake, whose VMs are real SSH servers."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+from urllib.parse import parse_qsl
+
+import pytest
+from tests.fakes.aws import FakeAws, running
+from tests.fakes.sshd import WHY_NOT, Sshd, keygen
+from tests.integration.aws_vms import AwsVms, aws_vms, wish
+from tests.integration.jobs import until
+
+from spottrain.cloud.errors import (
+    CloudError,
+    MisconfiguredError,
+    VmNotFoundError,
+)
+from spottrain.cloud.provider import (
+    AgentBootstrap,
+    CarriesCalls,
+    CloudProvider,
+    ReleasesJob,
+    ReportsPriceHistory,
+    StartsAgents,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.ssh.hosts import SetupError
+from spottrain.cloud.ssh.rented import Rented
+from spottrain.varuna_manager.certificates import ensure_identity
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+SECRET = "secret-token-of-one-vm"
+NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token=SECRET)
+SOON_S = 15.0
+"""Far less than any deadline of a start."""
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeAws]:
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, fake: FakeAws) -> Iterator[AwsVms]:
+    with aws_vms(tmp_path, fake) as cloud:
+        yield cloud
+        assert fake.ask("drifts") == []
+
+
+class Manager:
+    """A port at which calls of agents arrive."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.settimeout(60)
+        self.url = f"https://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def is_called(self) -> bool:
+        """Wait for a call."""
+        caller, _ = self._socket.accept()
+        caller.settimeout(60)
+        called = bool(caller.recv(1))
+        caller.close()
+        return called
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def rent(provider: Rented) -> Vm:
+    (vm,) = provider.launch(wish(provider)).vms
+    return vm
+
+
+def live(provider: Rented) -> list[str]:
+    ended = (VmState.STOPPING, VmState.TERMINATED)
+    return [vm.vm_id for vm in provider.list_vms("job") if vm.state not in ended]
+
+
+def test_it_can_what_its_cloud_can_and_start_agents_beside(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    for ability in (
+        CloudProvider,
+        StartsAgents,
+        CarriesCalls,
+        ReleasesJob,
+        ReportsPriceHistory,
+    ):
+        assert isinstance(provider, ability)
+
+
+def test_an_agent_is_started_once_it_boots_and_only_once(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    vm = rent(provider)
+    for _ in range(2):
+        provider.start_agent(vm.vm_id, NOBODY)
+    keepers = list(cloud.home(vm).glob(".spottrain/*/agent.json"))
+    assert len(keepers) == 1
+    agents = [p for p in cloud.processes(vm) if b"varuna_manager.agent" in argv(p)]
+    assert len(agents) == 1
+
+
+def argv(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_several_agents_are_started_at_the_same_time(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    vms = provider.launch(wish(provider, 3)).vms
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms))
+    assert all(cloud.processes(vm) for vm in vms)
+    assert len({cloud.home(vm) for vm in vms}) == 3
+
+
+def test_a_vm_evicted_during_its_setup_is_gone_at_once(cloud: AwsVms) -> None:
+    provider = cloud.provider(setup="touch ../begun; sleep 1000")
+    vm = rent(provider)
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(provider.start_agent, vm.vm_id, NOBODY)
+        until("its setup", lambda: list(cloud.home(vm).glob(".spottrain/*/begun")))
+        began_s = time.monotonic()
+        cloud.evict(vm)
+        with pytest.raises(VmNotFoundError):
+            start.result(60)
+    assert time.monotonic() - began_s < SOON_S
+
+
+@pytest.mark.parametrize("by_us", [True, False], ids=["given back", "evicted"])
+def test_a_vm_that_goes_before_it_answers_is_gone_at_once(
+    cloud: AwsVms, by_us: bool
+) -> None:
+    cloud.fake.reset()  # its VMs boot for ever
+    provider = cloud.provider()
+    vm = rent(provider)
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(provider.start_agent, vm.vm_id, NOBODY)
+        until("it waits", lambda: asked_for_console(cloud))
+        began_s = time.monotonic()
+        if by_us:
+            provider.terminate([vm.vm_id])
+        else:
+            cloud.evict(vm)
+        with pytest.raises(VmNotFoundError):
+            start.result(60)
+    assert time.monotonic() - began_s < SOON_S
+
+
+def asked_for_console(cloud: AwsVms) -> bool:
+    asked = [one["operation"] for one in cloud.fake.ask("requests")]
+    return "GetConsoleOutput" in asked
+
+
+def test_an_agent_is_not_started_where_we_left(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    vm = rent(provider)
+    provider.terminate([vm.vm_id])
+    for vm_id in (vm.vm_id, "i-0.us-east-1"):
+        with pytest.raises(VmNotFoundError):
+            provider.start_agent(vm_id, NOBODY)
+
+
+def test_setup_that_fails_is_the_users_and_its_log_is_kept(cloud: AwsVms) -> None:
+    provider = cloud.provider(setup="echo no such wheel >&2\nfalse")
+    vm = rent(provider)
+    with pytest.raises(SetupError, match="setup ended with 1: no such wheel"):
+        provider.start_agent(vm.vm_id, NOBODY)
+    provider.terminate([vm.vm_id])
+    log = cloud.folder / "cloud" / "vms" / vm.vm_id / "setup.log"
+    assert log.read_text() == "no such wheel\n"
+
+
+def test_a_vm_with_another_host_key_is_given_back(
+    cloud: AwsVms, tmp_path: Path
+) -> None:
+    provider = cloud.provider()
+    vm = rent(provider)
+    other = keygen(tmp_path / "other")
+    instance_id = vm.vm_id.partition(".")[0]
+    cloud.fake.ask("console", instance_id=instance_id, keys=other)
+    with pytest.raises(VmNotFoundError, match="not the one that its cloud shows"):
+        provider.start_agent(vm.vm_id, NOBODY)
+    assert live(provider) == []
+
+
+def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:
+    provider = cloud.provider({"python": "python-of-nobody"})
+    for _ in range(2):
+        with pytest.raises(VmNotFoundError, match="has no python-of-nobody"):
+            provider.start_agent(rent(provider).vm_id, NOBODY)
+    with pytest.raises(MisconfiguredError, match="has no python-of-nobody"):
+        rent(provider)
+    assert live(provider) == []
+
+
+def test_other_software_than_the_fleets_is_refused(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    memory = cloud.folder / "cloud" / "ssh.json"
+    first = rent(provider)
+    provider.start_agent(first.vm_id, NOBODY)
+    text = memory.read_text()
+    version = text.split('"torch": "')[1].split('"')[0]
+    memory.write_text(text.replace(f'"{version}"', '"0.1"'))
+    with pytest.raises(VmNotFoundError, match=r"the other hosts have 0\.1"):
+        provider.start_agent(rent(provider).vm_id, NOBODY)
+    assert live(provider) == [first.vm_id]
+
+
+def test_calls_are_carried_also_of_agents_that_ran_before(cloud: AwsVms) -> None:
+    identity = ensure_identity(cloud.folder, ("127.0.0.1",))
+    with Manager() as before:
+        provider = cloud.provider()
+        provider.serve(before.url)
+        vm = rent(provider)
+        provider.start_agent(
+            vm.vm_id,
+            AgentBootstrap(
+                manager_url=before.url,
+                ca_pem=identity.ca_pem,
+                token=identity.vm_token(vm.vm_id),
+            ),
+        )
+        assert before.is_called()
+        provider.close()
+    with pytest.raises(CloudError, match="leaves"):
+        provider.start_agent(vm.vm_id, NOBODY)
+    with Manager() as after, ThreadPoolExecutor(1) as threads:
+        second = cloud.provider()
+        second.serve(after.url)
+        call = threads.submit(after.is_called)
+        until("the call", lambda: live(second) and call.done())
+        assert call.result()
+
+
+def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:
+    keygen(tmp_path / "bastion-key")
+    bastion = Sshd(
+        tmp_path / "bastion", tmp_path / "bastion-key", ("LogLevel VERBOSE",)
+    )
+    bastion.start()
+    try:
+        provider = cloud.provider({"bastion": bastion.host("bastion")})
+        vms = provider.launch(wish(provider, 2)).vms
+        for vm in vms:
+            provider.start_agent(vm.vm_id, NOBODY)
+            log = (cloud.home(vm).parent / "sshd.log").read_text()
+            assert "Accepted publickey" in log
+        entered = (bastion.folder / "sshd.log").read_text()
+        assert entered.count("Accepted publickey") == 1
+        provider.terminate([vm.vm_id for vm in vms])
+        provider.close()
+    finally:
+        bastion.stop()
+
+
+def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) -> None:
+    keygen(tmp_path / "bastion-key")
+    bastion = Sshd(
+        tmp_path / "bastion", tmp_path / "bastion-key", ("AllowTcpForwarding no",)
+    )
+    bastion.start()
+    try:
+        provider = cloud.provider({"bastion": bastion.host("bastion")})
+        with pytest.raises(VmNotFoundError, match="set AllowTcpForwarding yes"):
+            provider.start_agent(rent(provider).vm_id, NOBODY)
+    finally:
+        bastion.stop()
+
+
+def test_no_secret_is_sent_to_the_cloud_or_written_down(cloud: AwsVms) -> None:
+    environment = {"A_SECRET": "hunter2-hunter2"}
+    provider = cloud.provider(environment=environment, setup="true")
+    vm = rent(provider)
+    provider.start_agent(vm.vm_id, NOBODY)
+    argvs = [argv(pid) for pid in cloud.processes(vm)]
+    provider.terminate([vm.vm_id])
+    private_key = (cloud.folder / "cloud" / "ssh_key").read_text()
+    sent = [text for one in cloud.fake.ask("requests") for text in texts(one["body"])]
+    assert any("spottrain-lease.service" in text for text in sent)  # user data
+    written = [x for x in (cloud.folder / "cloud").rglob("*") if x.is_file()]
+    for secret in (SECRET, environment["A_SECRET"], private_key.splitlines()[2]):
+        assert not any(secret.encode() in words for words in argvs)
+        assert not any(secret in text for text in sent)
+        holders = [x.name for x in written if secret in x.read_text(errors="replace")]
+        assert holders == (["ssh_key"] if secret in private_key else [])
+
+
+def texts(body: str) -> list[str]:
+    """Return what an EC2 request says, user data decoded."""
+    form = dict(parse_qsl(body))
+    user_data = base64.b64decode(form.get("UserData", "")).decode()
+    return [*form.values(), user_data]

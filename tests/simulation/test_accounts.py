@@ -1,0 +1,115 @@
+"""Every second and every micro-dollar that a cruel market bills is accounted for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.simulation.test_simulation import SPEC, torment, world
+from tests.simulation.world import World
+
+from spottrain.varuna_manager import core, views
+from spottrain.varuna_manager.chronicle import Chronicle
+from spottrain.varuna_manager.report_page import page
+from spottrain.varuna_manager.state import State
+
+WORLDS = range(6)
+
+
+def past_of(job: World) -> Chronicle:
+    state, past = State(), Chronicle()
+    for event in job.journal:
+        before, (state, _) = state, core.step(state, event)
+        past.note(before, event, state)
+    return past
+
+
+@functools.cache
+def tormented(seed: int) -> World:
+    """A job that a cruel market has done its worst to."""
+    job = world(seed)
+    torment(job, mean_s=20.0 + 10 * (seed % 4))
+    job.run()
+    return job
+
+
+def check(state: State, past: Chronicle) -> dict[str, Any]:
+    """Return a job's costs after checking that all of it adds up."""
+    told_s = state.now_s
+    report = views.report(state, past, False, told_s)
+    cost: dict[str, Any] = report["cost"]
+    seconds = dict(cost["vm_seconds"])
+    billed_s = seconds.pop("billed")
+    assert sum(seconds.values()) == pytest.approx(billed_s, abs=1e-3)
+    assert all(part >= 0 for part in seconds.values())
+    ledger = state.ledger.spending(told_s)
+    assert billed_s == pytest.approx(ledger.billed_us / 1e6, abs=1e-3)
+    assert cost["usd_spent"] == ledger.total.usd == report["usd_spent"]
+    for parts in (cost["usd_by_time"], cost["usd_by_kind"]):
+        assert sum(parts.values()) == pytest.approx(cost["usd_spent"], abs=1e-5)
+    for by in ("by_zone", "by_type", "by_vm"):
+        rows = cost[by]
+        assert sum(row["billed"] for row in rows) == pytest.approx(billed_s, abs=1e-3)
+    did = past.stretches(told_s)
+    assert all(one.to_s == after.from_s for one, after in pairwise(did))
+    return cost
+
+
+@pytest.mark.parametrize("seed", WORLDS)
+def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
+    job = tormented(seed)
+    cost = check(job.state, past_of(job))
+    vms = job.cloud.vms.values()
+    lived_s = sum((vm.ended_at_s or job.now_s) - vm.launched_at_s for vm in vms)
+    assert cost["vm_seconds"]["billed"] == pytest.approx(lived_s, rel=0.01)
+    assert cost["usd_spent"] == pytest.approx(job.cloud.bill_usd(job.now_s), rel=0.01)
+    assert cost["vm_seconds"]["productive"] > 0
+    assert cost["useful_share"] > 0.3
+
+
+def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:
+    job, past, state = tormented(0), Chronicle(), State()
+    for number, event in enumerate(job.journal):
+        before, (state, _) = state, core.step(state, event)
+        past.note(before, event, state)
+        if number % 100 == 0 and state.settings is not None:
+            check(state, past)
+
+
+def test_productive_time_is_that_of_the_mini_batches_that_count(seed: int) -> None:
+    """An undisturbed job: all of its plan's time until the last commit."""
+    job = world(0, spec=replace(SPEC, steps=60))
+    job.run()
+    cost = check(job.state, past_of(job))
+    (plan,) = views.plans(job.state)
+    progress = job.state.progress
+    assert progress.last_commit_at_s is not None
+    trained_s = progress.last_commit_at_s - plan.started_at_s
+    assert cost["vm_seconds"]["productive"] == pytest.approx(
+        plan.num_slots * trained_s, abs=1e-3
+    )
+    assert cost["vm_seconds"]["lost"] == 0.0
+
+
+def test_what_is_computed_twice_is_lost_once() -> None:
+    """Worlds in which a restore undid mini-batches lose at least their time."""
+    undone = 0
+    for seed in WORLDS:
+        job = tormented(seed)
+        again = job.state.progress.minibatches_recomputed
+        cost = views.cost(job.state, past_of(job), False, job.state.now_s)
+        if again:
+            undone += 1
+            fastest_s = min(plan.predicted_step_s for plan in job.state.generations)
+            assert cost["vm_seconds"]["lost"] > 0.5 * again * fastest_s
+    assert undone, "no seed restores anything: choose others"
+
+
+def test_a_cruel_job_has_a_page() -> None:
+    job = tormented(1)
+    past = past_of(job)
+    report = views.report(job.state, past, False, job.state.now_s)
+    assert len(page(report, job.state, past)) < 1_000_000

@@ -1,0 +1,80 @@
+"""The caps hold in virtual time, whatever happens to market, manager and limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.simulation.test_simulation import SPEC, check_end, world
+from tests.simulation.world import World
+
+from spottrain.varuna_manager.core_settings import SHED_S
+from spottrain.varuna_manager.events import Limit, LimitsChanged
+from spottrain.varuna_manager.state import JobPhase
+
+LONG = replace(SPEC, steps=100_000, checkpoint_every_steps=1000)
+
+
+def usd_per_hour(job: World) -> float:
+    """What the cloud charges now."""
+    alive = (vm for vm in job.cloud.vms.values() if vm.ended_at_s is None)
+    return sum(vm.offer.usd_per_hour for vm in alive)
+
+
+def change(job: World, name: str, value: float) -> None:
+    limit = Limit(name=name, value=value)  # type: ignore[arg-type]
+    job.feed(LimitsChanged(at_s=job.now_s, by="a person", limits=(limit,)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(seed: int) -> None:
+    max_usd = 4.0
+    job = world(seed, spec=LONG, max_usd=max_usd)
+    died: list[float] = []
+
+    def strike() -> None:
+        if job.state.phase is JobPhase.ENDING and job.state.vms and not died:
+            died.append(job.now_s)
+            job.kill_manager(down_s=300.0)
+        job.after(0.2, strike)
+
+    strike()
+    job.run()
+    check_end(job)
+    assert died
+    assert 2.5 < job.cloud.bill_usd(job.now_s) <= max_usd
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_raised_cap_is_used_and_held(seed: int) -> None:
+    job = world(seed, spec=LONG, max_usd=3.0)
+    job.after(120.0, lambda: change(job, "max_usd", 5.0))
+    job.run()
+    check_end(job)
+    assert job.finished is not None
+    assert job.finished.kind == "budget"
+    assert 2.5 < job.cloud.bill_usd(job.now_s) <= 5.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_fleet_never_costs_more_by_the_hour_than_it_may(seed: int) -> None:
+    spec = replace(SPEC, steps=400)
+    job = world(seed, spec=spec, max_usd_per_hour=6.5)
+    lowered_s = job.now_s + 200.0
+    most: list[float] = []
+
+    def look() -> None:
+        settled = job.now_s > lowered_s + SHED_S + 30.0
+        bound = 4.5 if settled else 6.5
+        assert usd_per_hour(job) <= bound
+        most.append(usd_per_hour(job))
+        job.after(1.0, look)
+
+    job.after(200.0, lambda: change(job, "max_usd_per_hour", 4.5))
+    look()
+    job.run()
+    check_end(job)
+    assert job.finished is not None
+    assert job.finished.kind == "succeeded"
+    assert max(most) > 4.5
+    assert job.state.progress.minibatches_recomputed == 0, "it morphs, it loses nothing"

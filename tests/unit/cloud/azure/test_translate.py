@@ -1,0 +1,123 @@
+"""Every error of Azure becomes one that a caller can act on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from azure.core import exceptions as azure
+from azure.core.exceptions import HttpResponseError
+from azure.identity import CredentialUnavailableError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.cloud.azure.translate import explained, translate
+from spottrain.cloud.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+)
+
+
+class Answer:
+    """As much of an HTTP response as an error looks at."""
+
+    reason = "odd"
+
+    def __init__(self, status: int, body: Any, headers: dict[str, str]) -> None:
+        self.status_code, self.headers, self.body = status, headers, body
+        self.content_type = "application/json"
+
+    def text(self, encoding: str | None = None) -> str:
+        """Return the body."""
+        return json.dumps(self.body)
+
+
+def refusal(
+    code: str, status: int = 409, message: str = "two\nlines", **headers: str
+) -> HttpResponseError:
+    body = {"error": {"code": code, "message": message}}
+    return HttpResponseError(response=Answer(status, body, headers))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("SkuNotAvailable", NoCapacityError),
+        ("ZonalAllocationFailed", NoCapacityError),
+        ("OverconstrainedAllocationRequest", NoCapacityError),
+        ("QuotaExceeded", QuotaExceededError),
+        ("SpotPriceGreaterThanProvidedMaxPrice", PriceTooHighError),
+        ("AuthorizationFailed", AuthError),
+        ("ReadOnlyDisabledSubscription", AuthError),
+        ("PlatformImageNotFound", MisconfiguredError),
+        ("InternalServerError", CloudError),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400, 409])
+def test_a_code_means_what_can_be_done_about_it(
+    code: str, kind: type[CloudError], status: int
+) -> None:
+    error = translate(refusal(code, status), "launching 1 NC6 in eastus-1")
+    assert type(error) is kind
+    assert "\n" not in str(error)
+    assert "eastus-1" in str(error)
+    assert code in str(error)
+
+
+@given(st.text(max_size=30))
+def test_an_unknown_code_is_never_read_as_no_capacity(code: str) -> None:
+    error = translate(refusal(f"Our.{code}"), "launching")
+    assert type(error) is CloudError
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("exceeding approved LowPriorityCores quota", QuotaExceededError),
+        ("exceeding approved standardNCFamily Cores", QuotaExceededError),
+        ("Quota of 0 is too small", QuotaExceededError),
+        ("The VM is marked for deletion", CloudError),
+    ],
+)
+def test_what_is_not_allowed_now_is_a_quota_only_if_azure_says_so(
+    words: str, kind: type[CloudError]
+) -> None:
+    error = translate(refusal("OperationNotAllowed", message=words), "launching")
+    assert type(error) is kind
+
+
+def test_a_throttle_says_how_long_to_wait_whatever_its_code() -> None:
+    error = translate(refusal("OperationNotAllowed", 429, "quota"), "listing")
+    assert isinstance(error, ThrottledError)
+    assert error.retry_after_s > 0
+    told = translate(refusal("x", 429, **{"Retry-After": "17"}), "listing")
+    assert isinstance(told, ThrottledError)
+    assert told.retry_after_s == 17
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (CredentialUnavailableError(message="no\nlogin"), AuthError),
+        (azure.ClientAuthenticationError(message="wrong secret"), AuthError),
+        (azure.ServiceRequestError("no route"), CloudError),
+        (azure.ServiceResponseTimeoutError("silence"), CloudError),
+        (azure.DecodeError(message="<html>"), CloudError),
+        (azure.ClientAuthenticationError(response=Answer(401, {}, {})), AuthError),
+        (HttpResponseError(response=Answer(502, "<html>", {})), CloudError),
+    ],
+)
+def test_a_call_that_got_no_sense_is_explained(
+    raised: Exception, kind: type[CloudError]
+) -> None:
+    with pytest.raises(CloudError) as told, explained("listing"):
+        raise raised
+    assert type(told.value) is kind
+    assert "\n" not in str(told.value)
+    assert "listing" in str(told.value)

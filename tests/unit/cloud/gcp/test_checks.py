@@ -1,0 +1,64 @@
+"""What the doctor finds out about a project before anything is rented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.fakes.gcp import KIND, PROJECT, REGION, FakeGcp
+
+from spottrain.cloud.provider import Finding
+
+
+def found(gcp: FakeGcp, **settings: Any) -> dict[str, Finding]:
+    findings = gcp.provider(**settings).check()
+    assert all("\n" not in finding.told for finding in findings)
+    return {finding.what: finding for finding in findings}
+
+
+def test_a_project_that_can_rent_is_told_so(gcp: FakeGcp) -> None:
+    gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
+    gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)
+    told = found(gcp)
+    assert all(finding.ok for finding in told.values())
+    assert list(told) == [
+        "credentials",
+        "image",
+        f"region {REGION}",
+        f"types {REGION}",
+        f"quota {REGION} NVIDIA_A100_GPUS spot",
+        "quota GPUS_ALL_REGIONS",
+    ]
+
+
+def test_a_quota_of_nothing_is_told_with_what_to_do(gcp: FakeGcp) -> None:
+    told = found(gcp)
+    wrong = {what for what, finding in told.items() if not finding.ok}
+    assert wrong == {
+        f"quota {REGION} NVIDIA_A100_GPUS spot",
+        "quota GPUS_ALL_REGIONS",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"project": "another"}, "credentials"),
+        ({"image": "whatever"}, "image"),
+        ({"regions": ("mars-west1",)}, "region mars-west1"),
+        ({"instance_types": (KIND, "a2-highgpu-8g")}, f"types {REGION}"),
+    ],
+)
+def test_what_is_wrong_is_a_finding(
+    gcp: FakeGcp, settings: dict[str, Any], wrong: str
+) -> None:
+    gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
+    gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)
+    told = found(gcp, **settings)
+    assert [what for what, finding in told.items() if not finding.ok][:1] == [wrong]
+
+
+def test_expired_credentials_are_found_first(gcp: FakeGcp) -> None:
+    gcp.ask("expire", expired=True)
+    assert list(found(gcp)) == ["credentials"]
+    assert PROJECT in found(gcp)["credentials"].told

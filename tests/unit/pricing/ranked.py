@@ -1,0 +1,130 @@
+"""A small job, machines and offers to rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from spottrain import wire
+from spottrain.cloud.provider import Offer
+from spottrain.morphing.inputs import PlanInputs
+from spottrain.pricing.paces import Machine, Paces
+from spottrain.pricing.ranking import Priced, Terms
+
+SECTIONS = 4
+FACTS = wire.ModelFacts(
+    fingerprint="model",
+    num_parameters=4 * SECTIONS * 10**6,
+    blocks="blocks",
+    sections=tuple(
+        wire.SectionFacts(
+            index=k,
+            param_bytes=16 * 10**6,
+            optimizer_bytes=32 * 10**6,
+            activation_bytes_per_example=10**6,
+        )
+        for k in range(SECTIONS)
+    ),
+    tied=(),
+    dataset_len=1,
+    heldout_len=1,
+)
+PROFILE = wire.Profile(
+    fingerprint="model",
+    device="V100-16GB",
+    software="software",
+    microbatches=(
+        wire.MicrobatchProfile(
+            microbatch_size=1,
+            sections=tuple(
+                wire.SectionProfile(
+                    index=k,
+                    forward_s=0.01,
+                    backward_s=0.02,
+                    recompute_s=0.01,
+                    saved_bytes=10**7,
+                    output_bytes=10**6,
+                )
+                for k in range(SECTIONS)
+            ),
+        ),
+    ),
+    optimizer_s_per_byte=1e-11,
+    within_vm=wire.LinkProfile(latency_s=1e-5, bandwidth_bytes_per_s=1e10),
+    between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+)
+JOB = PlanInputs(
+    facts=FACTS,
+    profile=PROFILE,
+    slots=(),
+    minibatch_size=16,
+    microbatch_size=1,
+    reduction="fast",
+)
+TERMS = Terms(examples=1e6, max_vms=4)
+PACES = Paces(JOB)
+"""Of all tests: what was planned once is not planned again."""
+MACHINE = Machine(gpus=1, gpu_memory_bytes=10**9)
+TOO_SMALL = Machine(gpus=1, gpu_memory_bytes=10**7)
+
+
+def offer(**changes: Any) -> Offer:
+    values: dict[str, Any] = {
+        "cloud": "aws",
+        "region": "r",
+        "zone": "a",
+        "instance_type": "t",
+        "spot": True,
+        "usd_per_hour": 2.0,
+        "observed_at": 0.0,
+        "gpus": 1,
+        "gpu_memory_bytes": 10**9,
+    }
+    return Offer(**{**values, **changes})
+
+
+def priced(machine: Machine | None = MACHINE, **changes: Any) -> Priced:
+    beside = {"losses_per_hour", "boot_s", "most_vms", "is_estimate", "is_stale"}
+    own = {key: changes.pop(key) for key in beside & changes.keys()}
+    return Priced(offer=offer(**changes), machine=machine, **own)
+
+
+machines = st.builds(
+    Machine,
+    gpus=st.sampled_from([1, 2, 4]),
+    gpu_memory_bytes=st.sampled_from([10**7, 10**8, 10**9]),
+    speed=st.sampled_from([0.5, 1.0, 2.0]),
+    network_bytes_per_s=st.sampled_from([None, 1e8, 1e10]),
+)
+
+
+@st.composite
+def markets(draw: st.DrawFn) -> list[Priced]:
+    """Offers in zones of their own, on a few kinds of machines."""
+    kinds = draw(st.lists(machines, min_size=1, max_size=3))
+    number = draw(st.integers(1, 8))
+    return [
+        priced(
+            machine := draw(st.sampled_from(kinds)),
+            zone=f"z{i}",
+            gpus=machine.gpus,
+            usd_per_hour=draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
+            spot=draw(st.booleans()),
+            losses_per_hour=draw(st.sampled_from([0.0, 0.1, 3.0])),
+            boot_s=draw(st.sampled_from([0.0, 300.0])),
+        )
+        for i in range(number)
+    ]
+
+
+terms = st.builds(
+    Terms,
+    examples=st.sampled_from([1e3, 1e6]),
+    max_vms=st.sampled_from([1, 3, 5]),
+    max_usd_per_hour=st.sampled_from([None, 4.0]),
+    morph_s=st.sampled_from([0.0, 30.0]),
+    lag_steps=st.sampled_from([0.0, 50.0]),
+    stored_bytes=st.just(1e10),
+    storage_usd_per_gb_month=st.sampled_from([0.0, 0.1]),
+)

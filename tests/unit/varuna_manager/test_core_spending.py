@@ -1,0 +1,177 @@
+"""What the core writes into the ledger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+
+from spottrain import wire
+from spottrain.cloud.provider import VmState
+from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.core_spending import GB, MONTH_H
+from spottrain.varuna_manager.state import spent_usd
+
+FOUR = ("a", "b", "c", "d")
+
+
+def test_boot_is_told_apart() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent),))
+    story.now_s += 36.0
+    story.ready("a")
+    story.now_s += 36.0
+    spending = story.state.ledger.spending(story.now_s)
+    assert (spending.boot.usd, spending.spot.usd) == (0.01, 0.02)
+
+
+def test_the_cloud_has_the_last_word_on_when_a_vm_ended() -> None:
+    story = Story().training(*FOUR)
+    launched_s = story.state.vms["a"].launched_at_s
+    story.now_s = launched_s + 3600.0
+    story.tell(e.VmLost, vm_id="a", reason="killed")
+    assert story.state.ledger.unconfirmed == {"a"}
+    gone = story.vm(
+        "a",
+        launched_at=launched_s,
+        state=VmState.TERMINATED,
+        ended_at=launched_s + 1800.0,
+    )
+    rest = tuple(story.vm(vm_id, launched_at=launched_s) for vm_id in "bcd")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(gone, *rest))
+    assert spent_usd(story.state, story.now_s) == 3.5
+    assert story.state.ledger.unconfirmed == frozenset()
+
+
+def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
+    story = Story().training(*FOUR)
+    story.now_s = 1000.0 + 1800.0
+    story.tell(e.StopRequested, by="x", now=True)
+    story.now_s += 60.0
+    vms = tuple(
+        story.vm(
+            vm_id, launched_at=1000.0, state=VmState.TERMINATED, ended_at=1000.0 + 1800
+        )
+        for vm_id in FOUR
+    )
+    story.tell(e.VmsReturned, vm_ids=FOUR, vms=vms)
+    assert spent_usd(story.state, story.now_s) == 2.0
+
+
+def test_a_vm_that_lived_and_died_between_two_looks_is_paid() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    dead = story.vm("a", intent, state=VmState.TERMINATED, ended_at=story.now_s + 36.0)
+    story.now_s += 100.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(dead,))
+    assert spent_usd(story.state, story.now_s) == 0.01
+    assert story.state.vms == {}
+
+
+def test_an_orphan_is_paid_from_its_launch_but_not_from_before_the_job() -> None:
+    story = Story()
+    story.start()
+    story.now_s += 3600.0
+    orphan = story.vm("x", "intent-9", launched_at=0.0)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
+    assert spent_usd(story.state, story.now_s) == 1.0
+
+
+def test_a_vm_that_was_believed_gone_is_never_paid_twice() -> None:
+    story = Story().training(*FOUR)
+    story.now_s = 1000.0 + 1800.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.state.vms == {}
+    back = story.vm("a", launched_at=1000.0)
+    story.now_s += 1800.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(back,))
+    assert spent_usd(story.state, story.now_s) == 3 * 0.5 + 1.0
+
+
+@pytest.mark.parametrize("price", [math.nan, -1.0, math.inf])
+def test_a_vm_without_a_price_is_counted_at_the_dearest_known(price: float) -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    vm = story.vm("a", intent, offer=replace(OFFER, usd_per_hour=price))
+    story.tell(e.VmsLaunched, intent=intent, vms=(vm,))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == ON_DEMAND.usd_per_hour
+
+
+@pytest.mark.parametrize("price", [math.nan, -1.0, math.inf])
+def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
+    story = Story()
+    story.start(replace(OFFER, usd_per_hour=price))
+    assert story.state.intents == {}
+    assert not story.state.launch_wished
+
+
+def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    story.now_s += 3600.0
+    story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=2.0),))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == 3.0
+    assert story.state.ledger.rate.usd_per_hour == 2.0
+
+
+def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
+    section = wire.SectionFacts(
+        index=0,
+        param_bytes=10**9,
+        optimizer_bytes=2 * 10**9,
+        activation_bytes_per_example=0,
+    )
+    story = Story()
+    facts = replace(story.state.job.facts, sections=(section,))
+    story = Story(storage_usd_per_gb_month=730.0, facts=facts)
+    story.start()
+    assert story.state.ledger.spending(story.now_s).storage.usd == 0.0
+    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    story.tell(e.CheckpointsListed, checkpoints=refs)
+    story.now_s += 3600.0
+    assert story.state.ledger.spending(story.now_s).storage.usd == 6.0
+    assert (GB, MONTH_H) == (1e9, 730.0)
+
+
+def test_traffic_between_zones_costs_by_the_plan_and_the_mini_batches() -> None:
+    section = wire.SectionFacts(
+        index=0,
+        param_bytes=10**9,
+        optimizer_bytes=0,
+        activation_bytes_per_example=10**6,
+    )
+    facts = replace(Story().state.job.facts, sections=(section, section))
+    story = Story(facts=facts, zone_usd_per_gb=0.02)
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    other = replace(OFFER, zone="y")
+    vms = [story.vm(v, intent, offer=other if v in "cd" else OFFER) for v in ("abcd")]
+    story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
+    for vm_id in FOUR:
+        story.ready(vm_id)
+    story.prepare()
+    story.plan(*FOUR)
+    story.open()
+    story.begin(0)
+    story.commit(1)
+    story.commit(2)
+    # Replicas lie in a zone each: two rings of two, each with 1 GB there and back.
+    assert story.generation.zone_bytes == 4 * 10**9
+    story.tell(e.TimerFired)
+    assert story.state.ledger.spending(story.now_s).egress.usd == 0.16

@@ -1,0 +1,191 @@
+"""What offers are worth to a job that runs: the ranking, from the manager's state."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spottrain.cloud.provider import Offer
+from spottrain.morphing.inputs import PlanInputs
+from spottrain.morphing.policy import UNSEEN_SHARE
+from spottrain.pricing.catalogue import CLOUDS, catalogue
+from spottrain.pricing.hazard import Hazards
+from spottrain.pricing.offers import FREE_USD, OfferWorth, offer_key
+from spottrain.pricing.paces import Paces
+from spottrain.pricing.ranking import Priced, Row, Terms, rank
+from spottrain.pricing.switching import HOUR_S, Place
+from spottrain.varuna_manager.core_planning import MORPH_COST_S
+from spottrain.varuna_manager.market import (
+    BOOT_S,
+    Base,
+    losses_per_hour,
+    machine,
+    place_of,
+    priced_offer,
+)
+from spottrain.varuna_manager.planning import checkpoint_bytes
+from spottrain.varuna_manager.state import State
+from spottrain.wire import Profile
+
+TRUSTED_STEPS = 5
+"""Mini-batches that a plan must have run before its speed corrects predictions."""
+
+Kind = tuple[str, str]
+"""Cloud and instance type."""
+
+
+class Appraiser:
+    """Ranks what a job could rent, with what was measured on the way."""
+
+    def __init__(self) -> None:
+        self._profile: Profile | None = None
+        self._paces: Paces | None = None
+        self._corrections: dict[Kind, float] = {}
+        self._boots_s: dict[Kind, float] = {}
+        self._last: object = None
+
+    def appraise(
+        self, state: State, offers: Sequence[Offer], hazards: Hazards
+    ) -> Mapping[str, OfferWorth] | None:
+        """Return what offers are worth, by ``offer_key``.
+
+        Args:
+            state: The manager's.
+            offers: What can be rented now.
+            hazards: How often machines are taken away.
+
+        Returns:
+            None while no profile of the job is known, or if nothing has changed that
+            matters since the last time.
+
+        Raises:
+            PlanError: No plan can be made from the profile, whatever the machines.
+        """
+        profile = _profile_of(state)
+        if profile is None:
+            return None
+        self._learn(state)
+        terms = self._terms(state)
+        asked = (
+            {offer_key(offer): offer.usd_per_hour for offer in offers},
+            id(hazards),
+            replace(terms, examples=1.0),
+            dict(self._boots_s),
+        )
+        if profile is not self._profile or self._paces is None:
+            self._profile, self._paces = profile, Paces(_inputs(state, profile))
+        elif asked == self._last:
+            return None
+        self._last = asked
+        priced = [self._priced(o, state, profile, hazards) for o in offers]
+        ranking = rank(priced, self._paces, terms)
+        worths = map(_worth, ranking.rows)
+        return {worth.offer: worth for worth in worths}
+
+    def _priced(
+        self, offer: Offer, state: State, profile: Profile, hazards: Hazards
+    ) -> Priced:
+        kind = offer.cloud, offer.instance_type
+        base = catalogue().gpu_of(profile.device)
+        if offer.cloud in CLOUDS and base is not None:
+            known = Base(facts=state.job.facts, gpu=base)
+            priced = priced_offer(offer, known, hazards, catalogue())
+        else:
+            priced = Priced(
+                offer=offer,
+                machine=machine(offer),
+                losses_per_hour=losses_per_hour(offer, hazards),
+                boot_s=BOOT_S if offer.cloud in CLOUDS else 0.0,
+            )
+        return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
+
+    def _terms(self, state: State) -> Terms:
+        job, progress = state.job, state.progress
+        steps = max(1, job.spec.steps - progress.step)
+        return Terms(
+            examples=float(steps * job.spec.minibatch_size),
+            max_vms=job.max_vms,
+            min_vms=job.min_vms,
+            max_usd_per_hour=job.max_usd_per_hour,
+            allow_on_demand=job.allow_on_demand,
+            morph_s=progress.morph_cost_s or MORPH_COST_S,
+            lag_steps=job.spec.checkpoint_every_steps / 2,
+            stored_bytes=float(job.spec.checkpoint_keep * checkpoint_bytes(job.facts)),
+            storage_usd_per_gb_month=job.storage_usd_per_gb_month,
+            zone_usd_per_gb=job.zone_usd_per_gb,
+            held=_held(state),
+            corrections=dict(self._corrections),
+        )
+
+    def _learn(self, state: State) -> None:
+        """Take in how fast the present plan really is, and how long VMs took to boot."""
+        booted: dict[Kind, list[float]] = {}
+        for vm in state.vms.values():
+            if vm.ready_at_s is not None:
+                kind = vm.offer.cloud, vm.offer.instance_type
+                booted.setdefault(kind, []).append(vm.ready_at_s - vm.launched_at_s)
+        for kind, times_s in booted.items():
+            self._boots_s[kind] = max(0.0, statistics.median(times_s))
+        generation = state.generation
+        if generation is None or len(generation.step_times_s) < TRUSTED_STEPS:
+            return
+        kinds = {
+            (
+                state.vms[slot.vm_id].offer.cloud,
+                state.vms[slot.vm_id].offer.instance_type,
+            )
+            for slot in generation.plan.slots
+            if slot.vm_id in state.vms
+        }
+        measured_s = generation.measured_step_s
+        if len(kinds) == 1 and measured_s:
+            (kind,) = kinds
+            ratio = generation.plan.predicted_step_s / measured_s
+            # Two digits: what changes less often is told less often.
+            self._corrections[kind] = float(f"{ratio:.2g}")
+
+
+def _worth(row: Row) -> OfferWorth:
+    offer, worth, value = row.priced.offer, row.worth, 0.0
+    if worth is not None:
+        value = worth.examples_per_usd
+        if math.isinf(value):
+            value = worth.net_examples_per_s * HOUR_S / FREE_USD / row.vms
+    return OfferWorth(
+        offer=offer_key(offer),
+        examples_per_usd=value,
+        usd_per_hour=max(offer.usd_per_hour, FREE_USD),
+    )
+
+
+def _profile_of(state: State) -> Profile | None:
+    """Return the job's profile; before it is measured the newest kept one of its model."""
+    if state.profile is not None:
+        return state.profile
+    newest = next(iter(state.known_profiles), None)
+    return None if newest is None else newest.profile
+
+
+def _held(state: State) -> Place | None:
+    """Return where most of the fleet stands."""
+    places = Counter(place_of(vm.offer) for vm in state.vms.values() if vm.counts)
+    return max(places, key=lambda place: (places[place], place), default=None)
+
+
+def _inputs(state: State, profile: Profile) -> PlanInputs:
+    job = state.job
+    return PlanInputs(
+        facts=job.facts,
+        profile=profile,
+        slots=(),
+        minibatch_size=job.spec.minibatch_size,
+        microbatch_size=job.microbatch_size,
+        reduction=job.spec.reduction,
+        schedule=job.schedule,
+        recompute=job.recompute,
+        objective=job.objective,
+        lag_share=UNSEEN_SHARE,
+    )

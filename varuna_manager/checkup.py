@@ -1,0 +1,109 @@
+"""What is wrong with a cloud account or a fleet of hosts, before anything is rented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.provider import (
+    ChecksAccount,
+    CloudProvider,
+    Finding,
+    Offer,
+    ReportsQuota,
+)
+from spottrain.errors import CapacityError, SpottrainError
+from spottrain.varuna_manager.clouds import open_cloud, own_network
+from spottrain.varuna_manager.config_cloud import AnyCloud
+
+
+def before_launch(cloud: AnyCloud) -> tuple[Sequence[Offer], list[str]]:
+    """Return what a cloud offers of what a job wants, and what to tell about it.
+
+    Raises:
+        ConfigError: who may enter the VMs is not named and cannot be found out.
+        CloudError: something that the job needs is not there or not allowed.
+        CapacityError: nothing that the job wants is offered.
+    """
+    lines = [_let_in(cloud)]
+    provider = open_cloud(cloud)
+    try:
+        wrong = [one for one in account_findings(provider) if not one.ok]
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise CloudError(
+                f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
+                "doctor' shows all"
+            )
+        offers = provider.offers()
+    finally:
+        provider.close()
+    if not any(offer.spot for offer in offers):
+        raise CapacityError(_why_none(cloud))
+    zones = len({offer.zone for offer in offers})
+    return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+
+
+def _why_none(cloud: AnyCloud) -> str:
+    return (
+        f"{cloud.cloud}: no spot price is known of {', '.join(cloud.kinds())} in "
+        f"{', '.join(cloud.regions)}; run 'spottrain prices --cloud {cloud.cloud}', or "
+        "name other types or regions"
+    )
+
+
+def findings(cloud: AnyCloud) -> Iterator[Finding]:
+    """Yield what was found out about a cloud account, the most basic things first."""
+    try:
+        provider = open_cloud(cloud)
+    except CloudError as error:
+        yield Finding(what="credentials", ok=False, told=str(error))
+        return
+    try:
+        yield from account_findings(provider)
+    finally:
+        provider.close()
+    yield _try("SSH", lambda: _let_in(cloud))
+
+
+def account_findings(provider: CloudProvider) -> Iterator[Finding]:
+    """Yield what a provider finds out itself; else whether it answers at all."""
+    if isinstance(provider, ChecksAccount):
+        yield from provider.check()
+        return
+    yield _try("offers", lambda: f"{len(provider.offers())} offers")
+    if isinstance(provider, ReportsQuota):
+        yield from _quotas(provider)
+
+
+def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
+    try:
+        quotas = provider.quotas()
+    except CloudError as error:
+        yield Finding(what="quota", ok=False, told=str(error))
+        return
+    for quota in quotas:
+        if not quota.spot:
+            continue
+        used = "" if quota.used is None else f", {quota.used:g} used"
+        told = f"{quota.limit:g} {quota.unit}{used}"
+        if quota.limit <= 0:
+            told += ": nothing can be rented; ask the cloud for more"
+        what = f"quota {quota.region} {quota.family} spot"
+        yield Finding(what=what, ok=quota.limit > 0, told=told)
+
+
+def _let_in(cloud: AnyCloud) -> str:
+    networks = cloud.ssh_from or own_network(cloud)
+    if cloud.bastion is not None:
+        return f"VMs are entered through {cloud.bastion.address}"
+    if not cloud.public_addresses:
+        return "VMs are entered from inside their network, where this machine must be"
+    return f"VMs will let in {', '.join(networks)}"
+
+
+def _try(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, ok=True, told=ask())
+    except SpottrainError as error:
+        return Finding(what=what, ok=False, told=str(error))

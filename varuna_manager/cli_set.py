@@ -1,0 +1,87 @@
+"""``spottrain set``: other limits for a job, while it runs or before it is resumed."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from spottrain.varuna_manager import control, limits
+from spottrain.varuna_manager.console import (
+    NameArgument,
+    Output,
+    OutputOption,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.follow import read_state
+from spottrain.varuna_manager.jobs import JobDir, find
+from spottrain.varuna_manager.state import budget, spent_usd
+from spottrain.varuna_manager.words import NOTHING, dollars, number, utc
+
+SCHEMA_VERSION = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command("set")(set_command)
+
+
+def set_command(
+    name: NameArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help=f"{', '.join(limits.SETTABLE)}; 'none' takes a limit away.",
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Also if it ends the job at once.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change the budget, the deadline or the least speed of a job."""
+    job = find(name)
+    wanted = limits.read_limits(
+        changes,
+        job.config(),
+        launched_at_s=read_state(job).submitted_at_s,
+        now_s=time.time(),
+    )
+    control.change_limits(job, wanted, sure=yes)
+    document = describe(job)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*_lines(document))
+
+
+def describe(job: JobDir) -> dict[str, Any]:
+    """Return the limits of a job as they are now, and where it stands under them."""
+    state = read_state(job)
+    settings, deadline_s = state.job, state.job.deadline_s
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.name,
+        "max_usd": settings.max_usd,
+        "max_usd_per_hour": settings.max_usd_per_hour,
+        "deadline": None if deadline_s is None else utc(deadline_s),
+        "min_examples_per_s": settings.min_examples_per_s,
+        "usd_spent": spent_usd(state, state.now_s),
+        "usd_kept_back": budget(state).kept.usd,
+        "usd_per_hour": budget(state).rate.usd_per_hour,
+    }
+
+
+def _lines(document: dict[str, Any]) -> tuple[str, ...]:
+    spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
+    rate, least = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
+    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} kept back"
+    return (
+        f"budget       {total}",
+        f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now",
+        f"deadline     {document['deadline'] or NOTHING}",
+        f"least speed  {number(least, 1)} examples/s",
+    )

@@ -1,0 +1,144 @@
+"""``spottrain ssh``: enter a VM of a job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spottrain.cloud.errors import CloudError
+from spottrain.cloud.provider import ReachedBySsh, SshTarget
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config_cloud import BastionConfig
+from spottrain.varuna_manager.console import NameArgument
+from spottrain.varuna_manager.follow import read_state
+from spottrain.varuna_manager.jobs import JobDir, find
+
+VmArgument = Annotated[
+    str | None, typer.Argument(help="Id of a VM, or how it begins; the only one.")
+]
+CommandArgument = Annotated[
+    list[str] | None, typer.Argument(help="After --: what to run there, no shell.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(ssh)
+
+
+def ssh(
+    name: NameArgument, vm: VmArgument = None, command: CommandArgument = None
+) -> None:
+    """Enter a VM of a job, or run a command there: spottrain ssh JOB VM -- nvidia-smi.
+
+    The VM has to prove by its own host key who it is. The exit code is that of ssh.
+    """
+    job = find(name)
+    argv = ssh_argv(job, choose(job, vm), command or [])
+    program = shutil.which(argv[0])
+    if program is None:
+        raise ConfigError("there is no ssh command here; install OpenSSH's client")
+    os.execv(program, argv)
+
+
+def choose(job: JobDir, wanted: str | None) -> str:
+    """Return the id of the VM that is meant.
+
+    Raises:
+        ConfigError: none is, or several are.
+    """
+    vms = sorted(read_state(job).vms)
+    fitting = [vm_id for vm_id in vms if vm_id.startswith(wanted or "")]
+    if wanted in fitting:
+        return wanted
+    if len(fitting) == 1:
+        return fitting[0]
+    if not vms:
+        raise ConfigError(f"job {job.name} has no VMs now; see 'spottrain status'")
+    got = "no name" if wanted is None else wanted
+    raise ConfigError(f"VM: got {got}; name one of {', '.join(fitting or vms)}")
+
+
+def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
+    """Return the command line that enters a VM.
+
+    Raises:
+        ConfigError: the job's VMs are not entered by SSH.
+        CloudError: the VM is gone, boots still, or its cloud does not answer.
+    """
+    config = job.config()
+    if config.cloud is not None:
+        target, key_file = _rented(job, vm_id), job.cloud / "ssh_key"
+        bastion = config.cloud.bastion
+        return _argv(job, target, key_file, bastion, command)
+    if config.resources.provider == "ssh":
+        host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
+        return _argv(job, _own(job, vm_id), host.key_file, None, command)
+    raise ConfigError(
+        f"job {job.name}: its VMs are processes of this machine; see "
+        f"'spottrain logs {job.name}'"
+    )
+
+
+def _is_on(vm_id: str, host: str) -> bool:
+    return vm_id.rpartition("-")[0] == host
+
+
+def _own(job: JobDir, vm_id: str) -> SshTarget:
+    from spottrain.varuna_manager.control import open_provider
+
+    provider = open_provider(job)
+    assert isinstance(provider, ReachedBySsh)
+    return _there(provider, vm_id)
+
+
+def _rented(job: JobDir, vm_id: str) -> SshTarget:
+    from spottrain.varuna_manager.clouds import open_cloud
+
+    config = job.config()
+    assert config.cloud is not None
+    provider = open_cloud(config.cloud)
+    try:
+        if not isinstance(provider, ReachedBySsh):
+            raise CloudError(f"{provider.name}: its VMs are not entered by SSH")
+        return _there(provider, vm_id)
+    finally:
+        provider.close()
+
+
+def _there(provider: ReachedBySsh, vm_id: str) -> SshTarget:
+    target = provider.ssh_target(vm_id)
+    if target is None:
+        raise CloudError(f"VM {vm_id} boots still; try again in a minute")
+    return target
+
+
+def _argv(
+    job: JobDir,
+    target: SshTarget,
+    key_file: Path | None,
+    bastion: BastionConfig | None,
+    command: list[str],
+) -> list[str]:
+    known = job.path / "known_hosts"
+    place = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
+    known.write_text("".join(f"{place} {key}\n" for key in target.host_keys))
+    argv = ["ssh", "-p", str(target.port), "-l", target.user]
+    options = {
+        "UserKnownHostsFile": f'"{known}"',
+        "GlobalKnownHostsFile": os.devnull,
+        "StrictHostKeyChecking": "yes",
+    }
+    if key_file is not None:
+        argv += ["-i", str(key_file)]
+        options["IdentitiesOnly"] = "yes"
+    if bastion is not None:
+        at = f"{bastion.user}@" if bastion.user else ""
+        options["ProxyJump"] = f"{at}{bastion.address}:{bastion.port}"
+    for name, value in options.items():
+        argv += ["-o", f"{name}={value}"]
+    return [*argv, "--", target.host, *command]

@@ -1,0 +1,155 @@
+"""Opens clouds: each SDK in a child process, its VMs brought up over SSH.
+
+The functions named in ``_FACTORIES`` run in that child; they are given an adapter's
+settings as JSON, and nothing secret: credentials are what the SDK itself finds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.child import ChildProvider, in_child
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.provider import CloudProvider
+from spottrain.errors import ConfigError
+from spottrain.pricing.catalogue import catalogue
+from spottrain.pricing.prices import fresh
+from spottrain.pricing.refresh import Wish, known, on_demand_prices
+from spottrain.varuna_manager.config_cloud import AnyCloud
+from spottrain.varuna_manager.vm_lives import open_history
+
+if TYPE_CHECKING:
+    from spottrain.cloud.ssh.hosts import Payload
+    from spottrain.cloud.ssh.rented import Rented
+    from spottrain.varuna_manager.jobs import JobDir
+
+_OWN_ADDRESS_URL = "https://checkip.amazonaws.com"
+_OWN_ADDRESS_S = 10.0
+_FACTORIES = {
+    "aws": f"{__name__}:make_aws",
+    "azure": f"{__name__}:make_azure",
+    "gcp": f"{__name__}:make_gcp",
+}
+
+
+def open_cloud(
+    cloud: AnyCloud,
+    public_key: str = "",
+    ssh_from: tuple[str, ...] = (),
+    *,
+    everywhere: bool = False,
+) -> ChildProvider:
+    """Return a cloud's provider, in a child process; ``close`` it in the end.
+
+    Args:
+        cloud: What the job file says of it.
+        public_key: Of whoever enters the VMs; needed to rent.
+        ssh_from: Networks that may enter them, where the job file names none.
+        everywhere: Look at all regions that the account may use, not only at those of
+            the job file.
+
+    Raises:
+        CloudError: the settings do not fit each other, or the child does not start.
+    """
+    settings = cloud.settings(public_key, ssh_from)
+    if everywhere and isinstance(settings, AwsSettings):
+        settings = replace(settings, regions=())
+    return in_child(_FACTORIES[cloud.cloud], asdict(settings))
+
+
+def rent(job: JobDir, cloud: AnyCloud, payload: Payload) -> Rented:
+    """Return a cloud's provider with agents on its VMs, as a job's manager needs it.
+
+    Raises:
+        ConfigError: who may enter the VMs is not named and cannot be found out.
+        CloudError: as ``open_cloud``.
+    """
+    # Not above: paramiko takes longer to import than most commands run.
+    from spottrain.cloud.ssh.guest import Access
+    from spottrain.cloud.ssh.keys import ensure_key
+    from spottrain.cloud.ssh.rented import Rented
+
+    key_file, public_key = ensure_key(job.cloud)
+    access = Access(
+        key_file=key_file,
+        python=cloud.python,
+        folder=cloud.folder,
+        bastion=None if cloud.bastion is None else cloud.bastion.host(),
+    )
+    child = open_cloud(cloud, public_key, () if cloud.ssh_from else own_network(cloud))
+    try:
+        return Rented(child, job.cloud, job.name, payload, access)
+    except BaseException:
+        child.close()
+        raise
+
+
+def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:
+    """Return this machine's public address as a network, as others see it.
+
+    None where VMs have no public address: the network that they are in decides.
+
+    Raises:
+        ConfigError: it cannot be found out.
+    """
+    if not cloud.public_addresses:
+        return ()
+    try:
+        answer = httpx.get(url, timeout=_OWN_ADDRESS_S).raise_for_status()
+        return (str(ipaddress.ip_network(answer.text.strip())),)
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(
+            f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "
+            f"out: {error}; name the networks from which SSH is let in"
+        ) from None
+
+
+# --- In the child ---------------------------------------------------------------------
+
+
+def make_aws(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return AWS as a provider, in the process that calls this."""
+    from spottrain.cloud.aws.provider import AwsProvider
+
+    made = TypeAdapter(AwsSettings).validate_python(settings)
+    with open_history() as history:
+        on_demand = on_demand_prices(history, catalogue(), "aws", time.time())
+    return AwsProvider(made, catalogue(), on_demand)
+
+
+def make_azure(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return Azure as a provider, in the process that calls this."""
+    from spottrain.cloud.azure.provider import AzureProvider
+
+    made = TypeAdapter(AzureSettings).validate_python(settings)
+    return AzureProvider(made, catalogue())
+
+
+def make_gcp(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return GCP as a provider, in the process that calls this."""
+    from spottrain.cloud.gcp.provider import GcpProvider
+
+    made = TypeAdapter(GcpSettings).validate_python(settings)
+    return GcpProvider(made, catalogue(), _gcp_prices())
+
+
+def _gcp_prices() -> Callable[[str, str, bool], float | None]:
+    """Return a function of (region, type, spot): USD per hour, as this machine knows."""
+    facts = catalogue()
+    kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
+    with open_history() as history:
+        believed = fresh(known(history, facts, Wish(kinds=kinds)).prices, time.time())
+    usd = {
+        (price.region, price.instance_type, price.spot): price.usd_per_hour
+        for price in believed.prices
+    }
+    return lambda region, kind, spot: usd.get((region, kind, spot))

@@ -1,0 +1,102 @@
+"""What the core writes into the ledger: VMs, prices, storage and traffic between zones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.pricing.ledger import EXACT, TERMS
+from spottrain.pricing.money import Money, Rate, is_amount
+from spottrain.pricing.offers import offer_key
+from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.turn import Turn
+
+GB = 1e9
+MONTH_H = 730.0
+"""As clouds count it."""
+
+
+def on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
+    """What the machine costs on demand where it runs; its own price if unknown."""
+    same = replace(offer, spot=False)
+    prices = (o.usd_per_hour for o in offers if offer_key(o) == offer_key(same))
+    return next(filter(is_amount, prices), offer.usd_per_hour)
+
+
+def priced(state: State, vm: Vm) -> Offer:
+    """Return what a VM was rented at; without a price of its own the dearest known."""
+    if is_amount(vm.offer.usd_per_hour):
+        return vm.offer
+    intent = state.intents.get(vm.intent)
+    known = [*state.offers] if intent is None else [*state.offers, intent.offer]
+    alike = [o.usd_per_hour for o in known if o.instance_type == vm.offer.instance_type]
+    return replace(vm.offer, usd_per_hour=max(filter(is_amount, alike), default=0.0))
+
+
+def opened(turn: Turn, vm: Vm) -> None:
+    """Count a VM from its launch on; one of an earlier job from this one's beginning."""
+    state = turn.state
+    offer = priced(state, vm)
+    ledger = state.ledger.opened(
+        vm.vm_id,
+        offer,
+        on_demand_usd_per_hour=on_demand_price(state.offers, offer),
+        launched_at_s=max(vm.launched_at, state.submitted_at_s),
+        seen_at_s=turn.now_s,
+    )
+    turn.state = replace(state, ledger=ledger)
+
+
+def listed(turn: Turn, vms: Iterable[Vm]) -> None:
+    """Take the cloud's word on when VMs ended that this job has paid for."""
+    for vm in vms:
+        state = turn.state
+        if vm.state is not VmState.TERMINATED or vm.ended_at is None:
+            continue
+        ledger = state.ledger
+        known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
+        if not known and vm.intent in state.intents:
+            opened(turn, vm)  # it lived and died between two looks
+        if known or vm.intent in state.intents:
+            ledger = turn.state.ledger.ended(vm.vm_id, vm.ended_at)
+            turn.state = replace(turn.state, ledger=ledger)
+
+
+def prices_moved(turn: Turn, offers: Iterable[Offer]) -> None:
+    """Take note of prices that VMs of clouds with moving prices pay from now on."""
+    ledger = turn.state.ledger
+    for offer in offers:
+        if is_amount(offer.usd_per_hour):
+            ledger = ledger.priced(offer, turn.now_s)
+    turn.state = replace(turn.state, ledger=ledger)
+
+
+def advance(turn: Turn) -> None:
+    """Bring storage and traffic up to date."""
+    state, job = turn.state, turn.state.job
+    ledger = state.ledger
+    if job.storage_usd_per_gb_month > 0:
+        num_bytes = len(state.checkpoints) * sum(
+            section.param_bytes + section.optimizer_bytes
+            for section in job.facts.sections
+        )
+        usd_per_hour = num_bytes / GB * job.storage_usd_per_gb_month / MONTH_H
+        ledger = ledger.stored(Rate.of(usd_per_hour), turn.now_s)
+    ledger = ledger.sent("training", _traffic(state))
+    if ledger is not state.ledger:
+        turn.state = replace(state, ledger=ledger)
+
+
+def _traffic(state: State) -> Money:
+    """What the mini-batches so far have cost in traffic between zones."""
+    num_bytes = state.tally.zone_bytes
+    if not num_bytes:
+        return Money()
+    usd_per_gb = state.job.zone_usd_per_gb
+    if usd_per_gb is None:
+        clouds = {offer.cloud for offer in state.offers}
+        clouds |= {vm.offer.cloud for vm in state.vms.values()}
+        terms = (TERMS.get(cloud, EXACT) for cloud in clouds)
+        usd_per_gb = max((term.zone_usd_per_gb for term in terms), default=0.0)
+    return Money.owed(num_bytes / GB * usd_per_gb)

@@ -1,0 +1,99 @@
+"""Ranks offers at today's prices: clouds are asked again for the few that would be rented."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain.pricing.catalogue import CLOUDS, Catalogue, catalogue
+from spottrain.pricing.history import History
+from spottrain.pricing.live import check_live
+from spottrain.pricing.offers import offer_key
+from spottrain.pricing.paces import Paces
+from spottrain.pricing.ranking import EXACT, Priced, Ranking, Terms, rank
+from spottrain.pricing.refresh import PriceSource
+
+FEW = 3
+"""Offers that are asked for again at once."""
+ROUNDS = 3
+"""How often others may come out best, before their last known prices serve."""
+
+
+def rank_live(
+    offers: Sequence[Priced],
+    paces: Paces,
+    terms: Terms,
+    history: History,
+    now_s: float,
+    *,
+    exact: int = EXACT,
+    sources: Sequence[PriceSource] | None = None,
+    facts: Catalogue | None = None,
+) -> tuple[Ranking, tuple[str, ...]]:
+    """Rank offers, and ask for the best again until the best one was asked for.
+
+    Where a cloud does not answer, its last known prices serve.
+
+    Args:
+        offers: Those of clouds alone are asked for.
+        paces: See ``rank``.
+        terms: See ``rank``.
+        history: What is known, and where the answers go.
+        now_s: Seconds since the epoch.
+        exact: See ``rank``.
+        sources: The price APIs; by default all, over the network.
+        facts: The catalogue, by default the one that ships.
+
+    Returns:
+        The ranking, and warnings, a line each.
+    """
+    known = list(offers)
+    asked: set[str] = set()
+    warnings: list[str] = []
+    ranking = rank(known, paces, terms, exact=exact)
+    for _ in range(ROUNDS):
+        best = ranking.best
+        few = [
+            row.priced
+            for row in ranking.rows[:FEW]
+            if not row.why_not and _is_to_ask(row.priced, asked)
+        ]
+        if best is None or best.priced not in few:
+            break
+        keys = {offer_key(priced.offer) for priced in few}
+        live, more = _ask(few, sources, history, now_s, facts or catalogue())
+        known = [p for p in known if offer_key(p.offer) not in keys] + live
+        warnings += more
+        asked |= keys
+        ranking = rank(known, paces, terms, exact=exact)
+    return ranking, tuple(dict.fromkeys(warnings))
+
+
+def _is_to_ask(priced: Priced, asked: set[str]) -> bool:
+    return priced.offer.cloud in CLOUDS and offer_key(priced.offer) not in asked
+
+
+def _ask(
+    few: Sequence[Priced],
+    sources: Sequence[PriceSource] | None,
+    history: History,
+    now_s: float,
+    facts: Catalogue,
+) -> tuple[list[Priced], tuple[str, ...]]:
+    """Return offers at the prices of now, without those that are no more."""
+    by_key = {offer_key(priced.offer): priced for priced in few}
+    wanted = [priced.offer for priced in few]
+    if sources is None:
+        # Not above: they take longer to import than most commands run.
+        import httpx
+
+        from spottrain.cloud.price_http import TIMEOUT
+        from spottrain.pricing.sources import price_sources
+
+        with httpx.Client(timeout=TIMEOUT) as client:
+            apis = price_sources(client, os.environ)
+            live, warnings = check_live(wanted, apis, history, facts, now_s)
+    else:
+        live, warnings = check_live(wanted, sources, history, facts, now_s)
+    return [replace(by_key[offer_key(o)], offer=o) for o in live], warnings

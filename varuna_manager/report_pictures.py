@@ -1,0 +1,390 @@
+"""The pictures of a report: what a job did, over one time axis, as inline SVG.
+
+After Varuna (EuroSys 2022), Figure 8: throughput over time with every morph named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.pricing import plots
+from spottrain.pricing.plots import Frame, Point
+from spottrain.varuna_manager.accounting import Rental, Stretch
+from spottrain.varuna_manager.chronicle import Chronicle, PriceLine
+from spottrain.varuna_manager.series import thinned
+from spottrain.varuna_manager.timeline import LANES
+from spottrain.varuna_manager.words import dollars, duration, step_time
+
+MOST_POINTS = 1024
+"""Of one line."""
+MOST_MARKS = 400
+"""Marks of one lane with a hover title; more are drawn without."""
+MOST_PLANS = 1500
+PRICE_LINES = 6
+COLOURS = 6
+"""Of lines that differ: classes c0 … c5, with a dash pattern each."""
+_LABEL_WIDTH = 9.0
+"""Of a character, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the pictures are drawn from. Times are seconds since the epoch."""
+
+    report: Mapping[str, Any]
+    """As ``views.report`` gives it."""
+    past: Chronicle
+    rented: Sequence[Rental]
+    stretches: Sequence[Stretch]
+    from_s: float
+    to_s: float
+
+    def frame(self, top: float, height: int = 130, above: int = 14) -> Frame:
+        """Return a frame over the time of the job."""
+        end_s = max(self.to_s, self.from_s + 1.0)
+        return Frame(
+            from_s=self.from_s, to_s=end_s, top=top, height=height, above=above
+        )
+
+    @property
+    def plans(self) -> Sequence[Mapping[str, Any]]:
+        """The plans that ran, the newest where they are very many."""
+        plans: Sequence[Mapping[str, Any]] = self.report["plans"][-MOST_PLANS:]
+        return plans
+
+    def hits(self, frame: Frame) -> str:
+        """Return a faint line for every interruption, through the whole picture."""
+        lines = (
+            f"M{frame.x(self.from_s + hit['at_s']):.1f} {frame.above}V{frame.base}"
+            for hit in self.report["interruptions"]
+        )
+        return plots.path("".join(dict.fromkeys(lines)), "hit")
+
+
+def throughput(scene: Scene) -> str:
+    """Examples per second, with its range, and what each plan was predicted to do."""
+    bins = scene.past.throughput.means()
+    width_s = scene.past.throughput.width_s
+    plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
+    top = max((mean for _, mean, _, _ in bins), default=1.0)
+    top = plots.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
+    frame = scene.frame(top, height=190, above=26)
+    means = _with_gaps([(at_s, mean) for at_s, mean, _, _ in bins], width_s)
+    parts = [plots.axes(frame, _halves(top, _plain)), scene.hits(frame)]
+    parts.append(plots.path(_band(frame, bins, width_s), "band"))
+    for plan, speed in plans:
+        begin_s = scene.from_s + _since(scene, plan)
+        y = frame.y(speed)
+        end = frame.x(begin_s + plan["ran_s"])
+        dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
+        told = f"{_shape(plan)} was predicted to do {speed:.1f} examples/s"
+        parts.append(plots.path(dash, "predicted", told))
+    if bins:
+        end_s = bins[-1][0] + width_s
+        parts.append(plots.path(plots.step_path(frame, means, end_s), "line c0"))
+    parts += _plan_names(scene, frame)
+    what = (
+        f"Examples per second over {duration(scene.to_s - scene.from_s)}, at most "
+        f"{top:g}; the band is from the slowest to the fastest mini-batch, dashes are "
+        "what each plan was predicted to do."
+    )
+    return plots.picture(frame, "throughput", "Throughput", what, parts)
+
+
+def fleet(scene: Scene) -> str:
+    """VMs held, and how many of them trained; plans as boxes with their shape."""
+    held = _held(scene.rented)
+    working = _working(scene.stretches)
+    top = plots.nice_top(max((count for _, count in held), default=1.0))
+    frame = scene.frame(top, height=140)
+    what = f"VMs held and VMs at work over time, at most {top:g}."
+    parts = [
+        plots.axes(frame, _halves(top, _plain)),
+        plots.path(plots.area_path(frame, held, scene.to_s), "held", "VMs held"),
+        plots.path(
+            plots.area_path(frame, working, scene.to_s), "working", "VMs at work"
+        ),
+        scene.hits(frame),
+    ]
+    return plots.picture(frame, "fleet", "VMs", what, parts)
+
+
+def shapes(scene: Scene) -> str:
+    """Each plan as a box as high as it has slots, named by its shape."""
+    counts = [p["pipeline_depth"] * p["data_parallel_width"] for p in scene.plans]
+    top = plots.nice_top(max(counts, default=1))
+    frame = scene.frame(top, height=120)
+    depths = sorted({plan["pipeline_depth"] for plan in scene.plans})
+    parts = [plots.axes(frame, _halves(top, _plain)), scene.hits(frame)]
+    for plan, count in zip(scene.plans, counts, strict=True):
+        begin_s = scene.from_s + _since(scene, plan)
+        x, end = frame.x(begin_s), frame.x(begin_s + plan["ran_s"])
+        y = frame.y(count)
+        colour = depths.index(plan["pipeline_depth"]) % COLOURS
+        box = f"M{x:.1f} {frame.base}V{y:.1f}H{end:.1f}V{frame.base}Z"
+        parts.append(plots.path(box, f"box b{colour}", _plan_words(plan)))
+        if end - x > _LABEL_WIDTH * len(_shape(plan)):
+            parts.append(plots.text((x + end) / 2, y + 14, _shape(plan), "name"))
+    what = (
+        f"{len(scene.plans)} plans over time, pipeline depth x data-parallel width; "
+        "the height is the number of slots, the colour the depth."
+    )
+    return plots.picture(frame, "plans", "Plans", what, parts)
+
+
+def prices(scene: Scene) -> tuple[str, list[str]]:
+    """Prices of the offers that mattered, and their names in order of colour."""
+    lines = _price_lines(scene)
+    spend = [usd for line in lines for _, usd in line.points]
+    top = plots.nice_top(max(spend, default=1.0))
+    frame = scene.frame(top)
+    parts = [plots.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    names = []
+    for number, line in enumerate(lines):
+        name = _offer_name(line)
+        data = plots.step_path(frame, thinned(line.points, MOST_POINTS), scene.to_s)
+        parts.append(plots.path(data, f"line c{number}", name))
+        names.append(name)
+    what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
+    return plots.picture(frame, "prices", "Prices", what, parts), names
+
+
+def money(scene: Scene) -> str:
+    """What was spent, what it would have cost on demand, and the budget."""
+    cost = scene.report["cost"]
+    kinds = cost["usd_by_kind"]
+    beside = kinds["storage"] + kinds["egress"]
+    spent = _spent(scene, lambda one: one.cost.usd, beside)
+    dear = _spent(scene, lambda one: one.if_on_demand.usd, beside)
+    budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
+    most = max(value for line in (spent, dear, [(0, 0)]) for _, value in line)
+    caps = max((usd for _, usd in budgets), default=0.0)
+    top = plots.nice_top(max(most, caps if caps < 4 * most else 0.0))
+    frame = scene.frame(top, height=150)
+    parts = [plots.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    parts.append(plots.path(plots.line_path(frame, dear), "line c2", "on demand"))
+    if caps <= top:
+        data = plots.step_path(frame, budgets, scene.to_s)
+        parts.append(plots.path(data, "budget", f"budget {dollars(caps)}"))
+    parts.append(plots.path(plots.line_path(frame, spent), "line c0", "spent"))
+    what = (
+        f"Dollars over time: {dollars(cost['usd_spent'])} spent; on demand "
+        f"{dollars(cost['savings']['usd_on_demand'])}"
+        + (f"; budget {dollars(caps)}" if caps else "")
+    )
+    return plots.picture(frame, "money", "Money", what, parts)
+
+
+SHAPES = {
+    "notice": "m-5-4h10l-5 9z",
+    "kill": "m-5-5l10 10m0-10l-10 10",
+    "silence": "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
+    "worker_death": "m0-6l5 6l-5 6l-5-6z",
+    "slow": "m-5 4h10l-5-9z",
+    "plan": "m0-6v12",
+    "checkpoint": "m0-3v6",
+    "other": "m-4-4h8v8h-8z",
+}
+"""What marks a moment, drawn from its middle; no two alike, whatever the colour."""
+
+
+def happenings(scene: Scene) -> str:
+    """Events in lanes, each with a hover title."""
+    lanes: dict[str, list[tuple[float, str]]] = {}
+    for entry in scene.report["timeline"]:
+        kind = entry["kind"] if entry["kind"] in SHAPES else "other"
+        if entry["kind"] != "price":
+            lanes.setdefault(kind, []).append((entry["at_s"], _told(entry)))
+    for at_s, step in scene.past.checkpoints:
+        told = f"checkpoint of step {step:g}"
+        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
+    names = [kind for kind in SHAPES if kind in lanes]
+    frame = scene.frame(1.0, height=34 + 24 * max(1, len(names)), above=6)
+    parts = [plots.axes(frame, ())]
+    for row, kind in enumerate(names):
+        y = frame.above + 12 + 24 * row
+        words = {**LANES, "checkpoint": "checkpoint", "other": "other"}[kind]
+        parts.append(plots.text(frame.left - 8, y + 4, words, "tick value"))
+        parts += _marks(frame, scene.from_s, y, kind, lanes[kind])
+    counts = ", ".join(f"{len(lanes[kind])} {kind}" for kind in names)
+    what = f"What happened when: {counts or 'nothing'}."
+    return plots.picture(frame, "events", "Events", what, parts)
+
+
+def _marks(
+    frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
+) -> Iterable[str]:
+    shape = SHAPES[kind]
+    for at_s, told in marks[-MOST_MARKS:]:
+        yield plots.path(
+            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
+        )
+    rest = (
+        f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
+        for at_s, _ in marks[:-MOST_MARKS]
+    )
+    yield plots.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
+
+
+# --- Words and numbers ----------------------------------------------------------------
+
+
+def _halves(top: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
+    return [(0.0, words(0.0)), (top / 2, words(top / 2)), (top, words(top))]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.4g}" if value < 10000 else f"{value:,.0f}"
+
+
+def _price(usd: float) -> str:
+    return f"${usd:,.4g}" if usd < 10000 else f"${usd:,.0f}"
+
+
+def _shape(plan: Mapping[str, Any]) -> str:
+    return f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
+
+
+def _plan_words(plan: Mapping[str, Any]) -> str:
+    return (
+        f"{_shape(plan)} from step {plan['from_step']} for {duration(plan['ran_s'])}: "
+        f"{plan['reason']}; a step took {step_time(plan['measured_step_s'])}, predicted "
+        f"{step_time(plan['predicted_step_s'])}"
+    )
+
+
+def _told(entry: Mapping[str, Any]) -> str:
+    vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
+    return (
+        f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
+    )
+
+
+def _offer_name(line: PriceLine) -> str:
+    offer = line.offer
+    market = "" if offer.spot else " on demand"
+    return f"{offer.instance_type} in {offer.zone}{market}"
+
+
+def _since(scene: Scene, plan: Mapping[str, Any]) -> float:
+    return float(plan["started_at_s"]) - scene.from_s
+
+
+def _predicted(scene: Scene, plan: Mapping[str, Any]) -> float:
+    report = scene.report
+    step_s = float(plan["predicted_step_s"])
+    return report["minibatch_size"] / step_s if step_s > 0 else 0.0
+
+
+def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
+    """Name every change of shape above the line, as far as there is room."""
+    free, before = 0.0, ""
+    for plan in scene.plans:
+        shape = _shape(plan)
+        x = frame.x(scene.from_s + _since(scene, plan))
+        if shape != before and x >= free:
+            yield plots.text(x, frame.above - 8, shape, "shape")
+            yield plots.path(f"M{x:.1f} {frame.above - 5}V{frame.base}", "morph")
+            free = x + _LABEL_WIDTH * (len(shape) + 1)
+        before = shape
+
+
+# --- Lines ----------------------------------------------------------------------------
+
+
+def _with_gaps(points: Sequence[Point], width_s: float) -> list[Point]:
+    """Let a line fall to 0 where nothing is known."""
+    filled: list[Point] = []
+    for at_s, value in points:
+        if filled and at_s - filled[-1][0] > 1.5 * width_s:
+            filled.append((filled[-1][0] + width_s, 0.0))
+        filled.append((at_s, value))
+    return filled
+
+
+def _band(
+    frame: Frame, bins: Sequence[tuple[float, float, float, float]], width_s: float
+) -> str:
+    """Return boxes from the slowest to the fastest mini-batch of each bin."""
+    return "".join(
+        f"M{frame.x(at_s):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"
+        f"H{frame.x(at_s + width_s):.1f}V{frame.y(low):.1f}Z"
+        for at_s, _, low, high in bins
+        if high > low
+    )
+
+
+def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
+    """Return the running sum of changes, one point a moment."""
+    points: list[Point] = []
+    level = 0.0
+    for at_s, change in sorted(changes):
+        level += change
+        if points and points[-1][0] == at_s:
+            points[-1] = (at_s, level)
+        else:
+            points.append((at_s, level))
+    return thinned(points, MOST_POINTS)
+
+
+def _held(rented: Iterable[Rental]) -> list[Point]:
+    return _counted(
+        change
+        for one in rented
+        for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
+    )
+
+
+def _working(stretches: Iterable[Stretch]) -> list[Point]:
+    return _counted(
+        change
+        for one in stretches
+        if one.doing == "training"
+        for change in (
+            (one.from_s, float(len(one.slots))),
+            (one.to_s, -float(len(one.slots))),
+        )
+    )
+
+
+def _spent(scene: Scene, usd: Callable[[Rental], float], beside: float) -> list[Point]:
+    """Return dollars over time; each VM's money flows evenly while it is billed, and
+    what storage and traffic cost, over the whole job."""
+    changes: list[tuple[float, float]] = []
+    for one in scene.rented:
+        if one.billed_s > 0:
+            rate = usd(one) / one.billed_s
+            changes.append((one.launched_s, rate))
+            changes.append((one.launched_s + one.billed_s, -rate))
+    span_s = max(scene.to_s - scene.from_s, 1.0)
+    changes += [(scene.from_s, beside / span_s), (scene.to_s, -beside / span_s)]
+    points: list[Point] = []
+    level = rate = 0.0
+    before_s = scene.from_s
+    for at_s, change in sorted(changes):
+        level += rate * (at_s - before_s)
+        rate, before_s = rate + change, at_s
+        points.append((at_s, level))
+    return thinned(points, MOST_POINTS)
+
+
+def _price_lines(scene: Scene) -> list[PriceLine]:
+    """Return the offers on which most was spent, then the cheapest spot offers."""
+    spent: dict[tuple[str, str, str, bool], float] = {}
+    for one in scene.rented:
+        key = _place(one.offer)
+        spent[key] = spent.get(key, 0.0) + one.cost.usd
+
+    def rank(line: PriceLine) -> tuple[float, bool, float]:
+        usd = spent.get(_place(line.offer), 0.0)
+        return -usd, not line.offer.spot, line.points[-1][1]
+
+    lines = [line for line in scene.past.prices.values() if line.points]
+    return sorted(lines, key=rank)[:PRICE_LINES]
+
+
+def _place(offer: Any) -> tuple[str, str, str, bool]:
+    return offer.cloud, offer.zone, offer.instance_type, offer.spot
