@@ -135,13 +135,9 @@ def least_steps_s(inputs: PlanInputs) -> tuple[float, float]:
     """
     check_inputs(inputs)
     drafts = [weighed for *_, weighed in Search(choose_layouts(inputs)).drafts()]
-    return (
-        min((w.least_s for w in drafts), default=math.inf),
-        min(
-            (w.least_s * w.draft.depth * w.draft.width for w in drafts),
-            default=math.inf,
-        ),
-    )
+    slots_s = (w.least_s * w.draft.depth * w.draft.width for w in drafts)
+    steps_s = (w.least_s for w in drafts)
+    return min(steps_s, default=math.inf), min(slots_s, default=math.inf)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from spottrain.pricing.promise_lots import Lot, units
 from spottrain.pricing.promise_net import Net, net
 from spottrain.pricing.promise_outlook import Outlook, market, plan
 from spottrain.pricing.promise_terms import (
@@ -26,7 +27,7 @@ from spottrain.pricing.promise_terms import (
 
 KEEP = 0.2
 """Share by which a VM elsewhere must be cheaper than one that is held."""
-PATIENCE = 0.1
+PATIENCE = 0.0
 """Share by which on-demand VMs must be worth more than they cost before they are rented
 ahead of the edge: spot VMs may come."""
 DROP = 0.25
@@ -38,20 +39,6 @@ CHURN = 2.0
 come together, and slack may grow."""
 ENDGAME = 3.0
 """No VMs are rented that would train for less than so many boot times."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lot:
-    """VMs that are alike: of one supply, held or not."""
-
-    name: str
-    spot: bool
-    count: int
-    usd_per_hour: float
-    rank: float
-    """What they are preferred by: the effective price, less for what is held."""
-    losses_per_hour: float
-    is_held: bool
 
 
 def decide(
@@ -94,9 +81,11 @@ class _Case:
         self.spare_s = standing.left_s - train_s
         """Time that is left over if on-demand VMs trained from now on."""
         self.slack_s = self.spare_s - self.net.start_s()
-        self.slack_usd = self._slack_usd()
         self.jolt_s = 2 * fleet.morph_s + fleet.lost_s
         """What a loss takes: the pause, the replacement's pause, lost work."""
+        self.margin_s = 2 * self.jolt_s + standing.review_s
+        """With less slack nothing is left to chance."""
+        self.slack_usd = self._slack_usd()
 
     def decide(self) -> Decision:
         standing = self.standing
@@ -106,7 +95,8 @@ class _Case:
             return self._without_deadline()
         if not self.size:
             return self._without_net()
-        if self.slack_s < 2 * self.jolt_s + standing.review_s:
+        short = self.slack_s < self.margin_s
+        if short or self.slack_usd < 2 * self._jolt_usd():
             return self._edge()
         return self._pace()
 
@@ -117,13 +107,19 @@ class _Case:
         usd_left, examples = self.standing.usd_left, self.standing.examples_left
         if usd_left is None:
             return math.inf
-        return usd_left - self.net.usd(self._net_size(), examples)
+        if not self.size:
+            return -math.inf
+        size = self._net_size(self.net.start_s() + self.margin_s)
+        return usd_left - self.net.usd(size, examples)
 
-    def _net_size(self) -> int:
+    def _net_size(self, start_s: float) -> int:
         """Return the cheapest size on demand that is in time."""
-        examples = self.standing.examples_left
-        within_s = self.standing.left_s - self.net.start_s()
-        return self.net.cheapest(examples, within_s) or self.size
+        within_s = self.standing.left_s - start_s
+        return self.net.cheapest(self.standing.examples_left, within_s) or self.size
+
+    def _jolt_usd(self) -> float:
+        """Return what a loss costs with the whole fleet on demand."""
+        return sum(self.net.prices[: self.size]) * self.jolt_s / HOUR_S
 
     def _least_on_demand(self) -> int:
         """Return the fewest on-demand VMs with which all others may be lost at once.
@@ -141,11 +137,14 @@ class _Case:
                     return kept
             return self.size
 
+        cold = not any(vms.ready for vms in self.held.values())
+        if cold and self.slack_s < self.net.start_s() + self.margin_s:
+            return self.size  # there is no time for a boot in vain
         now = self.net.paid
         must, calm = least(self.spare_s), least(self.spare_s - CALM * self.jolt_s)
         return min(now, calm) if must <= now else calm
 
-    def _bearable(self, lots: Sequence[_Lot], most: int) -> list[_Lot]:
+    def _bearable(self, lots: Sequence[Lot], most: int) -> list[Lot]:
         """Return the lots without the spot VMs whose loss would break the promise.
 
         All of them may be lost at once, those that boot without having trained at all:
@@ -155,15 +154,13 @@ class _Case:
             lots: What there is, the best first.
             most: Spot VMs at the most.
         """
-        fleet, jolt_h = self.fleet, self.jolt_s / HOUR_S
-        boot_h = fleet.boot_s / HOUR_S
-        spare_usd = self.slack_usd
+        boot_h = self.fleet.boot_s / HOUR_S
+        held_usd = self.slack_usd - self._jolt_usd()
         for supply in self.supplies:
-            if supply.name in self.held and spare_usd < math.inf:
-                mine = self.held[supply.name]
-                at_risk_h = (mine.ready + mine.booting) * jolt_h
-                at_risk_h += mine.booting * boot_h if supply.spot else 0.0
-                spare_usd -= at_risk_h * supply.usd_per_hour
+            if supply.spot and supply.name in self.held and held_usd < math.inf:
+                booting = self.held[supply.name].booting
+                held_usd -= booting * supply.usd_per_hour * boot_h
+        new_usd = held_usd - self._jolt_usd()
         again_usd = self.net.prices[-1] * boot_h if self.net.prices else 0.0
         unpaid = self.size - min(self.size, self.net.paid)
         kept = []
@@ -171,13 +168,14 @@ class _Case:
             if not lot.spot:
                 kept.append(lot)
                 continue
-            usd = 0.0 if lot.is_held else lot.usd_per_hour * (boot_h + jolt_h)
+            usd = 0.0 if lot.is_held else lot.usd_per_hour * boot_h
             count = 0
-            while count < min(lot.count, most) and spare_usd >= 0:
+            while count < min(lot.count, most):
                 costs = usd + (0.0 if unpaid > 0 else again_usd)
-                if costs > spare_usd:
+                if costs > (held_usd if lot.is_held else new_usd):
                     break
-                spare_usd -= costs
+                held_usd -= costs
+                new_usd -= costs
                 unpaid -= 1
                 count += 1
             most -= count
@@ -185,12 +183,14 @@ class _Case:
                 kept.append(replace(lot, count=count))
         return kept
 
-    def _calm_enough(self, lots: Sequence[_Lot], size: int) -> int:
+    def _calm_enough(self, lots: Sequence[Lot], size: int) -> int:
         """Return how many of the best spot VMs lose less time than there is to lose."""
+        if self.standing.left_s <= 0:
+            return 0
         allowed = self.spare_s / self.standing.left_s * CHURN
-        units = (lot for lot in _units(lots) if lot.spot)
+        spot = (lot for lot in units(lots) if lot.spot)
         count = 0
-        for lot in itertools.islice(units, size):
+        for lot in itertools.islice(spot, size):
             allowed -= lot.losses_per_hour / HOUR_S * self.jolt_s
             if allowed < 0:
                 break
@@ -208,11 +208,13 @@ class _Case:
         )
 
     def _without_net(self) -> Decision:
-        lots = self._lots(on_demand=True)
+        why = "there are no on-demand VMs"
+        if self.net.prices:
+            why = "on-demand VMs alone cannot finish within the budget"
         return self._answer(
-            self._take(lots, self.fleet.most),
-            "late",
-            "on-demand VMs alone cannot finish within the budget: all that there is",
+            self._take(self._lots(on_demand=False), self.fleet.most),
+            "late" if self.net.prices else "spot",
+            f"{why}: nothing can be promised; all the spot VMs that there are",
         )
 
     def _edge(self) -> Decision:
@@ -223,7 +225,8 @@ class _Case:
         lots = self._bearable(lots, spot)
         spot = min(spot, sum(lot.count for lot in lots if lot.spot))
         if spot <= 0:
-            size = max(self._net_size_now(), self.net.paid)
+            start_s = self.net.start_s() if self.net.ready < self.size else 0.0
+            size = max(self._net_size(start_s), self.net.paid)
         taken = self._take(lots, size)
         mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "net")
         return self._answer(
@@ -232,26 +235,22 @@ class _Case:
             f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
         )
 
-    def _net_size_now(self) -> int:
-        examples, left_s = self.standing.examples_left, self.standing.left_s
-        ready_s = self.net.start_s() if self.net.ready < self.size else 0.0
-        return self.net.cheapest(examples, left_s - ready_s) or self.size
-
     def _pace(self) -> Decision:
         standing, fleet = self.standing, self.fleet
         rented = {n: vms.ready + vms.booting for n, vms in self.held.items()}
         present = market(fleet, self.supplies, rented)
-        left_s = self.standing.left_s - self.net.start_s() - 2 * self.jolt_s
+        left_s = standing.left_s - self.net.start_s() - 2 * self.jolt_s
+        lots = self._lots(on_demand=True)
         worth = plan(
             self.outlook,
             present,
             fleet,
             self.net.prices,
             standing.examples_left,
-            left_s,
+            left_s * (1 - self._paused_share(lots)),
         ).usd_per_example
-        lots = self._lots(on_demand=True)
-        lots = self._bearable(lots, fleet.most)
+        most = fleet.most if worth < math.inf else self._calm_enough(lots, self.size)
+        lots = self._bearable(lots, most)
         wanted = max(self._worth_renting(lots, worth), self._rate_size())
         mode = "pace" if wanted else "wait"
         return self._answer(
@@ -260,16 +259,22 @@ class _Case:
             f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
         )
 
-    def _worth_renting(self, lots: Sequence[_Lot], worth: float) -> int:
+    def _paused_share(self, lots: Sequence[Lot]) -> float:
+        """Return the share of time that losses of the best fleet will take."""
+        best = itertools.islice(units(lots), self.size)
+        losses_per_hour = sum(lot.losses_per_hour for lot in best)
+        return min(0.5, losses_per_hour / HOUR_S * self.jolt_s)
+
+    def _worth_renting(self, lots: Sequence[Lot], worth: float) -> int:
         """Return the largest size whose last step costs no more than it is worth."""
-        units = list(itertools.islice(_units(lots), self.fleet.most))
+        best = list(itertools.islice(units(lots), self.fleet.most))
         ready = sum(vms.ready for vms in self.held.values())
         rate = self.fleet.rates[min(ready, self.fleet.most)]
         left = self.standing.examples_left
         ending = rate > 0 and left / rate < ENDGAME * self.fleet.boot_s
         size = 0
         for few, many in itertools.pairwise(self.fleet.sizes):
-            step = units[few:many]
+            step = best[few:many]
             if len(step) < many - few:
                 break
             if ending and not all(lot.is_held for lot in step):
@@ -280,7 +285,7 @@ class _Case:
             size = many
         return size
 
-    def _asked(self, lot: _Lot) -> float:
+    def _asked(self, lot: Lot) -> float:
         """Return the price that a VM must be worth."""
         if lot.is_held:
             return lot.usd_per_hour / (1 + DROP)
@@ -306,11 +311,11 @@ class _Case:
 
     # --- What to take ---
 
-    def _lots(self, *, on_demand: bool, spot: bool = True) -> list[_Lot]:
+    def _lots(self, *, on_demand: bool) -> list[Lot]:
         """Return the VMs that may be had or are held, the best first."""
         lots, most = [], self.fleet.most
         for supply in self.supplies:
-            if not (spot if supply.spot else on_demand):
+            if not (supply.spot or on_demand):
                 continue
             usd = supply.effective_usd_per_hour(self.fleet)
             mine = self.held.get(supply.name)
@@ -318,7 +323,7 @@ class _Case:
             free = most if supply.available is None else min(most, supply.available)
             for count, is_held in ((have, True), (free, False)):
                 lots.append(
-                    _Lot(
+                    Lot(
                         name=supply.name,
                         spot=supply.spot,
                         count=count,
@@ -330,13 +335,13 @@ class _Case:
                 )
         return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
 
-    def _take(self, lots: Sequence[_Lot], size: int) -> dict[str, int]:
+    def _take(self, lots: Sequence[Lot], size: int) -> dict[str, int]:
         """Return the best VMs by supply, as many as the cap of an hour's price bears."""
         cap = self.standing.usd_per_hour_cap
         prices = {supply.name: supply.usd_per_hour for supply in self.supplies}
         taken: dict[str, int] = {}
         usd_per_hour = 0.0
-        for lot in itertools.islice(_units(lots), size):
+        for lot in itertools.islice(units(lots), size):
             usd_per_hour += prices[lot.name]
             if cap is not None and usd_per_hour > cap * (1 + 1e-9):
                 break
@@ -378,9 +383,3 @@ class _Case:
             slack_s=self.slack_s,
             slack_usd=self.slack_usd,
         )
-
-
-def _units(lots: Sequence[_Lot]) -> Iterator[_Lot]:
-    for lot in lots:
-        yield from itertools.repeat(lot, lot.count)
-

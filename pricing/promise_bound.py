@@ -12,9 +12,11 @@ each zone. It is a bound from below, since whatever a replay does keeps these ru
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ SLOT_S = 1800.0
 _HOUR_S = 3600.0
 
 Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,66 +54,70 @@ def least_usd(
         examples: To be done by the deadline.
         deadline_s: From now.
     """
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
-
     edges = np.append(np.arange(0.0, deadline_s, SLOT_S), deadline_s)
-    seconds = np.diff(edges)
-    slots, most = len(seconds), len(examples_per_s) - 1
-    caps = [_mean_vms(s.lives, edges, boot_s, most) for s in supplies]
-    prices = [_prices(s.usd_per_hour, slots) for s in supplies]
-    widths, slopes = _pieces(examples_per_s)
-    kinds, pieces = len(supplies), len(widths)
+    program = _Program(edges, len(supplies), examples_per_s)
+    for kind, supply in enumerate(supplies):
+        vms = _mean_vms(supply.lives, edges, boot_s, len(examples_per_s) - 1)
+        program.add_supply(kind, vms, _prices(supply.usd_per_hour, len(vms)), boot_s)
+    return program.least(examples)
 
-    # Columns: VMs [kind][slot], boots [kind][slot], fleet by piece [piece][slot].
-    vms = slots * kinds
-    columns = 2 * vms + slots * pieces
-    cost, upper = np.zeros(columns), np.full(columns, np.inf)
-    for kind in range(kinds):
-        here = slice(kind * slots, (kind + 1) * slots)
-        cost[here] = prices[kind] * seconds / _HOUR_S
-        upper[here] = caps[kind]
-        cost[vms + kind * slots : vms + (kind + 1) * slots] = (
-            _cheapest_before(prices[kind], boot_s) * boot_s / _HOUR_S
+
+class _Program:
+    """Columns: VMs [supply][slot], boots [supply][slot], fleet by piece [piece][slot].
+
+    Rows, none of them above its limit: rises [supply][slot], fleet [slot], work.
+    """
+
+    def __init__(self, edges: Array, kinds: int, rates: Sequence[float]) -> None:
+        self.seconds = np.diff(edges)
+        self.slots = len(self.seconds)
+        self.slot = np.arange(self.slots)
+        self.vms = kinds * self.slots
+        widths, self.slopes = _pieces(rates)
+        columns = 2 * self.vms + len(widths) * self.slots
+        self.cost = np.zeros(columns)
+        self.most = np.full(columns, np.inf)
+        self.most[2 * self.vms :] = np.repeat(widths, self.slots)
+        self.entries: list[tuple[Indices, Indices, Array]] = []
+
+    def add_supply(self, kind: int, vms: Array, prices: Array, boot_s: float) -> None:
+        """Add the VMs of one supply, what they cost, and what their boots do."""
+        here = kind * self.slots + self.slot
+        self.most[here] = vms
+        self.cost[here] = prices * self.seconds / _HOUR_S
+        boots = _cheapest_before(prices, boot_s) * boot_s / _HOUR_S
+        self.cost[self.vms + here] = boots
+        one = np.ones(self.slots)
+        self.entries += [
+            (here, here, one),
+            (here[1:], here[:-1], -one[1:]),
+            (here, self.vms + here, -one),
+            (self.vms + self.slot, here, -one),
+        ]
+
+    def least(self, examples: float) -> float:
+        """Return the least cost of the work; infinite if it cannot be done."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+
+        work = np.full(self.slots, self.vms + self.slots)
+        for piece, slope in enumerate(self.slopes):
+            column = 2 * self.vms + piece * self.slots + self.slot
+            done = slope * self.seconds / examples
+            self.entries.append((self.vms + self.slot, column, np.ones(self.slots)))
+            self.entries.append((work, column, -done))
+        rows, columns, values = map(np.concatenate, zip(*self.entries, strict=True))
+        limits = np.zeros(self.vms + self.slots + 1)
+        limits[-1] = -1.0
+        solve: Any = linprog  # its stubs know no sparse matrices
+        found = solve(
+            self.cost,
+            A_ub=csr_array((values, (rows, columns)), (len(limits), len(self.cost))),
+            b_ub=limits,
+            bounds=np.stack([np.zeros(len(self.cost)), self.most], axis=1),
+            method="highs",
         )
-    for piece in range(pieces):
-        start = 2 * vms + piece * slots
-        upper[start : start + slots] = widths[piece]
-
-    rows, cols, values = [], [], []
-
-    def put(row: Array, column: Array, value: float | Array) -> None:
-        rows.append(row)
-        cols.append(column)
-        values.append(np.broadcast_to(value, row.shape))
-
-    slot = np.arange(slots)
-    for kind in range(kinds):  # vms[t] - vms[t-1] - boots[t] <= 0
-        row = kind * slots + slot
-        put(row, kind * slots + slot, 1.0)
-        put(row[1:], kind * slots + slot[:-1], -1.0)
-        put(row, vms + kind * slots + slot, -1.0)
-        put(vms + slot, kind * slots + slot, -1.0)  # fleet <= all VMs
-    last = np.full(slots, vms + slots)
-    for piece in range(pieces):
-        column = 2 * vms + piece * slots + slot
-        put(vms + slot, column, 1.0)
-        put(last, column, -slopes[piece] * seconds)  # the work
-    limits = np.zeros(vms + slots + 1)
-    scale = examples
-    limits[-1] = -1.0
-    data = np.concatenate(values)
-    row = np.concatenate(rows)
-    data = np.where(row == vms + slots, data / scale, data)
-    matrix = csr_array((data, (row, np.concatenate(cols))), (len(limits), columns))
-    found = linprog(
-        cost,
-        A_ub=matrix,
-        b_ub=limits,
-        bounds=np.stack([np.zeros(columns), upper], axis=1),
-        method="highs",
-    )
-    return float(found.fun) if found.status == 0 else math.inf
+        return float(found.fun) if found.status == 0 else math.inf
 
 
 def _mean_vms(
@@ -133,8 +140,8 @@ def _mean_vms(
     ended = np.searchsorted(ends, moments[:-1], side="right")
     there = np.minimum(began - ended, most) * np.diff(moments)
     owner = np.searchsorted(edges, moments[:-1], side="right") - 1
-    sums: Array = np.bincount(owner, weights=there, minlength=len(edges) - 1)
-    return sums / np.diff(edges)
+    sums = np.bincount(owner, weights=there, minlength=len(edges) - 1)
+    return np.asarray(sums / np.diff(edges), dtype=np.float64)
 
 
 def _prices(usd_per_hour: Sequence[float], slots: int) -> Array:
@@ -162,6 +169,6 @@ def _pieces(rates: Sequence[float]) -> tuple[list[float], list[float]]:
                 break
             corners.pop()
         corners.append((size, rate))
-    pairs = list(zip(corners, corners[1:], strict=False))
+    pairs = list(itertools.pairwise(corners))
     widths = [float(b[0] - a[0]) for a, b in pairs]
     return widths, [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs]

@@ -172,6 +172,7 @@ def _why(
         cheapest = base.cheapest(standing.examples_left, math.inf)
         usd = base.usd(cheapest, standing.examples_left)
         cures.append(f"with any deadline it costs ${usd:,.2f}")
-    return f"deadline and budget cannot both be promised: {problems[0]}; " + ", or ".join(
-        cures
+    return (
+        f"deadline and budget cannot both be promised: {problems[0]}; "
+        + ", or ".join(cures)
     )

@@ -61,7 +61,7 @@ def look(
 
 def market(fleet: Fleet, supplies: Sequence[Supply], held: Mapping[str, int]) -> Market:
     """Return the spot VMs that there are, by what an hour's training on them costs."""
-    left, rows = fleet.most, []
+    left, rows = fleet.most, list[tuple[float, int]]()
     spot = [supply for supply in supplies if supply.spot]
     for supply in sorted(spot, key=lambda s: s.effective_usd_per_hour(fleet)):
         free = fleet.most if supply.available is None else supply.available
@@ -153,7 +153,7 @@ def stairs(
     """Return each step up in size: (USD per example, examples per second that it adds)."""
     prices = [usd for usd, count in seen for _ in range(count)]
     prices = sorted([*prices, *on_demand])[: fleet.most]
-    steps = []
+    steps: list[tuple[float, float]] = []
     for few, many in itertools.pairwise(fleet.sizes):
         if many > len(prices):
             break

@@ -22,12 +22,12 @@ from spottrain.pricing.promise_terms import (
     Supply,
 )
 
-USD_LOW = 0.9
+USD_LOW = 0.91
 """The least cost as a multiple of the cheapest way's."""
-USD_MEAN, USD_HIGH = 0.15, 0.87
+USD_MEAN, USD_HIGH = 0.1, 0.55
 """The expected and the most cost: parts of the way from the cheapest way up to what
 on-demand VMs alone would cost."""
-FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.03, 0.85, 1.0
+FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
 """Parts of the time between the earliest finish and the deadline."""
 
 
@@ -50,9 +50,7 @@ def project(
         done = Interval(
             low=standing.now_s, expected=standing.now_s, high=standing.now_s
         )
-        return Projection(
-            finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0)
-        )
+        return Projection(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
     if standing.deadline_s is None:
         return _at_leisure(standing, fleet, (*outlook.looks, present))
     examples = standing.examples_left
@@ -86,9 +84,7 @@ def _finish(
     def at(part: float) -> float:
         return earliest_s + part * (latest_s - earliest_s)
 
-    return Interval(
-        low=at(FINISH_LOW), expected=at(FINISH_MEAN), high=at(FINISH_HIGH)
-    )
+    return Interval(low=at(FINISH_LOW), expected=at(FINISH_MEAN), high=at(FINISH_HIGH))
 
 
 def _at_leisure(

@@ -217,9 +217,7 @@ class _Run:
             self.markets[vm.supply].here.append(vm.life)
 
     def _pause(self) -> None:
-        self.paused_until_s = max(
-            self.paused_until_s, self.now_s + self.fleet.morph_s
-        )
+        self.paused_until_s = max(self.paused_until_s, self.now_s + self.fleet.morph_s)
 
     def _rate(self) -> float:
         ready = sum(vm.is_ready for vm in self.vms)

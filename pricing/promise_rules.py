@@ -36,9 +36,7 @@ class Promise:
         fleet = view.world.fleet
         rented = {vms.name: vms.ready + vms.booting for vms in view.held}
         self.outlook = look(self.outlook, view.now_s, fleet, view.supplies, rented)
-        decision = decide(
-            standing(view), fleet, view.supplies, view.held, self.outlook
-        )
+        decision = decide(standing(view), fleet, view.supplies, view.held, self.outlook)
         self.decision = decision
         return dict(decision.wanted)
 
@@ -88,7 +86,7 @@ class GreedyFailover(SpotOnlyWait):
 
 
 class UniformProgress:
-    """"Can't Be Late" (NSDI 2024, section 4.3) for the whole fleet at once.
+    """ "Can't Be Late" (NSDI 2024, section 4.3) for the whole fleet at once.
 
     Spot while it is there; on demand while it is not and the job is behind an even pace,
     until it is ahead by two changeovers; on demand to the end when time runs out.

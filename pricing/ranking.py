@@ -17,7 +17,7 @@ from spottrain.morphing.policy import slowdown
 from spottrain.pricing.ledger import EXACT as EXACTLY
 from spottrain.pricing.ledger import TERMS
 from spottrain.pricing.money import FREE, Rate, is_amount
-from spottrain.pricing.offers import offer_key
+from spottrain.pricing.offers import offer_key, preference
 from spottrain.pricing.paces import Machine, Pace, Paces
 from spottrain.pricing.switching import (
     GB_BYTES,
@@ -29,7 +29,7 @@ from spottrain.pricing.switching import (
 )
 
 MONTH_H = 730.5
-EXACT = 10
+EXACT = 6
 """Rows that are worked out to the end unless more are asked for."""
 
 
@@ -125,7 +125,7 @@ class Row:
 
     priced: Priced
     vms: int
-    """That would be rented if there were enough of them; 0 if none."""
+    """That would be rented if there were enough of them; 0 if none can be."""
     pace: Pace | None = None
     worth: Worth | None = None
     is_bound: bool = False
@@ -366,13 +366,13 @@ def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
 
 
 def _by_region(ranking: Ranking) -> Sequence[Row]:
-    """Return the rows that can be used in the region of the best one."""
-    best = ranking.best
-    if best is None:
-        return ()
-    region = best.priced.place[:2]
-    return [
-        row
-        for row in ranking.rows
-        if not row.why_not and row.priced.place[:2] == region
-    ]
+    """Return the rows that can be rented in the region of the best one.
+
+    If a fleet of none of them can train, all that could be rented: perhaps a mixed one
+    can, and otherwise its plan tells why not.
+    """
+    rows = [row for row in ranking.rows if not row.why_not]
+    if not rows:
+        rows = [row for row in ranking.rows if row.vms]
+        rows.sort(key=lambda row: preference(row.priced.offer))
+    return [row for row in rows if row.priced.place[:2] == rows[0].priced.place[:2]]

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import httpx
 
+from spottrain.cloud.azure.settings import PRICES_VARIABLE
 from spottrain.pricing import refresh_azure, refresh_gcp
 from spottrain.pricing.refresh import PriceSource
 from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices, aws_clients
 from spottrain.pricing.refresh_azure import AzureRetailPrices
 from spottrain.pricing.refresh_gcp import GcpBillingCatalog
 
-AZURE_URL, GCP_URL = "SPOTTRAIN_AZURE_PRICES_URL", "SPOTTRAIN_GCP_PRICES_URL"
+AZURE_URL, GCP_URL = PRICES_VARIABLE, "SPOTTRAIN_GCP_PRICES_URL"
 """Environment variables that point elsewhere than to the clouds, such as to a proxy;
 boto3 has its own."""
 

@@ -21,6 +21,12 @@ def precisions(facts: ModelFacts) -> tuple[str, ...]:
     return NARROW if size < _NARROW_BYTES * facts.num_parameters else WIDE
 
 
+def peak_flops(gpu: Gpu, facts: ModelFacts) -> float | None:
+    """Return what a GPU does at best at a model's precision, None: not published."""
+    known = (gpu.peak_flops.get(precision) for precision in precisions(facts))
+    return next((peak for peak in known if peak), None)
+
+
 def speed_ratio(gpu: Gpu, base: Gpu, known: tuple[str, ...]) -> float | None:
     """Return the peak of one GPU over that of another.
 

@@ -13,9 +13,11 @@ from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.pricing.catalogue import CLOUDS, catalogue
 from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.offers import FREE_USD, OfferWorth, offer_key
+from spottrain.pricing.offers import FREE_USD, OfferWorth, in_order, offer_key
 from spottrain.pricing.paces import Paces
+from spottrain.pricing.promise_terms import Fleet
 from spottrain.pricing.ranking import Priced, Row, Terms, rank
+from spottrain.pricing.speeds import peak_flops
 from spottrain.pricing.switching import HOUR_S, Place
 from spottrain.varuna_manager.core_planning import MORPH_COST_S
 from spottrain.varuna_manager.market import (
@@ -27,6 +29,7 @@ from spottrain.varuna_manager.market import (
     priced_offer,
 )
 from spottrain.varuna_manager.planning import checkpoint_bytes
+from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.state import State
 from spottrain.wire import Profile
 
@@ -58,15 +61,16 @@ class Appraiser:
             hazards: How often machines are taken away.
 
         Returns:
-            None while no profile of the job is known, or if nothing has changed that
-            matters since the last time.
+            None if nothing has changed that matters since the last time; and while no
+            profile tells of such machines, unless all have GPUs of the catalogue: these
+            are told apart by their published peaks.
 
         Raises:
             PlanError: No plan can be made from the profile, whatever the machines.
         """
         profile = _profile_of(state)
-        if profile is None:
-            return None
+        if profile is None or not _can_compare(profile, offers):
+            return self._by_peaks(state, offers)
         self._learn(state)
         terms = self._terms(state)
         asked = (
@@ -84,6 +88,77 @@ class Appraiser:
         ranking = rank(priced, self._paces, terms)
         worths = map(_worth, ranking.rows)
         return {worth.offer: worth for worth in worths}
+
+    def _by_peaks(
+        self, state: State, offers: Sequence[Offer]
+    ) -> Mapping[str, OfferWorth] | None:
+        """Return what offers are worth to each other if jobs ran at published peaks."""
+        asked = {offer_key(offer): offer.usd_per_hour for offer in offers}
+        rates = [_peak_rate(offer, state) for offer in offers]
+        if asked == self._last or None in rates:
+            return None
+        self._last = asked
+        return {
+            offer_key(offer): OfferWorth(
+                offer=offer_key(offer),
+                examples_per_usd=rate / max(offer.usd_per_hour, FREE_USD),
+                usd_per_hour=max(offer.usd_per_hour, FREE_USD),
+            )
+            for offer, rate in zip(offers, rates, strict=True)
+            if rate is not None and math.isfinite(offer.usd_per_hour)
+        }
+
+    def fleet_terms(
+        self, state: State, offers: Sequence[Offer], hazards: Hazards
+    ) -> FleetTerms | None:
+        """Return what fleets of the kind of machine do that the job has or should have.
+
+        Args:
+            state: The manager's.
+            offers: What can be rented now.
+            hazards: How often machines are taken away.
+
+        Returns:
+            None before anything was appraised, or where nothing trains the job.
+
+        Raises:
+            PlanError: No plan can be made from the profile, whatever the machines.
+        """
+        profile, paces = self._profile, self._paces
+        if profile is None or paces is None:
+            return None
+        of_kind = _of_one_kind(state, offers)
+        if not of_kind:
+            return None
+        priced = [self._priced(o, state, profile, hazards) for o in of_kind]
+        first = priced[0]
+        kind = first.offer.cloud, first.offer.instance_type
+        if first.machine is None:
+            return None
+        off = self._terms(state).correction(first.place)
+        rates = [0.0]
+        for vms in _sizes(state.job.max_vms):
+            pace = paces.of(first.machine, vms)
+            rates += [rates[-1]] * (vms - len(rates))
+            rates.append(max(rates[-1], off * pace.examples_per_s))
+        if not rates[-1]:
+            return None
+        morph_s = state.progress.morph_cost_s or MORPH_COST_S
+        return FleetTerms(
+            cloud=kind[0],
+            instance_type=kind[1],
+            fleet=Fleet(
+                examples_per_s=tuple(float(f"{rate:.3g}") for rate in rates),
+                boot_s=float(f"{first.boot_s:.2g}"),
+                morph_s=float(f"{morph_s:.1g}"),
+                lost_s=float(f"{2 * morph_s:.1g}"),
+            ),
+            losses_per_hour={
+                offer_key(one.offer): float(f"{one.losses_per_hour:.2g}")
+                for one in priced
+                if one.offer.spot
+            },
+        )
 
     def _priced(
         self, offer: Offer, state: State, profile: Profile, hazards: Hazards
@@ -148,6 +223,32 @@ class Appraiser:
             self._corrections[kind] = float(f"{ratio:.2g}")
 
 
+def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
+    """Return the offers of the kind of most VMs; before there are any, of the best."""
+    kinds = Counter(
+        (vm.offer.cloud, vm.offer.instance_type)
+        for vm in state.vms.values()
+        if vm.counts
+    )
+    best = in_order(offers, state.worths)
+    if kinds:
+        kind = max(kinds, key=lambda one: (kinds[one], one))
+    elif best:
+        kind = best[0].cloud, best[0].instance_type
+    else:
+        return []
+    return [o for o in offers if (o.cloud, o.instance_type) == kind]
+
+
+def _sizes(most: int) -> list[int]:
+    """Return fleets to make plans for: all small ones, ever fewer of the large ones."""
+    sizes, size = [], 0
+    while size < most:
+        size = min(most, size + 1 + size // 8)
+        sizes.append(size)
+    return sizes
+
+
 def _worth(row: Row) -> OfferWorth:
     offer, worth, value = row.priced.offer, row.worth, 0.0
     if worth is not None:
@@ -167,6 +268,23 @@ def _profile_of(state: State) -> Profile | None:
         return state.profile
     newest = next(iter(state.known_profiles), None)
     return None if newest is None else newest.profile
+
+
+def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
+    """Whether speeds of all offers can be told relative to the profile's device."""
+    known = catalogue().gpu_of(profile.device) is not None
+    return known or not any(offer.cloud in CLOUDS for offer in offers)
+
+
+def _peak_rate(offer: Offer, state: State) -> float | None:
+    """Return teraflops of a machine; 0 if a fleet of them cannot hold the model."""
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    peak = None if kind is None else peak_flops(kind.gpu, state.job.facts)
+    if kind is None or peak is None:
+        return None
+    room_bytes = state.job.max_vms * kind.gpus * kind.gpu.memory_bytes
+    fits = checkpoint_bytes(state.job.facts) <= room_bytes
+    return kind.gpus * peak / 1e12 if fits else 0.0
 
 
 def _held(state: State) -> Place | None:

@@ -60,10 +60,12 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         yield Finding(what="credentials", ok=False, told=str(error))
         return
     try:
-        yield from account_findings(provider)
+        found = tuple(account_findings(provider))
     finally:
         provider.close()
-    yield _try("SSH", lambda: _let_in(cloud))
+    yield from found
+    if any(each.ok for each in found):
+        yield _try("SSH", lambda: _let_in(cloud))
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:

@@ -21,7 +21,6 @@ from spottrain.varuna_manager.core_planning import usable_vms, wants_training
 from spottrain.varuna_manager.events import (
     ClockSet,
     Event,
-    Limit,
     LimitsChanged,
     ManagerStarted,
     OffersSeen,
@@ -35,6 +34,7 @@ from spottrain.varuna_manager.records import (
     GenerationPhase,
 )
 from spottrain.varuna_manager.series import Bins, Point, thinned
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.wire import (
     CheckpointSaved,
@@ -144,7 +144,9 @@ class Chronicle:
             case LimitsChanged(by=by, limits=limits):
                 self._tell(after.now_s, "limits", f"{_limits(limits)}, by {by}")
             case ClockSet(by_s=by_s):
-                self._tell(after.now_s, "manager", f"its clock was set by {by_s:+.0f} s")
+                self._tell(
+                    after.now_s, "manager", f"its clock was set by {by_s:+.0f} s"
+                )
             case ReportReceived(report=CheckpointSaved(step=step)):
                 self._follow_checkpoint(step, after)
             case _:

@@ -22,7 +22,7 @@ from spottrain.varuna_manager.config_cloud import (
     GcpConfig,
 )
 from spottrain.varuna_manager.config_ssh import check_secrets
-from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
+from spottrain.varuna_manager.console import Output, OutputOption, console, show_json
 
 FileArgument = Annotated[
     Path | None,
@@ -61,9 +61,11 @@ def _shown(
     found: Iterator[tuple[str, Finding]], output: Output
 ) -> Iterator[tuple[str, Finding]]:
     """Show each finding when it is made: some take seconds."""
+    out = console()
     for where, each in found:
         if output is Output.TABLE:
-            show(f"{'ok  ' if each.ok else 'FAIL'} {where} {each.what}: {each.told}")
+            line = f"{'ok  ' if each.ok else 'FAIL'} {where} {each.what}: {each.told}"
+            out.print(line, markup=False, soft_wrap=True)
         yield where, each
 
 

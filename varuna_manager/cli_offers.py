@@ -14,21 +14,20 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import Catalogue, InstanceType, catalogue
-from spottrain.pricing.hazard import Hazard, Hazards
+from spottrain.pricing.hazard import Hazard
 from spottrain.pricing.history import History
 from spottrain.pricing.pictures import sparkline, svg
 from spottrain.pricing.prices import DAY_S, Price
 from spottrain.pricing.refresh import Wish, known, refresh
 from spottrain.pricing.switching import Place
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
+from spottrain.varuna_manager.market import hazards_of
 from spottrain.varuna_manager.vm_lives import harvest, open_history
 from spottrain.varuna_manager.words import NOTHING, age, dollars, number
 
 SCHEMA_VERSION = 1
 TABLE_ROWS = 30
 SVG_LINES = 6
-EXPOSURE_S = 90 * DAY_S
-"""VMs that ended longer ago tell nothing of today's market."""
 
 GpuOption = Annotated[
     list[str] | None,
@@ -163,7 +162,7 @@ def _rows(
     from_s: float,
     now_s: float,
 ) -> list[_Row]:
-    hazards = Hazards(history.exposures(now_s - EXPOSURE_S), facts.bands())
+    hazards = hazards_of(history, now_s)
     pairs = [(p, facts.types[p.cloud, p.instance_type]) for p in prices]
     pairs.sort(key=lambda pair: (pair[0].usd_per_hour / pair[1].gpus, pair[0].name))
     rows = []

@@ -10,7 +10,7 @@ import typer
 
 from spottrain.errors import CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.inputs import Objective
+from spottrain.morphing.inputs import Objective, PlanInputs
 from spottrain.pricing.ranking import EXACT
 from spottrain.varuna_manager import launch, planning, tools, weighing
 from spottrain.varuna_manager.cli_replay import read_workload
@@ -118,35 +118,52 @@ def plan(
         measured_on=measured_on,
         exact=top,
     )
-    asked: dict[str, Any] = {
-        "objective": _one_of("--objective", objective, get_args(Objective)),
-        "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
-        "recompute": recompute,
-    }
-    changes = {key: value for key, value in asked.items() if value is not None}
+    changes = _changes(objective, schedule, recompute)
     if file.suffix != ".json":
-        own = gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour
-        if any(value is not None for value in own):
+        if any((gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)):
             raise ConfigError(
                 "--gpus, --minibatch-size and the like go with a profile as JSON: got "
                 f"{file.name}; a job file says them itself"
             )
-        config = load_config(file)
-        morphing = config.morphing.model_copy(update=changes)
-        config = config.model_copy(update={"morphing": morphing})
-        preview(config, output, explain, elsewhere)
+        preview(_changed(load_config(file), changes), output, explain, elsewhere)
         return
     if gpus is None:
         raise ConfigError(f"{file.name}: --gpus says on how many; give it")
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     inputs = replace(planning.workload_inputs(workload, gpus), **changes)
+    found = _weighed(file.name, inputs, workload.sources, elsewhere)
+    _show(found, output, explain)
+
+
+def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
+    morphing = config.morphing.model_copy(update=changes)
+    return config.model_copy(update={"morphing": morphing})
+
+
+def _changes(
+    objective: str | None, schedule: str | None, recompute: bool | None
+) -> dict[str, Any]:
+    """Return what is asked for instead of what the file says."""
+    asked: dict[str, Any] = {
+        "objective": _one_of("--objective", objective, get_args(Objective)),
+        "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
+        "recompute": recompute,
+    }
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _weighed(
+    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: Elsewhere
+) -> dict[str, Any]:
+    """Return the plan for a model and profile as JSON, and clouds' offers if asked."""
     try:
-        document = planning.preview_workload(file.name, inputs, workload.sources)
+        document: dict[str, Any] = planning.preview_workload(name, inputs, sources)
         if elsewhere.clouds:
+            gpus = len(inputs.slots)
             document |= weighing.weigh_workload(inputs, gpus, elsewhere)
     except PlanError as error:
-        raise ConfigError(f"{file.name}: {error}") from None
-    _show(document, output, explain)
+        raise ConfigError(f"{name}: {error}") from None
+    return document
 
 
 def preview(
@@ -166,8 +183,8 @@ def preview(
     Raises:
         SpottrainError: It cannot be launched.
     """
+    launch.check_budget(config)
     if config.cloud is None:
-        launch.check_budget(config)
         planning.check_capacity(config)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = tools.inspect_model(config)

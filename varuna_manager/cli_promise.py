@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,6 +27,11 @@ TRACE_SLACKS = (1.1, 1.5, 2.0)
 """Jobs on each trace: their most VMs, and the time they have."""
 TRACE_FRICTION = 0.01
 """How much less each further VM adds."""
+
+LEGEND = (
+    "cost / bound: mean over jobs; of all: sum over sum; for each in time: paid by all "
+    "jobs for each that kept its deadline; the rest: parts of the cost"
+)
 
 TracesOption = Annotated[
     list[Path],
@@ -103,7 +109,7 @@ def _trace_job(name: str, played: Trace, size: int, slack: float) -> World:
 def _document(cases: Sequence[Case]) -> dict[str, Any]:
     groups = [
         (low, high, [case for case in cases if low <= case.slack < high])
-        for low, high in zip(SLACKS, SLACKS[1:], strict=False)
+        for low, high in itertools.pairwise(SLACKS)
     ]
     finish, usd = kept(told for case in cases for told in case.foretold)
     ours = sorted(cases, key=lambda case: case.outcomes[0].usd / case.bound_usd)
@@ -148,11 +154,10 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     worst = part["worst"]
     return [
         table,
-        "cost / bound: mean over jobs; of all: sum over sum; for each in time: paid by "
-        "all jobs for each that kept its deadline; the rest: parts of the cost",
+        LEGEND,
         f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
-        f"intervals of 90 % that held: finish {told['finish']:.1%}, cost "
-        f"{told['usd']:.1%}; worst: {worst['world']}, {worst['over_bound']:.2f}",
+        f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
+        f"intervals of 90 % that held: {told['finish']:.1%} finish, {told['usd']:.1%} cost",
         *(f"promise broken: {world}" for world in part["broken"]),
     ]
 

@@ -80,7 +80,8 @@ class ResourcesConfig(Section):
     """Never rent more VMs than this at once; those that leave or are being replaced do
     not count."""
     allow_on_demand: bool = False
-    """Rent at the on-demand price what the spot market does not give."""
+    """Rent on demand too: where the spot market gives nothing, and where a dollar trains
+    more than on spot VMs, interruptions counted."""
     capacity_wait_s: PositiveFloat | None = None
     """Give up after waiting that long without a single VM; by default wait on."""
 

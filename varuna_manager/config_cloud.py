@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +18,12 @@ from pydantic import (
 
 from spottrain.cloud.aws.settings import IMAGE_NAME, AwsSettings
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
-from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.azure.settings import (
+    MANAGEMENT_URL,
+    PRICES_URL,
+    PRICES_VARIABLE,
+    AzureSettings,
+)
 from spottrain.cloud.gcp.settings import DAY_S, GcpSettings
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.ssh.hosts import Host
@@ -235,6 +241,10 @@ class AzureConfig(CloudConfig):
     """Resource id of a managed identity that may delete the VMs; by default our own."""
     self_delete: bool = True
     """Whether a VM that hears no manager deletes itself, which takes an identity."""
+    endpoint_url: Name = MANAGEMENT_URL
+    """Another address than the public cloud's, such as that of a national one."""
+    authority_url: str = ""
+    """Where tokens are had; by default where Azure's SDK does."""
 
     @property
     def cloud(self) -> str:
@@ -258,6 +268,9 @@ class AzureConfig(CloudConfig):
             max_usd_per_hour=self.max_usd_per_hour,
             identity=self.identity,
             self_delete=self.self_delete,
+            endpoint_url=self.endpoint_url,
+            authority_url=self.authority_url,
+            prices_url=os.environ.get(PRICES_VARIABLE) or PRICES_URL,
         )
 
 

@@ -30,7 +30,6 @@ from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.config_ssh import check_secrets, environment_of
 from spottrain.varuna_manager.events import (
-    Limit,
     LimitsChanged,
     StopRequested,
     VmsListed,
@@ -45,6 +44,7 @@ from spottrain.varuna_manager.launch import (
 )
 from spottrain.varuna_manager.limits import LimitsRefusedError
 from spottrain.varuna_manager.limits import check as check_limits
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase
 
 ANSWER_S = 10.0

@@ -22,6 +22,7 @@ from spottrain.varuna_manager import (
     core_generation,
     core_launches,
     core_planning,
+    core_promise,
     core_release,
     core_reports,
     core_settings,
@@ -38,6 +39,7 @@ from spottrain.varuna_manager.events import (
     ClockSet,
     CommandFailed,
     Event,
+    FleetWeighed,
     JobReleased,
     JobSubmitted,
     LaunchIntended,
@@ -134,6 +136,7 @@ def _take_in(turn: Turn, event: Event) -> None:
 FleetEvent = (
     OffersSeen
     | OffersWeighed
+    | FleetWeighed
     | LaunchIntended
     | VmsLaunched
     | LaunchRefused
@@ -157,6 +160,8 @@ def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
         case OffersWeighed(worths=worths):
             known = {worth.offer: worth for worth in worths}
             turn.state = replace(turn.state, worths=known)
+        case FleetWeighed():
+            core_promise.fleet_weighed(turn, event)
         case LaunchIntended():
             core_launches.launch_intended(turn, event)
         case VmsLaunched():
@@ -261,6 +266,7 @@ def _settle(turn: Turn) -> None:
         core_spending.advance(turn)
         core_ending.watch_limits(turn)
         core_settings.advance(turn)
+        core_promise.advance(turn)
         core_launches.advance(turn)
         core_fleet.advance(turn)
         core_generation.advance(turn)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from spottrain.pricing.money import FREE, Rate
 from spottrain.varuna_manager.core_fleet import return_vms
-from spottrain.varuna_manager.events import JobSettings, LimitsChanged
+from spottrain.varuna_manager.events import LimitsChanged
 from spottrain.varuna_manager.records import VmPhase, VmRecord
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import JobPhase, State, budget
 from spottrain.varuna_manager.turn import Turn
 from spottrain.varuna_manager.words import utc
@@ -78,11 +80,11 @@ def advance(turn: Turn) -> None:
     over = money.rate - money.hourly_cap
     for vm in going:
         over -= _rate(turn.state, vm)
-    for vm in sorted(staying, key=lambda vm: _least_missed(turn.state, vm)):
+    for vm in least_missed(turn.state, staying):
         if over <= FREE:
             return
         over -= _rate(turn.state, vm)
-        _shed(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+        shed(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
 
 
 def _is_going(vm: VmRecord) -> bool:
@@ -101,13 +103,17 @@ def _trains(state: State, vm: VmRecord) -> bool:
     )
 
 
-def _least_missed(state: State, vm: VmRecord) -> tuple[bool, bool, int, str]:
+def least_missed(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
     """Sort VMs: what does not train or is slow first, then the dearest."""
-    price = _rate(state, vm).nanousd_per_hour
-    return _trains(state, vm), vm.slow is None, -price, vm.vm_id
+
+    def key(vm: VmRecord) -> tuple[bool, bool, int, str]:
+        price = _rate(state, vm).nanousd_per_hour
+        return _trains(state, vm), vm.slow is None, -price, vm.vm_id
+
+    return sorted(vms, key=key)
 
 
-def _shed(turn: Turn, vm: VmRecord, reason: str) -> None:
+def shed(turn: Turn, vm: VmRecord, reason: str) -> None:
     """Return a VM; if it trains, once the others have what it holds."""
     turn.say(f"{vm.vm_id}: {reason}")
     if not _trains(turn.state, vm):

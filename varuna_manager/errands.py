@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.errors import (
-    AuthError,
     CloudError,
-    MisconfiguredError,
-    NoCapacityError,
-    PriceTooHighError,
-    QuotaExceededError,
-    ThrottledError,
     VmNotFoundError,
 )
 from spottrain.cloud.provider import (
@@ -57,12 +51,10 @@ from spottrain.varuna_manager.events import (
     Event,
     FailedCommand,
     JobReleased,
-    JobSettings,
     LaunchRefused,
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
-    RefusalKind,
     SetupFailed,
     VmLost,
     VmsLaunched,
@@ -71,6 +63,8 @@ from spottrain.varuna_manager.events import (
 )
 from spottrain.varuna_manager.links import Links
 from spottrain.varuna_manager.market_watch import MarketWatch
+from spottrain.varuna_manager.refusals import refusal_of, retry_after_s
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import State
 
 logger = logging.getLogger(__name__)
@@ -195,8 +189,8 @@ class Errands:
                 at_s=self._desk.now_s(),
                 intent=command.intent,
                 reason=str(error),
-                refusal=_refusal_of(error),
-                retry_after_s=_retry_after_s(error),
+                refusal=refusal_of(error),
+                retry_after_s=retry_after_s(error),
             )
         else:
             event = VmsLaunched(
@@ -394,21 +388,3 @@ class Errands:
 
     async def _look_at_offers(self) -> None:
         await self._market.seen(await self._call(self._provider.offers))
-
-
-_REFUSALS: dict[type[CloudError], RefusalKind] = {
-    NoCapacityError: "no_capacity",
-    QuotaExceededError: "quota",
-    PriceTooHighError: "price",
-    AuthError: "auth",
-    MisconfiguredError: "misconfigured",
-    ThrottledError: "throttled",
-}
-
-
-def _refusal_of(error: CloudError) -> RefusalKind:
-    return _REFUSALS.get(type(error), "unknown")
-
-
-def _retry_after_s(error: CloudError) -> float:
-    return error.retry_after_s if isinstance(error, ThrottledError) else 5.0

@@ -15,14 +15,15 @@ from pathlib import Path
 from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.budget import WORTH_S, reserve_s
-from spottrain.pricing.money import Money, Rate
+from spottrain.pricing.money import Money, Rate, is_amount
 from spottrain.varuna_manager.config import JobConfig
-from spottrain.varuna_manager.events import JobSettings, JobSubmitted
+from spottrain.varuna_manager.events import JobSubmitted
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.journal import Journal, JournalError
 from spottrain.varuna_manager.packing import pack, packed_files
 from spottrain.varuna_manager.profiles import given_profile
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import JobPhase
 from spottrain.wire import ModelFacts
 
@@ -113,7 +114,7 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
         prices += [zone.on_demand_usd_per_hour for zone in config.zones]
     if not prices:
         return  # the cloud is asked later, see control.check_machines
-    cheapest = min(prices)
+    cheapest = min(filter(is_amount, prices), default=0.0)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     if per_hour is not None and per_hour < cheapest:
         raise BudgetError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from spottrain.cloud.provider import Offer
 from spottrain.pricing import scopes
 from spottrain.pricing.offers import in_order, offer_key
+from spottrain.pricing.promise_terms import Held
 from spottrain.varuna_manager.commands import IntendLaunch
 from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State, budget
@@ -72,7 +73,8 @@ def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(turn.state.offers, turn.state.worths):
         borne = money.affords(offer.usd_per_hour, most)
-        count = min(wanted, _available(turn, offer), borne)
+        lacks = lacking(turn.state, offer_key(offer))
+        count = min(wanted, available(turn, offer), borne, lacks)
         if count > 0:
             free[offer_key(offer)] = offer, count
     near = _near(turn.state, [offer for offer, _ in free.values()])
@@ -81,6 +83,30 @@ def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
     count = free[offer_key(near[0])][1]
     offer, count = scopes.spread(near[0], near, _held_by_zone(turn.state), count)
     return offer, min(count, free[offer_key(offer)][1])
+
+
+def held(state: State) -> tuple[Held, ...]:
+    """Return what is rented, or asked for, by offer."""
+    ready: Counter[str] = Counter()
+    booting: Counter[str] = Counter()
+    for vm in state.vms.values():
+        if vm.counts:
+            (ready if vm.is_usable else booting)[offer_key(vm.offer)] += 1
+    for intent in state.intents.values():
+        booting[offer_key(intent.offer)] += intent.count - intent.arrived
+    return tuple(
+        Held(name=name, ready=ready[name], booting=booting[name])
+        for name in sorted({*ready, *booting})
+    )
+
+
+def lacking(state: State, key: str) -> int:
+    """Return how many more VMs of an offer the job's promise wants."""
+    decision = state.promise.decision
+    if decision is None:
+        return state.job.max_vms
+    have = {one.name: one.ready + one.booting for one in held(state)}
+    return decision.count(key) - have.get(key, 0)
 
 
 def is_open(turn: Turn, offer: Offer) -> bool:
@@ -132,7 +158,7 @@ def _held_by_zone(state: State) -> Counter[str]:
     return held
 
 
-def _available(turn: Turn, offer: Offer) -> int:
+def available(turn: Turn, offer: Offer) -> int:
     """How many machines the market may have for us."""
     state, key = turn.state, offer_key(offer)
     if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(turn, offer):

@@ -13,7 +13,8 @@ from spottrain.pricing.money import NOTHING, Money
 from spottrain.varuna_manager import core, core_settings
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.config_files import key_paths
-from spottrain.varuna_manager.events import Limit, LimitsChanged
+from spottrain.varuna_manager.events import LimitsChanged
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase, State, budget
 from spottrain.varuna_manager.words import utc
 

@@ -20,9 +20,11 @@ from spottrain.pricing.hazard import Hazards
 from spottrain.pricing.history import HistoryError, VmLife
 from spottrain.pricing.offers import OfferWorth
 from spottrain.pricing.prices import Price
+from spottrain.varuna_manager import core_promise
 from spottrain.varuna_manager.appraisal import Appraiser
-from spottrain.varuna_manager.events import OffersSeen, OffersWeighed
+from spottrain.varuna_manager.events import FleetWeighed, OffersSeen, OffersWeighed
 from spottrain.varuna_manager.market import hazards_of
+from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.vm_lives import open_history
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class _Told:
 
     offers: tuple[Offer, ...] | None = None
     worths: Mapping[str, OfferWorth] | None = None
+    terms: FleetTerms | None = None
 
 
 class MarketWatch:
@@ -65,6 +68,10 @@ class MarketWatch:
             self._desk.feed(
                 OffersWeighed(at_s=self._desk.now_s(), worths=tuple(worths.values()))
             )
+        terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
+        if terms is not None and terms != self._told.terms:
+            self._told = replace(self._told, terms=terms)
+            self._desk.feed(FleetWeighed(at_s=self._desk.now_s(), terms=terms))
         if same != self._told.offers:
             self._told = replace(self._told, offers=same)
             self._desk.feed(OffersSeen(at_s=self._desk.now_s(), offers=tuple(offers)))
@@ -84,6 +91,16 @@ class MarketWatch:
         except PlanError as error:
             logger.warning("offers are not ranked: %s", error)
             return None
+
+    def _fleet_terms(self, offers: tuple[Offer, ...]) -> FleetTerms | None:
+        """Return what fleets do, if the job has promised anything."""
+        state = self._desk.state
+        if self._hazards is None or not core_promise.promises(state):
+            return None
+        try:
+            return self._appraiser.fleet_terms(state, offers, self._hazards)
+        except PlanError:
+            return None  # told with the ranking
 
     def _known_hazards(self) -> Hazards:
         try:

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.pricing import plots
-from spottrain.pricing.plots import Frame, Point
+from spottrain.pricing.plots import Frame
+from spottrain.varuna_manager import report_lines as lines
 from spottrain.varuna_manager.accounting import Rental, Stretch
 from spottrain.varuna_manager.chronicle import Chronicle, PriceLine
 from spottrain.varuna_manager.series import thinned
 from spottrain.varuna_manager.timeline import LANES
 from spottrain.varuna_manager.words import dollars, duration, step_time
 
-MOST_POINTS = 1024
-"""Of one line."""
 MOST_MARKS = 400
 """Marks of one lane with a hover title; more are drawn without."""
 MOST_PLANS = 1500
+MOST_HITS = 150
+"""Interruptions that are drawn through all pictures; they have a lane of their own."""
+_THIN = 3.0
+"""Boxes narrower than this have no border, which would hide them."""
 PRICE_LINES = 6
 COLOURS = 6
 """Of lines that differ: classes c0 … c5, with a dash pattern each."""
@@ -56,12 +59,14 @@ class Scene:
         return plans
 
     def hits(self, frame: Frame) -> str:
-        """Return a faint line for every interruption, through the whole picture."""
-        lines = (
+        """Return a faint line for every interruption, unless they would hide the rest."""
+        if len(self.report["interruptions"]) > MOST_HITS:
+            return ""
+        drawn = (
             f"M{frame.x(self.from_s + hit['at_s']):.1f} {frame.above}V{frame.base}"
             for hit in self.report["interruptions"]
         )
-        return plots.path("".join(dict.fromkeys(lines)), "hit")
+        return plots.path("".join(dict.fromkeys(drawn)), "hit")
 
 
 def throughput(scene: Scene) -> str:
@@ -72,9 +77,9 @@ def throughput(scene: Scene) -> str:
     top = max((mean for _, mean, _, _ in bins), default=1.0)
     top = plots.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
     frame = scene.frame(top, height=190, above=26)
-    means = _with_gaps([(at_s, mean) for at_s, mean, _, _ in bins], width_s)
+    means = lines.with_gaps(lines.whole(bins, width_s, scene.to_s), width_s)
     parts = [plots.axes(frame, _halves(top, _plain)), scene.hits(frame)]
-    parts.append(plots.path(_band(frame, bins, width_s), "band"))
+    parts.append(plots.path(lines.band(frame, bins, width_s), "band"))
     for plan, speed in plans:
         begin_s = scene.from_s + _since(scene, plan)
         y = frame.y(speed)
@@ -96,13 +101,13 @@ def throughput(scene: Scene) -> str:
 
 def fleet(scene: Scene) -> str:
     """VMs held, and how many of them trained; plans as boxes with their shape."""
-    held = _held(scene.rented)
-    working = _working(scene.stretches)
+    held = lines.held(scene.rented)
+    working = lines.working(scene.stretches)
     top = plots.nice_top(max((count for _, count in held), default=1.0))
     frame = scene.frame(top, height=140)
     what = f"VMs held and VMs at work over time, at most {top:g}."
     parts = [
-        plots.axes(frame, _halves(top, _plain)),
+        plots.axes(frame, _counts(top)),
         plots.path(plots.area_path(frame, held, scene.to_s), "held", "VMs held"),
         plots.path(
             plots.area_path(frame, working, scene.to_s), "working", "VMs at work"
@@ -118,14 +123,15 @@ def shapes(scene: Scene) -> str:
     top = plots.nice_top(max(counts, default=1))
     frame = scene.frame(top, height=120)
     depths = sorted({plan["pipeline_depth"] for plan in scene.plans})
-    parts = [plots.axes(frame, _halves(top, _plain)), scene.hits(frame)]
+    parts = [plots.axes(frame, _counts(top)), scene.hits(frame)]
     for plan, count in zip(scene.plans, counts, strict=True):
         begin_s = scene.from_s + _since(scene, plan)
         x, end = frame.x(begin_s), frame.x(begin_s + plan["ran_s"])
         y = frame.y(count)
         colour = depths.index(plan["pipeline_depth"]) % COLOURS
         box = f"M{x:.1f} {frame.base}V{y:.1f}H{end:.1f}V{frame.base}Z"
-        parts.append(plots.path(box, f"box b{colour}", _plan_words(plan)))
+        css = f"box b{colour}" if end - x > _THIN else f"box b{colour} thin"
+        parts.append(plots.path(box, css, _plan_words(plan)))
         if end - x > _LABEL_WIDTH * len(_shape(plan)):
             parts.append(plots.text((x + end) / 2, y + 14, _shape(plan), "name"))
     what = (
@@ -137,15 +143,17 @@ def shapes(scene: Scene) -> str:
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
     """Prices of the offers that mattered, and their names in order of colour."""
-    lines = _price_lines(scene)
-    spend = [usd for line in lines for _, usd in line.points]
+    offered = lines.price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
+    spend = [usd for line in offered for _, usd in line.points]
     top = plots.nice_top(max(spend, default=1.0))
     frame = scene.frame(top)
     parts = [plots.axes(frame, _halves(top, _price)), scene.hits(frame)]
     names = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(offered):
         name = _offer_name(line)
-        data = plots.step_path(frame, thinned(line.points, MOST_POINTS), scene.to_s)
+        data = plots.step_path(
+            frame, thinned(line.points, lines.MOST_POINTS), scene.to_s
+        )
         parts.append(plots.path(data, f"line c{number}", name))
         names.append(name)
     what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
@@ -157,8 +165,12 @@ def money(scene: Scene) -> str:
     cost = scene.report["cost"]
     kinds = cost["usd_by_kind"]
     beside = kinds["storage"] + kinds["egress"]
-    spent = _spent(scene, lambda one: one.cost.usd, beside)
-    dear = _spent(scene, lambda one: one.if_on_demand.usd, beside)
+    spent = lines.spent(
+        scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
+    )
+    dear = lines.spent(
+        scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
+    )
     budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
     most = max(value for line in (spent, dear, [(0, 0)]) for _, value in line)
     caps = max((usd for _, usd in budgets), default=0.0)
@@ -236,6 +248,10 @@ def _halves(top: float, words: Callable[[float], str]) -> list[tuple[float, str]
     return [(0.0, words(0.0)), (top / 2, words(top / 2)), (top, words(top))]
 
 
+def _counts(top: float) -> list[tuple[float, str]]:
+    return [one for one in _halves(top, _plain) if one[0] == int(one[0])]
+
+
 def _plain(value: float) -> str:
     return f"{value:,.4g}" if value < 10000 else f"{value:,.0f}"
 
@@ -290,101 +306,3 @@ def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
             yield plots.path(f"M{x:.1f} {frame.above - 5}V{frame.base}", "morph")
             free = x + _LABEL_WIDTH * (len(shape) + 1)
         before = shape
-
-
-# --- Lines ----------------------------------------------------------------------------
-
-
-def _with_gaps(points: Sequence[Point], width_s: float) -> list[Point]:
-    """Let a line fall to 0 where nothing is known."""
-    filled: list[Point] = []
-    for at_s, value in points:
-        if filled and at_s - filled[-1][0] > 1.5 * width_s:
-            filled.append((filled[-1][0] + width_s, 0.0))
-        filled.append((at_s, value))
-    return filled
-
-
-def _band(
-    frame: Frame, bins: Sequence[tuple[float, float, float, float]], width_s: float
-) -> str:
-    """Return boxes from the slowest to the fastest mini-batch of each bin."""
-    return "".join(
-        f"M{frame.x(at_s):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"
-        f"H{frame.x(at_s + width_s):.1f}V{frame.y(low):.1f}Z"
-        for at_s, _, low, high in bins
-        if high > low
-    )
-
-
-def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
-    """Return the running sum of changes, one point a moment."""
-    points: list[Point] = []
-    level = 0.0
-    for at_s, change in sorted(changes):
-        level += change
-        if points and points[-1][0] == at_s:
-            points[-1] = (at_s, level)
-        else:
-            points.append((at_s, level))
-    return thinned(points, MOST_POINTS)
-
-
-def _held(rented: Iterable[Rental]) -> list[Point]:
-    return _counted(
-        change
-        for one in rented
-        for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
-    )
-
-
-def _working(stretches: Iterable[Stretch]) -> list[Point]:
-    return _counted(
-        change
-        for one in stretches
-        if one.doing == "training"
-        for change in (
-            (one.from_s, float(len(one.slots))),
-            (one.to_s, -float(len(one.slots))),
-        )
-    )
-
-
-def _spent(scene: Scene, usd: Callable[[Rental], float], beside: float) -> list[Point]:
-    """Return dollars over time; each VM's money flows evenly while it is billed, and
-    what storage and traffic cost, over the whole job."""
-    changes: list[tuple[float, float]] = []
-    for one in scene.rented:
-        if one.billed_s > 0:
-            rate = usd(one) / one.billed_s
-            changes.append((one.launched_s, rate))
-            changes.append((one.launched_s + one.billed_s, -rate))
-    span_s = max(scene.to_s - scene.from_s, 1.0)
-    changes += [(scene.from_s, beside / span_s), (scene.to_s, -beside / span_s)]
-    points: list[Point] = []
-    level = rate = 0.0
-    before_s = scene.from_s
-    for at_s, change in sorted(changes):
-        level += rate * (at_s - before_s)
-        rate, before_s = rate + change, at_s
-        points.append((at_s, level))
-    return thinned(points, MOST_POINTS)
-
-
-def _price_lines(scene: Scene) -> list[PriceLine]:
-    """Return the offers on which most was spent, then the cheapest spot offers."""
-    spent: dict[tuple[str, str, str, bool], float] = {}
-    for one in scene.rented:
-        key = _place(one.offer)
-        spent[key] = spent.get(key, 0.0) + one.cost.usd
-
-    def rank(line: PriceLine) -> tuple[float, bool, float]:
-        usd = spent.get(_place(line.offer), 0.0)
-        return -usd, not line.offer.spot, line.points[-1][1]
-
-    lines = [line for line in scene.past.prices.values() if line.points]
-    return sorted(lines, key=rank)[:PRICE_LINES]
-
-
-def _place(offer: Any) -> tuple[str, str, str, bool]:
-    return offer.cloud, offer.zone, offer.instance_type, offer.spot

@@ -44,6 +44,7 @@ svg .shape, svg .name { fill: var(--ink); font-weight: 600; }
 .budget { stroke: var(--bad); stroke-width: 1.8; fill: none; }
 .held { fill: var(--c5); fill-opacity: .35; } .working { fill: var(--c0); fill-opacity: .65; }
 .box { fill-opacity: .4; stroke: var(--ground); stroke-width: 1; }
+.box.thin { stroke: none; fill-opacity: .7; }
 .b0 { fill: var(--c0); } .b1 { fill: var(--c1); } .b2 { fill: var(--c2); }
 .b3 { fill: var(--c3); } .b4 { fill: var(--c4); } .b5 { fill: var(--c5); }
 .mark { stroke: var(--ink); stroke-width: 1.6; fill: none; pointer-events: bounding-box; }

@@ -35,9 +35,9 @@ from starlette.routing import Route
 
 import spottrain
 from spottrain.errors import SpottrainError, WireError
-from spottrain.varuna_manager.events import Limit
 from spottrain.varuna_manager.limits import LimitsRefusedError
 from spottrain.varuna_manager.links import Links, OutOfStepError
+from spottrain.varuna_manager.settings import Limit
 from spottrain.wire import (
     Heartbeat,
     JobSpec,

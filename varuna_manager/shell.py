@@ -45,7 +45,6 @@ from spottrain.varuna_manager.events import (
     ClockSet,
     Event,
     LaunchIntended,
-    Limit,
     LimitsChanged,
     ManagerStarted,
     ReportReceived,
@@ -59,6 +58,7 @@ from spottrain.varuna_manager.limits import check as check_limits
 from spottrain.varuna_manager.links import Links, OutOfStepError
 from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.server import Channel
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.vm_lives import LifeBook
 
 logger = logging.getLogger(__name__)

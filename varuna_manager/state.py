@@ -19,9 +19,9 @@ from spottrain.pricing.scopes import Cooldown
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import (
     CheckpointRef,
-    JobSettings,
     KnownProfile,
 )
+from spottrain.varuna_manager.promises import Promise
 from spottrain.varuna_manager.records import (
     BudgetAlert,
     Calibration,
@@ -40,6 +40,7 @@ from spottrain.varuna_manager.records import (
     Tally,
     VmRecord,
 )
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.wire import Plan, Profile
 
 
@@ -79,6 +80,8 @@ class State:
     offers_seen_at_s: float = 0.0
     worths: Mapping[str, OfferWorth] = field(default_factory=dict)
     """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
+    promise: Promise = field(default_factory=Promise)
+    """What deadline or throughput ask for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused of late, by scope (``pricing.scopes``): it is left alone."""
     intents: Mapping[str, Intent] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import Any
 from spottrain.morphing.choose import Candidate
 from spottrain.varuna_manager import costs
 from spottrain.varuna_manager.chronicle import Chronicle
+from spottrain.varuna_manager.promise_view import promise_view
 from spottrain.varuna_manager.records import (
     GenerationSummary,
     Interruption,
@@ -29,6 +30,18 @@ from spottrain.wire import Plan
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""
+
+
+_COUNTS = (
+    "preemptions_noticed",
+    "preemptions_unnoticed",
+    "silent_losses",
+    "worker_deaths",
+    "slow_vms_replaced",
+    "price_changes",
+    "vms_launched",
+)
+"""Of the tally, as the report tells them."""
 
 
 def job_state(state: State, managed: bool) -> str:
@@ -74,6 +87,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "examples_per_s": _recent_examples_per_s(state),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
+        "promise": promise_view(state, at_s),
         "usd_spent": spent_usd(state, at_s),
         "usd_budget": job.max_usd,
         "usd_kept_back": budget(state).kept.usd,
@@ -97,7 +111,7 @@ def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[st
         managed: Whether a manager runs.
         at_s: A job that is over is told up to its end.
     """
-    job, progress, tally = state.job, state.progress, state.tally
+    job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -115,13 +129,7 @@ def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[st
         "loss_last": progress.loss_last,
         "heldout_loss_first": progress.heldout_first,
         "heldout_loss": progress.heldout_last,
-        "preemptions_noticed": tally.preemptions_noticed,
-        "preemptions_unnoticed": tally.preemptions_unnoticed,
-        "silent_losses": tally.silent_losses,
-        "worker_deaths": tally.worker_deaths,
-        "slow_vms_replaced": tally.slow_vms_replaced,
-        "price_changes": tally.price_changes,
-        "vms_launched": tally.vms_launched,
+        **{name: getattr(state.tally, name) for name in _COUNTS},
         "plans": [_plan_run(plan, at_s) for plan in plans(state)],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
         "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],

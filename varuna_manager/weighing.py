@@ -14,6 +14,7 @@ from spottrain.pricing.paces import Paces
 from spottrain.pricing.ranking import EXACT, Priced, Ranking, Terms, rank
 from spottrain.varuna_manager import planning
 from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.launch import check_budget
 from spottrain.varuna_manager.live_ranking import rank_live
 from spottrain.varuna_manager.market import (
     Market,
@@ -61,6 +62,7 @@ def weigh_job(
         elsewhere: Which clouds to look at too.
 
     Raises:
+        BudgetError: The budget does not pay for a step.
         CapacityError: No fleet can be had.
         ConfigError: A cloud or GPU that the catalogue does not know.
         PlanError: The profile does not fit the model.
@@ -72,6 +74,7 @@ def weigh_job(
     with open_history() as history:
         warnings = list(harvest(history))
         own = _own(config, facts, profile, history, now_s, elsewhere)
+        check_budget(config, [p.offer for p in own.offers if not p.is_stale])
         others = _others(inputs, history, now_s, elsewhere)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, paces, terms, history, now_s, elsewhere)

@@ -31,7 +31,7 @@ ACTIONS = (
     "Microsoft.Network/publicIPAddresses/write",
     "Microsoft.Network/publicIPAddresses/join/action",
     "Microsoft.Network/publicIPAddresses/delete",
-    "Microsoft.Network/virtualNetworks/read",
+    "Microsoft.Network/virtualNetworks/subnets/read",
     "Microsoft.Network/virtualNetworks/subnets/join/action",
     "Microsoft.Resources/subscriptions/resourceGroups/read",
 )
@@ -41,11 +41,16 @@ OWN_GROUP_ACTIONS = (
     "Microsoft.Resources/subscriptions/resourceGroups/delete",
 )
 """Where no resource group is named."""
+NAMED_GROUP_ACTIONS = (
+    "Microsoft.Resources/subscriptions/resourceGroups/resources/read",
+)
+"""Where one is."""
 OWN_NETWORK_ACTIONS = (
     "Microsoft.Network/networkSecurityGroups/read",
     "Microsoft.Network/networkSecurityGroups/write",
     "Microsoft.Network/networkSecurityGroups/join/action",
     "Microsoft.Network/networkSecurityGroups/delete",
+    "Microsoft.Network/virtualNetworks/read",
     "Microsoft.Network/virtualNetworks/write",
     "Microsoft.Network/virtualNetworks/delete",
 )
@@ -60,6 +65,12 @@ OWN_IDENTITY_ACTIONS = (
 """Where VMs delete themselves by an identity of the job's own."""
 IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",)
 """Where VMs delete themselves."""
+OTHER_ACTIONS = (
+    "Microsoft.Authorization/permissions/read",
+    "Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read",
+    "Microsoft.Compute/virtualMachines/simulateEviction/action",
+)
+"""For ``check`` and ``interrupt``; no job needs them."""
 
 
 class Checks:
@@ -167,9 +178,8 @@ class Checks:
 
 def needed_actions(settings: AzureSettings) -> tuple[str, ...]:
     """Return what the account must be allowed to do."""
-    due = ACTIONS
-    if not settings.resource_group:
-        due += OWN_GROUP_ACTIONS
+    due: tuple[str, ...] = ACTIONS
+    due += NAMED_GROUP_ACTIONS if settings.resource_group else OWN_GROUP_ACTIONS
     if any(region not in settings.subnets for region in settings.regions):
         due += OWN_NETWORK_ACTIONS
     if settings.self_delete or settings.identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -145,7 +146,9 @@ class Market:
                 return seen_s, kept
             asked_s, seen_s = time.monotonic(), time.time()
             settings = self._settings
-            with httpx.Client(timeout=TIMEOUT) as client:
+            trusted = settings.ca_file
+            verify = ssl.create_default_context(cafile=trusted) if trusted else True
+            with httpx.Client(timeout=TIMEOUT, verify=verify) as client:
                 found = list(
                     retail_prices(
                         client,

@@ -9,6 +9,8 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 """Microsoft's own image with NVIDIA's driver, CUDA and NCCL."""
 MANAGEMENT_URL = "https://management.azure.com"
 PRICES_URL = "https://prices.azure.com"
+PRICES_VARIABLE = "SPOTTRAIN_AZURE_PRICES_URL"
+"""In the environment: another address, such as a proxy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

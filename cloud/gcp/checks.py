@@ -5,11 +5,11 @@ Compute Engine has no dry run: whether each call is permitted shows when it is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from spottrain.cloud.errors import CloudError
-from spottrain.cloud.gcp import answers, requests
+from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.market import Market
 from spottrain.cloud.gcp.network import Network
@@ -51,13 +51,9 @@ class Checks:
             if found.ok:
                 yield _try(f"types {region}", partial(self._types, region))
         try:
-            quotas = self._market.quotas()
+            yield from _quotas(self._market.quotas())
         except CloudError as error:
             yield Finding(what="quota", ok=False, told=str(error))
-            return
-        for quota in quotas:
-            if quota.spot or quota.family == answers.ALL_REGIONS:
-                yield _quota(quota)
 
     def _project(self) -> str:
         project = self._settings.project
@@ -96,13 +92,17 @@ class Checks:
         return f"{len(there)} types can be rented"
 
 
-def _quota(quota: Quota) -> Finding:
-    market = " spot" if quota.spot else ""
-    what = " ".join(("quota", quota.region, quota.family)).replace("  ", " ") + market
-    if quota.limit > 0:
-        return Finding(what=what, ok=True, told=f"{quota.limit:g} GPUs")
-    told = f"0 GPUs: nothing can be rented; ask Google for more at {_QUOTAS_URL}"
-    return Finding(what=what, ok=False, told=told)
+def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
+    """Yield whether GPUs can be had; without a quota for spot the other one counts."""
+    limits: dict[str, float] = {}
+    for quota in quotas:
+        where = " ".join(text for text in (quota.region, quota.family) if text)
+        limits[where] = max(quota.limit, limits.get(where, 0.0))
+    for where, limit in limits.items():
+        told = f"{limit:g} GPUs"
+        if not limit:
+            told += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
+        yield Finding(what=f"quota {where}", ok=limit > 0, told=told)
 
 
 def _try(what: str, ask: Callable[[], str]) -> Finding:

@@ -43,18 +43,21 @@ class Clients:
         self._credentials: Any = None
         self._made: dict[str, Any] = {}
 
-    def call(self, service: str, method: str, request: Message) -> Message:
+    def call(
+        self, service: str, method: str, request: Message, answer_s: float = 0.0
+    ) -> Message:
         """Return the answer to one call.
 
         Args:
             service: Such as ``instances``.
             method: Such as ``get``.
             request: By the SDK's names of fields.
+            answer_s: How long the answer may take, if not as long as any other.
 
         Raises:
             CloudError: one of its kinds, or the SDK's own errors inside ``explained``.
         """
-        return _plain(self._ask(service, method, request))
+        return _plain(self._ask(service, method, request, answer_s))
 
     def find(self, service: str, method: str, request: Message) -> Message | None:
         """Return the answer to one call, None where what it is about does not exist.
@@ -96,14 +99,14 @@ class Clients:
         asked = {"project": self._settings.project, **scope}
         until_s = time.monotonic() + within_s
         while operation["status"] != "DONE":
-            if time.monotonic() > until_s:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
                 raise CloudError(
                     f"GCP: {operation.get('operation_type')} takes longer than "
                     f"{within_s:g} s; will be asked about again"
                 )
-            operation = self.call(
-                kind, "wait", asked | {"operation": operation["name"]}
-            )
+            named = asked | {"operation": operation["name"]}
+            operation = self.call(kind, "wait", named, answer_s=left_s)
         return operation
 
     def insert(self, service: str, request: Message) -> bool:
@@ -134,10 +137,14 @@ class Clients:
         if operation is not None:
             raise_failed(self.finish(operation, self._settings.launch_s))
 
-    def _ask(self, service: str, method: str, request: Message) -> Any:
+    def _ask(
+        self, service: str, method: str, request: Message, answer_s: float = 0.0
+    ) -> Any:
         client = self._client(service)
         return getattr(client, method)(
-            request=request, retry=self._retry(), timeout=self._settings.answer_s
+            request=request,
+            retry=self._retry(),
+            timeout=answer_s or self._settings.answer_s,
         )
 
     def _retry(self) -> Any:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from spottrain.cloud import tags
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.facts import Facts
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.clients import Clients, Message
 from spottrain.cloud.gcp.ends import Ends
 from spottrain.cloud.gcp.requests import Place
 from spottrain.cloud.gcp.settings import GcpSettings
@@ -52,8 +50,9 @@ class Launches:
             CloudError: it is not known yet what came of it; ask again.
         """
         until_s = time.monotonic() + self._settings.launch_s
+        begun = self._begun(request.offer.zone)
         for attempt in itertools.count():
-            operation = self._begun(request, attempt)
+            operation = begun.get(requests.request_id(request.token, attempt))
             before = operation is not None
             if operation is None:
                 asked = requests.bulk_insert(request, place, self._settings, attempt)
@@ -68,19 +67,17 @@ class Launches:
                 raise_failed(operation)
         raise AssertionError("unreachable")
 
-    def _begun(self, request: LaunchRequest, attempt: int) -> dict[str, Any] | None:
-        """Return the operation that a try of this launch began, if there is one."""
-        wanted = requests.request_id(request.token, attempt)
+    def _begun(self, zone: str) -> dict[str, Message]:
+        """Return the launches of the last weeks, by the id of their request."""
         asked = {
             "project": self._settings.project,
-            "zone": request.offer.zone,
-            "filter": requests.any_of("clientOperationId", [wanted]),
+            "zone": zone,
+            "filter": requests.any_of("operationType", ["bulkInsert"]),
         }
-        return next(self._clients.all("zone_operations", "list", asked), None)
+        found = self._clients.all("zone_operations", "list", asked)
+        return {each.get("client_operation_id", ""): each for each in found}
 
-    def _made(
-        self, request: LaunchRequest, operation: Mapping[str, Any]
-    ) -> tuple[Vm, ...]:
+    def _made(self, request: LaunchRequest, operation: Message) -> tuple[Vm, ...]:
         """Return what a bulk insert made; one by one where the list lags behind.
 
         Raises:

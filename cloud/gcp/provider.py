@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from spottrain.cloud import tags
@@ -31,6 +32,7 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.recent import Recent
 
+_AT_ONCE = 8
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
@@ -120,10 +122,8 @@ class GcpProvider:
         Raises:
             CloudError: it cannot be asked for; ask again.
         """
-        for vm_id in vm_ids:
-            zone, name = requests.split_vm_id(vm_id)
-            if zone:
-                self._delete(vm_id, zone, name)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            tuple(pool.map(self._delete, vm_ids))
 
     def list_all(self) -> Sequence[Vm]:
         """Return the VMs of all jobs in every zone of the project.
@@ -238,7 +238,10 @@ class GcpProvider:
                 return zone, instance
         raise VmNotFoundError(f"GCP: VM {vm_id} is gone or was never there")
 
-    def _delete(self, vm_id: str, zone: str, name: str) -> None:
+    def _delete(self, vm_id: str) -> None:
+        zone, name = requests.split_vm_id(vm_id)
+        if not zone:
+            return
         with explained(f"terminating {vm_id}"):
             self._clients.find("instances", "delete_unary", self._named(zone, name))
         self._recent.terminated([vm_id])

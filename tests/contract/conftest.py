@@ -8,7 +8,7 @@ import pytest
 from tests.contract.account import Account
 from tests.contract.aws_account import aws
 from tests.contract.azure_account import azure
-from tests.contract.gcp_account import gcp
+from tests.contract.gcp_account import gcp, gcp_over_ssh
 from tests.contract.local_account import local
 from tests.contract.rented_account import aws_over_ssh
 from tests.contract.ssh_account import ssh
@@ -24,6 +24,7 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "aws over ssh": aws_over_ssh,
     "azure": azure,
     "gcp": gcp,
+    "gcp over ssh": gcp_over_ssh,
     "local": local,
     "ssh": ssh,
 }

@@ -39,8 +39,9 @@ def answer_json(
     if service == "servicequotas":
         service = "service-quotas"
     operation = _operation(environ)
+    world.json_log.append(operation)
     try:
-        if operation:
+        if operation and environ["REQUEST_METHOD"] == "POST":
             _check(service, operation, json.loads(body or b"{}"))
     except DriftError as error:
         world.drift.append(str(error))
@@ -65,6 +66,8 @@ def _operation(environ: dict[str, Any]) -> str:
         ("POST", "/experimentTemplates"): "CreateExperimentTemplate",
         ("POST", "/experiments"): "StartExperiment",
     }
+    if environ["REQUEST_METHOD"] == "DELETE":
+        return "DeleteExperimentTemplate"
     return routes.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]), "")
 
 

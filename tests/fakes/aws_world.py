@@ -55,6 +55,7 @@ class World:
         self.tokens: dict[str, tuple[str, bytes, dict[str, str]]] = {}
         self.ends: dict[str, float] = {}
         self.log: list[dict[str, Any]] = []
+        self.json_log: list[str] = []
         self.drift: list[str] = []
         self.cut_after: int | None = None
         self.cut_carried_out = self.broken = False
@@ -199,6 +200,10 @@ class World:
     def requests(self) -> list[dict[str, Any]]:
         """Return every EC2 request so far: operation and body."""
         return self.log
+
+    def json_calls(self) -> list[str]:
+        """Return the operations of the services beside EC2 that were called so far."""
+        return self.json_log
 
     def drifts(self) -> list[str]:
         """Return what did not fit the model."""

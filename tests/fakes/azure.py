@@ -49,13 +49,13 @@ class FakeAzure:
 
     def __init__(self, port: int, ca_file: Path) -> None:
         self.url = f"https://127.0.0.1:{port}"
-        self._ca_file = str(ca_file)
+        self.ca_file = str(ca_file)
         self._clients: dict[tuple[Any, ...], Clients] = {}
         self._http = httpx.Client(
             base_url=self.url,
             trust_env=False,
             timeout=60,
-            verify=ssl.create_default_context(cafile=self._ca_file),
+            verify=ssl.create_default_context(cafile=self.ca_file),
         )
         self._prices_url = self.ask("prices_url")
 
@@ -100,7 +100,7 @@ class FakeAzure:
             "endpoint_url": self.url,
             "authority_url": self.url,
             "prices_url": self._prices_url,
-            "ca_file": self._ca_file,
+            "ca_file": self.ca_file,
             "tries": 1,
             "answer_s": 20.0,
             "poll_s": 0.02,

@@ -4,12 +4,11 @@ nothing: whatever is dropped or means something else is refused.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from typing import Any
 
 from tests.fakes.azure_model import DriftError
+from tests.fakes.azure_vms import told_to_boot
 from tests.fakes.paths import has
 
 _TAGGED = "tags.spottrain-job"
@@ -210,10 +209,8 @@ def _check_tags(operation: str, tags: dict[str, str], due: set[str]) -> None:
 def _first_script(data: str) -> str:
     """Return what root runs at the first boot."""
     try:
-        first, _, rest = base64.b64decode(data, validate=True).decode().partition("\n")
-        given = json.loads(rest)
+        given = told_to_boot(data)
         keys = {"ed25519_private", "ed25519_public"}
-        assert first == "#cloud-config"
         assert given.keys() == {"ssh_deletekeys", "ssh_keys", "runcmd"}
         assert given["ssh_keys"].keys() == keys
         ((_, _, script),) = given["runcmd"]

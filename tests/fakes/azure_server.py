@@ -131,6 +131,7 @@ def main() -> None:
         sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()
         sys.stdin.read()
+        world.reset()  # its machines are processes
     os._exit(0)  # threads still serve
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import uuid
 from copy import deepcopy
 from typing import Any
@@ -96,6 +98,19 @@ def _check_there(world: World, body: dict[str, Any]) -> None:
         raise RefusedError(409, code, f"the price is {price}")
 
 
+def told_to_boot(data: str) -> dict[str, Any]:
+    """Return what custom data tells cloud-init.
+
+    Raises:
+        ValueError: it is not for cloud-init.
+    """
+    first, _, rest = base64.b64decode(data, validate=True).decode().partition("\n")
+    if first != "#cloud-config":
+        raise ValueError(first)
+    told: dict[str, Any] = json.loads(rest)
+    return told
+
+
 def _check_quota(world: World, body: dict[str, Any]) -> None:
     told, region = body["properties"], body["location"]
     size = world.sizes[region, told["hardwareProfile"]["vmSize"]]
@@ -114,7 +129,8 @@ def _build(world: World, group: str, name: str, body: dict[str, Any]) -> Item:
     """Keep the VM with its disk, card and address."""
     told = deepcopy(body)
     inner = told["properties"]
-    inner["osProfile"].pop("customData")
+    boot = told_to_boot(inner["osProfile"].pop("customData"))
+    keys = boot["ssh_keys"]["ed25519_private"], boot["ssh_keys"]["ed25519_public"]
     inner |= {
         "provisioningState": "Creating",
         "vmId": str(uuid.uuid4()),
@@ -125,7 +141,11 @@ def _build(world: World, group: str, name: str, body: dict[str, Any]) -> Item:
     (asked,) = inner["networkProfile"].pop("networkInterfaceConfigurations")
     inner["networkProfile"].pop("networkApiVersion")
     item = world.put(VMS, group, name, told)
-    card = _card(world, item, asked)
+    (entry,) = inner["osProfile"]["linuxConfiguration"]["ssh"]["publicKeys"]
+    where = ""
+    if world.machines is not None:
+        where = world.machines.boot(name, entry["keyData"], keys)
+    card = _card(world, item, asked, where)
     inner = item.told["properties"]
     inner["networkProfile"]["networkInterfaces"] = [
         {
@@ -139,12 +159,19 @@ def _build(world: World, group: str, name: str, body: dict[str, Any]) -> Item:
     return item
 
 
-def _card(world: World, vm: Item, asked: dict[str, Any]) -> Item:
-    """Keep a network card, which Azure names after what was asked for."""
+def _card(world: World, vm: Item, asked: dict[str, Any], where: str) -> Item:
+    """Keep a network card, which Azure names after what was asked for.
+
+    Args:
+        world: Where.
+        vm: Whose.
+        asked: What was asked for.
+        where: Its address, if it is a machine that can be reached.
+    """
     number = next(world.numbers)
     (wish,) = asked["properties"]["ipConfigurations"]
     address: dict[str, Any] = {
-        "privateIPAddress": f"10.79.{number // 256}.{number % 256}",
+        "privateIPAddress": where or f"10.79.{number // 256}.{number % 256}",
         "privateIPAllocationMethod": "Dynamic",
         "primary": True,
         "subnet": wish["properties"]["subnet"],
@@ -152,7 +179,7 @@ def _card(world: World, vm: Item, asked: dict[str, Any]) -> Item:
     public = wish["properties"].get("publicIPAddressConfiguration")
     if public is not None:
         place = {"location": vm.told["location"], "tags": public["tags"]}
-        ip = {"ipAddress": f"203.0.113.{number % 256}"}
+        ip = {"ipAddress": where or f"203.0.113.{number % 256}"}
         ip |= {"publicIPAllocationMethod": "Static"}
         kept = world.put(
             ADDRESSES, vm.group, public["name"], {**place, "properties": ip}

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from tests.fakes.machines import Machines
 from tests.fakes.prices import FakePrices, azure_item
 from tests.fakes.script import Script
 
@@ -73,6 +75,7 @@ class World(Script):
     def __init__(self) -> None:
         super().__init__()
         self.retail = FakePrices()
+        self.machines: Machines | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -93,6 +96,9 @@ class World(Script):
         self.late = self.strays = self.denied_grants = False
         self.page = 50
         self.numbers = itertools.count(4)
+        if self.machines is not None:
+            self.machines.kill_all()
+            self.machines = None
 
     # --- knobs ------------------------------------------------------------------------
 
@@ -123,6 +129,14 @@ class World(Script):
         (an eviction leaves card, address and disk), ``denied_grants`` or ``page``.
         """
         vars(self).update(moods)
+
+    def rent_machines(self, folder: str, port: int) -> None:
+        """Let every VM from now on be a machine that can be logged in to."""
+        self.machines = Machines(Path(folder), port)
+
+    def switched_on(self) -> list[str]:
+        """Name the machines that are on."""
+        return [] if self.machines is None else self.machines.names()
 
     def prices_url(self) -> str:
         """Return where Retail Prices answer."""
@@ -216,7 +230,7 @@ class World(Script):
             and item.told["properties"]["provisioningState"] in _LIVE
             for item in self.of_kind(VMS)
         )
-        return self.capacity.get(f"{place}/{kind}", 0) - live
+        return int(self.capacity.get(f"{place}/{kind}", 0) - live)
 
     # --- changes ----------------------------------------------------------------------
 
@@ -255,6 +269,8 @@ class World(Script):
     def remove(self, item: Item, *, attached: bool = True) -> None:
         """Remove a resource; a VM with all that ends with it."""
         self.items.pop(item.resource_id.lower(), None)
+        if item.kind == VMS and self.machines is not None:
+            self.machines.kill(item.name)
         if item.kind != VMS or not attached:
             return
         for kind in (CARDS, ADDRESSES, DISKS):

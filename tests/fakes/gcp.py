@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -159,8 +160,8 @@ def running() -> Iterator[FakeGcp]:
             file = Path(folder) / "key.json"
             file.write_text(json.dumps(_service_account(fake.url)))
             os.environ.update(dict(zip(VARIABLES, (str(file), UNIVERSE), strict=True)))
-            yield fake
-            fake.close()
+            with contextlib.closing(fake):
+                yield fake
     finally:
         process.stdin.close()
         process.wait()

@@ -97,11 +97,12 @@ class Compute(Shared):
         world.number += 1
         made_s = round(world.now(), 3)
         address = f"10.64.{world.number // 250}.{world.number % 250 + 2}"
+        public = world.boot(name, wanted["metadata"]) or address.replace("10", "203", 1)
         interface = {
             **wanted["networkInterfaces"][0],
             "networkIP": address,
             "accessConfigs": [
-                {**config, "natIP": address.replace("10.64", "203.0", 1)}
+                {**config, "natIP": public}
                 for config in wanted["networkInterfaces"][0].get("accessConfigs", ())
             ],
         }
@@ -169,10 +170,10 @@ class Compute(Shared):
 
     def instances__get_guest_attributes(self, asked: Json) -> Json:
         self._instance(asked)
-        key = self._world.host_keys.get(asked["instance"])
+        key = self._world.host_key(asked["instance"])
         if key is None:
             raise absent(f"{asked['instance']}/guest-attributes/hostkeys/")
-        kind, value = key.split()
+        kind, value = key.split()[:2]
         item = {"namespace": "hostkeys", "key": kind, "value": value}
         return {"queryPath": asked["queryPath"], "queryValue": {"items": [item]}}
 

@@ -101,9 +101,9 @@ class Layer:
             answer = refusal(fault.status, fault.code, "scripted")
             answer.headers |= fault.headers
             return True, True, answer
-        if fault.kind == "hang":
+        if fault.kind in ("hang", "slow"):
             time.sleep(fault.seconds)
-        return fault.kind == "lost", False, None
+        return fault.kind in ("lost", "slow"), fault.kind == "slow", None
 
     def _checked(
         self, route: Route, target: str, headers: Message, body: Any

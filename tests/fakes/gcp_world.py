@@ -5,12 +5,13 @@ An operation is done when somebody waits for it, or by itself after ``OPERATION_
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from tests.fakes.machines import Machines
 from tests.fakes.script import Script
 
 PROJECT = "fake-project"
@@ -55,6 +56,7 @@ class World(Script):
 
     def __init__(self) -> None:
         super().__init__()
+        self.machines: Machines | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -73,6 +75,9 @@ class World(Script):
         self.operations: dict[str, Pending] = {}
         self.silent_zones: set[str] = set()
         self.number = 1000
+        if self.machines is not None:
+            self.machines.kill_all()
+            self.machines = None
         self.moment_s = 0.0
 
     # --- knobs ------------------------------------------------------------------------
@@ -100,6 +105,14 @@ class World(Script):
     def tell_host_key(self, name: str, key: str) -> None:
         """Let a VM's guest agent tell its host key, as ``type base64``."""
         self.host_keys[name] = key
+
+    def rent_machines(self, folder: str, port: int) -> None:
+        """Let every VM from now on be a machine that can be logged in to."""
+        self.machines = Machines(Path(folder), port)
+
+    def switched_on(self) -> list[str]:
+        """Name the machines that are on."""
+        return [] if self.machines is None else self.machines.names()
 
     def silence(self, zone: str) -> None:
         """Let a zone not answer when it is listed with others."""
@@ -164,6 +177,20 @@ class World(Script):
         names += [each["name"] for each in made if each["name"] != "theirs"]
         return sorted([*names, *self.firewalls])
 
+    def boot(self, name: str, metadata: Json) -> str | None:
+        """Switch a new VM on, return its address; None where VMs are nothing real."""
+        if self.machines is None:
+            return None
+        items = {each["key"]: each["value"] for each in metadata["items"]}
+        return self.machines.boot(name, items["ssh-keys"].partition(":")[2])
+
+    def host_key(self, name: str) -> str | None:
+        """Return the host key that a VM's guest agent has told, if it has."""
+        told = self.host_keys.get(name)
+        if told is None and self.machines is not None:
+            return self.machines.host_key(name)
+        return told
+
     def instance(self, zone: str, name: str) -> Instance | None:
         """Return an instance that is."""
         for each in self.instances:
@@ -201,6 +228,8 @@ class World(Script):
         """An instance is gone, its disk with it."""
         if instance.ended_s is None:
             instance.ended_s = self.moment_s
+            if self.machines is not None:
+                self.machines.kill(instance.told["name"])
 
     def begin(
         self,
@@ -222,21 +251,19 @@ class World(Script):
             name: What it is about.
             then: Carries it out.
             by: Who asked.
-            more: Further fields.
+            more: Fields.
         """
         folder = scope_folder(scope)
         self.number += 1
-        operation = f"operation-{self.number}-{uuid.uuid4().hex[:8]}"
+        operation = f"operation-{self.number}"
         where = f"{BASE}/projects/{PROJECT}/{folder}"
         told: Json = {
-            "kind": "compute#operation",
             "id": str(self.number),
             "name": operation,
             "operationType": kind,
             "targetLink": f"{where}/{collection}/{name}",
             "status": "RUNNING",
             "user": by,
-            "progress": 0,
             "insertTime": stamp(self.now()),
             "selfLink": f"{where}/operations/{operation}",
             **more,
@@ -254,7 +281,7 @@ class World(Script):
         self.moment_s = round(self.now(), 3)
         if "error" not in told:
             pending.then()
-        told |= {"status": "DONE", "progress": 100, "endTime": stamp(self.moment_s)}
+        told |= {"status": "DONE", "endTime": stamp(self.moment_s)}
 
     def settle(self) -> None:
         """Carry out what is due."""

@@ -36,12 +36,15 @@ class Machines:
         self._numbers = itertools.count(2)
         self._running: dict[str, _Machine] = {}
 
-    def boot(self, name: str, authorized_key: str) -> str:
+    def boot(
+        self, name: str, authorized_key: str, host_key: tuple[str, str] | None = None
+    ) -> str:
         """Switch a machine on; return its address at once, before it answers.
 
         Args:
             name: Unique.
             authorized_key: Of who may log in, ``type base64``.
+            host_key: (private, public) that it is told to have; else it makes its own.
         """
         number = next(self._numbers)
         disk = self._folder / name
@@ -49,6 +52,10 @@ class Machines:
         (disk / "key.pub").write_text(authorized_key.strip() + "\n")
         address = f"127.77.{number // 256}.{number % 256}"
         machine = _Machine(Sshd(disk, disk / "key", port=self._port, address=address))
+        if host_key is not None:
+            (disk / "host_key").touch(mode=0o600)
+            (disk / "host_key").write_text(host_key[0])
+            machine.sshd.host_key = host_key[1]
         self._running[name] = machine
         threading.Thread(target=machine.boot, daemon=True).start()
         return address

@@ -16,7 +16,8 @@ class Fault:
     """``*``: of any."""
     kind: str
     """``error`` (with code and status), ``drop`` (no answer, nothing done), ``lost``
-    (done, no answer) or ``hang`` (no answer for ``seconds``)."""
+    (done, no answer), ``hang`` (no answer for ``seconds``, nothing done) or ``slow``
+    (done and answered after ``seconds``)."""
     times: int = 1
     code: str = ""
     status: int = 400

@@ -136,6 +136,23 @@ def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
     assert story.report["vms_launched"] == 5
 
 
+def test_every_second_that_was_billed_is_accounted_for(story: Story) -> None:
+    seconds = dict(story.report["cost"]["vm_seconds"])
+    billed_s = seconds.pop("billed")
+    lived_s = sum((vm.ended_at or 0.0) - vm.launched_at for vm in story.job.vms())
+    assert billed_s == pytest.approx(lived_s, abs=1e-3)
+    assert sum(seconds.values()) == pytest.approx(billed_s, abs=1e-3)
+    assert all(seconds[kind] > 0 for kind in ("productive", "morph", "boot", "lost"))
+    assert story.report["cost"]["usd_spent"] == story.report["usd_spent"]
+
+
+def test_the_manager_leaves_a_page(story: Story) -> None:
+    page = story.job.dir.page.read_text()
+    assert "market succeeded after" in page
+    assert "without notice" in page
+    assert str(story.job.dir.page) in story.job.dir.log.read_text()
+
+
 def test_every_plan_is_told_with_its_reason(story: Story) -> None:
     plans = story.report["plans"]
     shapes = [(p["pipeline_depth"], p["data_parallel_width"]) for p in plans]

@@ -23,11 +23,15 @@ from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, Zon
 from spottrain.cloud.provider import Vm, VmState
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.control import request_stop
-from spottrain.varuna_manager.events import JobSettings, JobSubmitted, VmsLaunched
+from spottrain.varuna_manager.events import (
+    JobSubmitted,
+    VmsLaunched,
+)
 from spottrain.varuna_manager.follow import Follower
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.manager import ManagerError, only_manager
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import JobPhase, State, check_invariants
 
 SCRIPT = Path(__file__).with_name("stub_manager.py")

@@ -193,7 +193,7 @@ def test_setup_that_hangs_is_ended(site: Site) -> None:
     (vm,) = provider.launch(wish(provider)).vms
     with pytest.raises(SetupError, match=r"setup took longer than 0\.3 s"):
         provider.start_agent(vm.vm_id, NOBODY)
-    assert vm_processes(site.hosts) == []
+    until("it dies of its signal", lambda: not vm_processes(site.hosts))
 
 
 def test_a_vm_that_is_ended_during_its_setup_is_gone(site: Site) -> None:

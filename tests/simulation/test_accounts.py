@@ -16,7 +16,7 @@ from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.report_page import page
 from spottrain.varuna_manager.state import State
 
-WORLDS = range(6)
+WORLDS = range(4)
 
 
 def past_of(job: World) -> Chronicle:
@@ -79,7 +79,7 @@ def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:
             check(state, past)
 
 
-def test_productive_time_is_that_of_the_mini_batches_that_count(seed: int) -> None:
+def test_productive_time_is_that_of_the_mini_batches_that_count() -> None:
     """An undisturbed job: all of its plan's time until the last commit."""
     job = world(0, spec=replace(SPEC, steps=60))
     job.run()

@@ -9,7 +9,8 @@ from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
 from spottrain.varuna_manager.core_settings import SHED_S
-from spottrain.varuna_manager.events import Limit, LimitsChanged
+from spottrain.varuna_manager.events import LimitsChanged
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase
 
 LONG = replace(SPEC, steps=100_000, checkpoint_every_steps=1000)

@@ -11,7 +11,8 @@ from tests.simulation.world import World
 
 from spottrain import wire
 from spottrain.varuna_manager import core
-from spottrain.varuna_manager.events import JobSettings, StopRequested
+from spottrain.varuna_manager.events import StopRequested
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import JobPhase, State, on_demand_usd, spent_usd
 from spottrain.wire import JobSpec, ModelFacts, SectionFacts
 

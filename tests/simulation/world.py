@@ -23,6 +23,7 @@ from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.records import VmPhase
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import State, check_invariants
 from spottrain.wire import Report, SupervisorReady
 
@@ -32,7 +33,7 @@ SUSPECT_S = 5.0
 class World:
     """One job, its manager, its cloud and its workers."""
 
-    def __init__(self, seed: int, settings: e.JobSettings, cloud: Cloud) -> None:
+    def __init__(self, seed: int, settings: JobSettings, cloud: Cloud) -> None:
         self.random = random.Random(seed)
         self.cloud = cloud
         self.settings = settings

@@ -84,3 +84,17 @@ def test_nothing_is_doubled_and_only_the_dead_are_left_out(
     for each in seen:
         alive = each.state in (VmState.STARTING, VmState.RUNNING)
         assert alive == (each.vm_id not in terminated)
+
+
+def test_what_is_not_listed_is_looked_at_where_that_can_be_done() -> None:
+    recent = Recent(10, Clock())
+    recent.launched([vm("a"), vm("b"), vm("c")])
+    recent.terminated(["c"])
+    asked: list[str] = []
+
+    def look(unlisted: Vm) -> Vm | None:
+        asked.append(unlisted.vm_id)
+        return vm("a", VmState.RUNNING) if unlisted.vm_id == "a" else None
+
+    assert recent.amend("j", [], look) == (vm("a", VmState.RUNNING),)
+    assert asked == ["a", "b"]

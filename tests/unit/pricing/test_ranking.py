@@ -43,7 +43,7 @@ def names(ranking: Ranking) -> list[str]:
     return [offer_key(row.priced.offer) for row in ranking.rows if not row.why_not]
 
 
-@settings(deadline=None)  # plans are made on the way
+@settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.integers(1, 4), st.sampled_from([PACES, FOR_MONEY]))
 def test_the_first_rows_are_those_of_planning_everything(
     market: list[Priced], asked: Terms, exact: int, paces: Paces
@@ -59,7 +59,7 @@ def test_the_first_rows_are_those_of_planning_everything(
     assert all(bound <= last[-1] for bound in bounds)
 
 
-@settings(deadline=None)  # plans are made on the way
+@settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.randoms())
 def test_the_order_of_offers_does_not_count(
     market: list[Priced], asked: Terms, draw: random.Random
@@ -69,7 +69,7 @@ def test_the_order_of_offers_does_not_count(
     assert rank(mixed, PACES, asked) == rank(market, PACES, asked)
 
 
-@settings(deadline=None)  # plans are made on the way
+@settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms)
 def test_what_is_ranked_first_trains_most_for_a_dollar(
     market: list[Priced], asked: Terms

@@ -19,11 +19,11 @@ from spottrain.varuna_manager.certificates import (
     ensure_identity,
     token_sha256,
 )
-from spottrain.varuna_manager.events import Limit
 from spottrain.varuna_manager.limits import LimitsRefusedError
 from spottrain.varuna_manager.links import Links
 from spottrain.varuna_manager.manager_client import ManagerClient
 from spottrain.varuna_manager.server import Channel, listen, make_server
+from spottrain.varuna_manager.settings import Limit
 
 SPEC = wire.JobSpec(
     name="job",

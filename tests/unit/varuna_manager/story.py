@@ -11,6 +11,7 @@ from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.records import Calibration, Generation
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import State, check_invariants
 from spottrain.wire import Plan, Slot
 
@@ -86,7 +87,7 @@ OFFER = Offer(
 
 ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
 
-SETTINGS = e.JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
+SETTINGS = JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
 
 
 def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, PROFILE, Story
+from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
 
 from spottrain.cloud.provider import Offer, VmState
 from spottrain.pricing.hazard import Exposure, Hazards
@@ -78,6 +78,42 @@ def test_without_a_profile_nothing_is_known() -> None:
     story = Story()
     story.start()
     assert Appraiser().appraise(story.state, (OFFER,), CALM) is None
+
+
+def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
+    story = Story()
+    story.start()
+    cloud = replace(OFFER, cloud="aws", usd_per_hour=10.0)
+    v100, a100, h100 = (
+        replace(cloud, instance_type=name)
+        for name in ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge")
+    )
+    dear = replace(a100, zone="dear", usd_per_hour=1000.0)
+    offers = (dear, v100, a100, h100)
+    appraiser = Appraiser()
+    worths = appraiser.appraise(story.state, offers, CALM)
+    assert worths is not None
+    assert in_order(offers, worths) == (h100, a100, v100, dear)
+    assert appraiser.appraise(story.state, offers, CALM) is None
+    assert appraiser.appraise(story.state, (*offers, OFFER), CALM) is None
+    # A laptop's profile does not tell them apart either.
+    known = e.KnownProfile(profile=PROFILE, measured_at_s=0.0)
+    story.tell(e.ProfilesListed, profiles=(known,))
+    again = Appraiser().appraise(story.state, offers, CALM)
+    assert again == worths
+
+
+def test_machines_that_cannot_hold_the_model_come_last() -> None:
+    huge = replace(FACTS.sections[0], param_bytes=10**12)
+    facts = replace(FACTS, sections=(huge, FACTS.sections[1]), num_parameters=10**12)
+    story = Story(facts=facts)
+    story.start()
+    cloud = replace(OFFER, cloud="aws", usd_per_hour=10.0)
+    small = replace(cloud, instance_type="p3.2xlarge", usd_per_hour=0.1)
+    large = replace(cloud, instance_type="p5.48xlarge")
+    worths = Appraiser().appraise(story.state, (small, large), CALM)
+    assert worths is not None
+    assert in_order((small, large), worths) == (large,)
 
 
 def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:

@@ -13,6 +13,7 @@ from spottrain.cloud.provider import VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase, State, spent_usd
 
 IDS = tuple("abcdef")
@@ -99,14 +100,14 @@ INTENTS = st.sampled_from(["intent-0", "intent-1", "intent-2"])
 AT = st.just(0.0)
 LIMITS = st.one_of(
     st.builds(
-        e.Limit,
+        Limit,
         name=st.just("max_usd_per_hour"),
         value=st.sampled_from([None, 1.0, 2.5, 100.0]),
     ),
     st.builds(
-        e.Limit, name=st.just("deadline_s"), value=st.sampled_from([None, 1e4, 1e9])
+        Limit, name=st.just("deadline_s"), value=st.sampled_from([None, 1e4, 1e9])
     ),
-    st.builds(e.Limit, name=st.just("min_examples_per_s"), value=st.just(1.0)),
+    st.builds(Limit, name=st.just("min_examples_per_s"), value=st.just(1.0)),
 )
 
 EVENTS: st.SearchStrategy[e.Event] = st.one_of(

@@ -13,6 +13,7 @@ from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_settings import SHED_S
+from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase, State, rate_usd_per_hour
 
 FOUR = ("a", "b", "c", "d")
@@ -21,7 +22,7 @@ SHARES = (0.5, 0.8, 0.95)
 
 def change(story: Story, **limits: Any) -> None:
     told = tuple(
-        e.Limit(name=name, value=value)  # type: ignore[arg-type]
+        Limit(name=name, value=value)  # type: ignore[arg-type]
         for name, value in limits.items()
     )
     story.tell(e.LimitsChanged, by="a person", limits=told)

@@ -83,7 +83,9 @@ def test_a_faster_or_larger_machine_is_needed_for_less_time() -> None:
     fast = line(1.0, gpu_speed=2.0, zone="fast")
     for one, usd in ((big, 0.75), (fast, 0.5)):
         found = cheapest_fixed([HOUR], {"it": one, "dear": line(9.0)})
-        assert found == (one.offer, pytest.approx(usd))
+        assert found is not None
+        assert found[0] == one.offer
+        assert found[1] == pytest.approx(usd)
 
 
 def test_what_vanished_or_has_too_little_memory_is_no_choice() -> None:
@@ -93,7 +95,10 @@ def test_what_vanished_or_has_too_little_memory_is_no_choice() -> None:
     none = line(0.1, gpus=0)
     kept = line(2.0)
     prices = {"gone": gone, "small": small, "none": none, "kept": kept}
-    assert cheapest_fixed([HOUR], prices) == (kept.offer, pytest.approx(2.0))
+    found = cheapest_fixed([HOUR], prices)
+    assert found is not None
+    assert found[0] == kept.offer
+    assert found[1] == pytest.approx(2.0)
     assert cheapest_fixed([HOUR], {"gone": gone}) is None
     assert cheapest_fixed([], prices) is None
 

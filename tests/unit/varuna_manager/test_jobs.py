@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.pricing.budget import WORTH_S, reserve_s
+from spottrain.pricing.money import Money, Rate
 from spottrain.varuna_manager import jobs, launch, packing
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.events import JobSubmitted
@@ -208,9 +210,9 @@ def test_a_budget_below_one_step_is_refused(workdir: Path) -> None:
         )
 
     check()
-    check(max_usd=0.11, max_usd_per_hour=3.6)
+    check(max_usd=0.67, max_usd_per_hour=3.6)
     with pytest.raises(BudgetError, match="below the cost of one step"):
-        check(max_usd=0.09)
+        check(max_usd=0.66)
     with pytest.raises(BudgetError, match="does not pay for one machine"):
         check(max_usd_per_hour=3.5)
 
@@ -220,8 +222,8 @@ def test_a_budget_that_pays_for_the_cheapest_machine_is_accepted(
     price: float, budget: float
 ) -> None:
     config = config_for(Path("/"), budget={"max_usd": budget}, local=zone(price))
-    least = price * (config.manager.lease_s + 1) / 3600
-    if budget >= least:
+    kept_s = reserve_s(config.manager.lease_s)
+    if Money.allowed(budget) >= Rate.of(price).over(kept_s + WORTH_S):
         launch.check_budget(config)
     else:
         with pytest.raises(BudgetError):

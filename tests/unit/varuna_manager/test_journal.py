@@ -17,7 +17,6 @@ from spottrain.varuna_manager import core
 from spottrain.varuna_manager.events import (
     EVENT_TYPES,
     Event,
-    JobSettings,
     JobSubmitted,
     ManagerStarted,
     ReportReceived,
@@ -26,6 +25,7 @@ from spottrain.varuna_manager.events import (
     VmSilent,
 )
 from spottrain.varuna_manager.journal import Journal, JournalError, JournalWriteError
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import State
 
 

@@ -11,6 +11,7 @@ from spottrain.errors import ConfigError
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.limits import LimitsRefusedError, check, read_limits
+from spottrain.varuna_manager.settings import Limit, LimitName
 from spottrain.varuna_manager.state import JobPhase
 
 FOUR = ("a", "b", "c", "d")
@@ -108,8 +109,8 @@ def test_a_limit_is_given_once() -> None:
 # --- What would follow ------------------------------------------------------------------------
 
 
-def changed(story: Story, name: e.LimitName, value: float | None) -> e.LimitsChanged:
-    limit = e.Limit(name=name, value=value)
+def changed(story: Story, name: LimitName, value: float | None) -> e.LimitsChanged:
+    limit = Limit(name=name, value=value)
     return e.LimitsChanged(at_s=story.now_s, by="a person", limits=(limit,))
 
 

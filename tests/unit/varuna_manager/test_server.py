@@ -12,7 +12,6 @@ import pytest
 import spottrain
 from spottrain import wire
 from spottrain.varuna_manager.certificates import client_context, ensure_identity
-from spottrain.varuna_manager.events import Limit
 from spottrain.varuna_manager.manager_client import (
     FencedError,
     ManagerClient,
@@ -20,6 +19,7 @@ from spottrain.varuna_manager.manager_client import (
     UnreachableError,
 )
 from spottrain.varuna_manager.server import PORTS, listen
+from spottrain.varuna_manager.settings import Limit
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""

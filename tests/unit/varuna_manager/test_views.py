@@ -14,7 +14,7 @@ from spottrain.pricing.ledger import Ledger
 from spottrain.varuna_manager import tables, views
 from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.commands import Outcome
-from spottrain.varuna_manager.events import CheckpointRef, JobSettings
+from spottrain.varuna_manager.events import CheckpointRef
 from spottrain.varuna_manager.records import (
     Generation,
     GenerationPhase,
@@ -26,6 +26,7 @@ from spottrain.varuna_manager.records import (
     VmPhase,
     VmRecord,
 )
+from spottrain.varuna_manager.settings import JobSettings
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.varuna_manager.words import dollars, duration, size, step_time
 from spottrain.wire import JobSpec, ModelFacts, Plan, Slot

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
-from spottrain.errors import CapacityError, ConfigError
+from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.pricing.history import History
 from spottrain.pricing.prices import Price
 from spottrain.varuna_manager import profiles
@@ -79,8 +79,32 @@ def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
     document = weigh_job(job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "dear"]
     capped = job(budget={"max_usd_per_hour": 0.9})
-    with pytest.raises(CapacityError, match="no offer can be used: budget"):
+    with pytest.raises(BudgetError, match="does not pay for one machine"):
         weigh_job(capped, FACTS, PROFILE, OFFLINE)
+
+
+def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
+    zones = [{"name": "small", "slot_memory_bytes": 10**7}]
+    document = weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
+    assert document["plan"] is None
+    assert document["why_not"].startswith("the model needs")
+    assert document["candidates"]
+    assert document["choice"] is None
+    assert "the model needs" in document["why"]
+
+
+def test_machines_of_two_kinds_may_fit_together() -> None:
+    zones = [{"name": z, "capacity": 2, "slot_memory_bytes": m}
+             for z, m in (("a", 2 * 10**8), ("b", 2 * 10**8))]  # fmt: skip
+    document = weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
+    assert [vm["zone"] for vm in document["fleet"]] == ["a", "a", "b", "b"]
+    assert document["plan"] is not None
+
+
+def test_no_machine_at_all_is_told() -> None:
+    zones = [{"name": "gone", "capacity": 0}]
+    with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine left"):
+        weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 
 def test_too_few_machines_are_told_before_anything_is_measured() -> None:

@@ -127,6 +127,7 @@ def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
 
 def test_quotas_and_placement_scores_are_told(aws: FakeAws) -> None:
     aws.ask("quota", code="L-3819A6DF", vcpus=64)
+    aws.ask("quota", code="L-DB2E81BA", vcpus=0)
     aws.ask("score", zone_id="use1-az6", score=9)
     provider = aws.provider()
     limits = {(q.family, q.spot): q.limit for q in provider.quotas()}

@@ -14,13 +14,15 @@ from tests.fakes.azure_arm import Arm
 from tests.fakes.azure_http import Call
 from tests.fakes.azure_model import DriftError, check
 from tests.fakes.azure_world import World
-from tests.unit.cloud.azure.test_provider import rent
+from tests.unit.cloud.azure.renting import rent
 
 MISTYPED: tuple[Any, ...] = (7, "perhaps", ["perhaps"], {"perhaps": 1})
 
 
-def recorded(fake: FakeAzure) -> list[dict[str, Any]]:
-    """Return one request of each kind that the adapter makes."""
+@pytest.fixture(scope="module")
+def recorded(fake_azure: FakeAzure) -> list[dict[str, Any]]:
+    """One request of each kind that the adapter makes."""
+    fake = fake_azure
     fake.reset()
     fake.ask("moods", strays=True)
     fake.ask("users_own", group="theirs", region=REGION)
@@ -87,13 +89,13 @@ def attempts(request: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], Any
 
 
 def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
-    fake_azure: FakeAzure,
+    recorded: list[dict[str, Any]],
 ) -> None:
-    requests, world = recorded(fake_azure), World()
-    assert len(requests) >= 20
+    world = World()
+    assert len(recorded) >= 20
     world.offer(REGION, KIND, [0.1, 0.2], vcpus=4, family="x")
     arm, checked = Arm(world), 0  # the same code, without the network between
-    for request in requests:
+    for request in recorded:
         for done, query, body, condition in attempts(request):
             headers = {"authorization": "Bearer fake"}
             if condition:
@@ -167,9 +169,9 @@ def test_what_only_azure_may_set_is_refused_in_a_request() -> None:
 
 
 def test_custom_data_that_cloud_init_would_not_read_is_refused(
-    fake_azure: FakeAzure,
+    fake_azure: FakeAzure, recorded: list[dict[str, Any]]
 ) -> None:
-    made = [r for r in recorded(fake_azure) if r["operation"] == "PUT virtualMachines"]
+    made = [r for r in recorded if r["operation"] == "PUT virtualMachines"]
     for text in ("#!/bin/sh\n{}", "#cloud-config\n[", "#cloud-config\n{}"):
         body = copy.deepcopy(made[0]["body"])
         data = base64.b64encode(text.encode()).decode()

@@ -26,7 +26,7 @@ def test_a_project_that_can_rent_is_told_so(gcp: FakeGcp) -> None:
         "image",
         f"region {REGION}",
         f"types {REGION}",
-        f"quota {REGION} NVIDIA_A100_GPUS spot",
+        f"quota {REGION} NVIDIA_A100_GPUS",
         "quota GPUS_ALL_REGIONS",
     ]
 
@@ -35,9 +35,15 @@ def test_a_quota_of_nothing_is_told_with_what_to_do(gcp: FakeGcp) -> None:
     told = found(gcp)
     wrong = {what for what, finding in told.items() if not finding.ok}
     assert wrong == {
-        f"quota {REGION} NVIDIA_A100_GPUS spot",
+        f"quota {REGION} NVIDIA_A100_GPUS",
         "quota GPUS_ALL_REGIONS",
     }
+
+
+def test_without_a_quota_for_spot_the_other_one_counts(gcp: FakeGcp) -> None:
+    gcp.ask("quota", metric="NVIDIA_A100_GPUS", limit=4)
+    told = found(gcp)[f"quota {REGION} NVIDIA_A100_GPUS"]
+    assert (told.ok, told.told) == (True, "4 GPUs")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,12 +25,8 @@ from tests.fakes.gcp import (
 )
 
 from spottrain.cloud.errors import (
-    AuthError,
     CloudError,
     MisconfiguredError,
-    NoCapacityError,
-    QuotaExceededError,
-    ThrottledError,
     VmNotFoundError,
 )
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -220,182 +215,6 @@ def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:
     forgetful.terminate(listed)
     provider.release("job")
     assert gcp.ask("left") == []
-
-
-# --- when things go wrong -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setup", "kind"),
-    [
-        (lambda g: g.ask("stock", zone=ZONE, kind=KIND, count=0), NoCapacityError),
-        (lambda g: g.ask("withdraw", zone=ZONE, kind=KIND), NoCapacityError),
-        (
-            lambda g: g.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=0),
-            QuotaExceededError,
-        ),
-        (lambda g: g.ask("expire", expired=True), AuthError),
-        (lambda g: g.ask("skew", seconds=7200), AuthError),
-    ],
-    ids=["stock-out", "not offered", "quota", "expired credentials", "clock skew"],
-)
-def test_a_refusal_says_what_can_be_done(
-    gcp: FakeGcp, setup: Callable[[FakeGcp], None], kind: type[CloudError]
-) -> None:
-    provider = gcp.provider()
-    offer = spot(provider)
-    setup(gcp)
-    with pytest.raises(kind) as refusal:
-        provider.launch(wish(offer))
-    assert type(refusal.value) is kind
-    assert "\n" not in str(refusal.value)
-    assert alive(gcp) == 0
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"image": "projects/nobody/global/images/family/none"},
-        {"image": "projects/nobody/global/images/none"},
-        {"image": "whatever"},
-        {"disk_gib": 10},
-        {"network": "nowhere"},
-        {"network": "theirs", "subnetworks": {REGION: "nowhere"}},
-    ],
-    ids=["family", "image", "no image", "disk", "network", "subnet"],
-)
-def test_what_does_not_exist_is_told_before_money_is_spent(
-    gcp: FakeGcp, settings: dict[str, object]
-) -> None:
-    gcp.ask("users_own_network", region=REGION)
-    provider = gcp.provider(**settings)
-    with pytest.raises(MisconfiguredError) as told:
-        provider.launch(wish(spot(provider)))
-    assert "\n" not in str(told.value)
-    assert alive(gcp) == 0
-    assert "instances.bulk_insert" not in sent(gcp)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "rateLimitExceeded", "status": 403},
-        {"kind": "error", "code": "backendError", "status": 503},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_tries_again_where_that_helps(
-    gcp: FakeGcp, fault: dict[str, object]
-) -> None:
-    provider = gcp.provider(patience_s=20.0)
-    offer = spot(provider)
-    for operation in ("bulk_insert", "aggregated_list", "delete"):
-        gcp.ask("fail", operation=f"instances.{operation}", **fault)
-    (vm,) = provider.launch(wish(offer)).vms
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    finish(gcp)
-    assert alive(gcp) == 0
-    assert sum(kind == "instances.bulk_insert" for kind in sent(gcp)) == 2
-    assert len(gcp.ask("bill")) == 1
-
-
-def test_a_throttle_that_lasts_is_handed_up(gcp: FakeGcp) -> None:
-    gcp.ask(
-        "fail",
-        operation="instances.aggregated_list",
-        kind="error",
-        code="rateLimitExceeded",
-        status=429,
-        times=9,
-        headers={"Retry-After": "17"},
-    )
-    with pytest.raises(ThrottledError) as told:
-        gcp.provider().list_vms("job")
-    assert told.value.retry_after_s == 17
-
-
-@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
-def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
-    gcp: FakeGcp, kind: str
-) -> None:
-    provider = gcp.provider(answer_s=0.5 if kind == "hang" else 20.0)
-    asked = wish(spot(provider), 2)
-    gcp.ask("fail", operation="instances.bulk_insert", kind=kind, seconds=1.0)
-    with pytest.raises(CloudError) as told:
-        provider.launch(asked)
-    assert type(told.value) is CloudError
-    ids = {vm.vm_id for vm in provider.launch(asked).vms}
-    assert len(ids) == alive(gcp) == 2
-
-
-def test_a_launch_whose_vms_are_gone_again_is_not_made_again(gcp: FakeGcp) -> None:
-    """Even weeks later, when Google has forgotten the id of the request."""
-    provider = gcp.provider()
-    asked = wish(spot(provider), 2)
-    first, second = provider.launch(asked).vms
-    gcp.ask("preempt", zone=ZONE, name=first.vm_id.partition(".")[0])
-    again = gcp.provider().launch(asked)
-    states = {vm.vm_id: vm.state for vm in again.vms}
-    assert states == {
-        first.vm_id: VmState.TERMINATED,
-        second.vm_id: VmState.RUNNING,
-    }
-    assert sum(kind == "instances.bulk_insert" for kind in sent(gcp)) == 1
-
-
-def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    rent(provider)
-    gcp.ask("silence", zone=ZONE)
-    with pytest.raises(CloudError, match=ZONE):
-        provider.list_vms("job")
-
-
-def test_unknown_and_gone_vms_may_be_terminated(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    vms = rent(provider, 2)
-    unknown = [f"nobody.{ZONE}", "x.us-central1-a", "i-1.mars", ""]
-    provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
-    finish(gcp)
-    provider.terminate([vm.vm_id for vm in vms])
-    assert alive(gcp) == 0
-
-
-# --- lists that lag behind ------------------------------------------------------------
-
-
-def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(gcp: FakeGcp) -> None:
-    gcp.ask("lag", hide_s=30, linger_s=60)
-    provider = gcp.provider()
-    (vm,) = rent(provider)
-    assert provider.list_vms("job") == (vm,)
-    assert gcp.provider().list_vms("job") == ()
-    gcp.ask("pass_time", seconds=31)
-    assert [each.state for each in provider.list_vms("job")] == [VmState.RUNNING]
-    provider.terminate([vm.vm_id])
-    finish(gcp)
-    (listed,) = provider.list_vms("job")
-    assert listed.state is VmState.STOPPING
-    gcp.ask("pass_time", seconds=61)
-    (listed,) = provider.list_vms("job")
-    assert listed.state is VmState.TERMINATED
-
-
-@pytest.mark.parametrize("call", ["preempt", "run_out"])
-def test_a_vm_that_was_taken_is_told_with_its_end(gcp: FakeGcp, call: str) -> None:
-    provider = gcp.provider()
-    first, second = rent(provider, 2)
-    gcp.ask(call, zone=ZONE, name=first.vm_id.partition(".")[0])
-    listed = {vm.vm_id: vm for vm in provider.list_vms("job")}
-    assert listed[second.vm_id].state is VmState.RUNNING
-    gone = listed[first.vm_id]
-    assert gone.state is VmState.TERMINATED
-    (row,) = (row for row in gcp.ask("bill") if row["ended_at"] is not None)
-    assert gone.ended_at == row["ended_at"]
-    assert gone.launched_at == row["launched_at"]
 
 
 # --- what VMs share -------------------------------------------------------------------

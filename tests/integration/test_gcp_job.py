@@ -1,0 +1,180 @@
+"""A job on GCP's fake from the command line: rented, preempted, refilled, ended, empty.
+
+As on AWS's (test_aws_job.py): VMs are OpenSSH servers on loopback with homes of their
+own, and a folder stands for the network folder of checkpoints.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.gcp import (
+    KIND,
+    ON_DEMAND_USD,
+    PROJECT,
+    REGION,
+    SPOT_USD,
+    VARIABLES,
+    FakeGcp,
+    running,
+)
+from tests.fakes.sshd import WHY_NOT
+from tests.integration.aws_vms import free_port
+from tests.integration.jobs import STEPS, Job, trains, until, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
+
+from spottrain.manifest import list_checkpoints
+from spottrain.pricing.history import History
+from spottrain.pricing.prices import Price
+from spottrain.varuna_manager.records import VmPhase
+from spottrain.varuna_manager.state import State
+
+pytestmark = [
+    pytest.mark.timeout(500),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]
+
+
+class GcpJob(Job):
+    """A job that rents from the fake."""
+
+    def __init__(self, folder: Path, name: str, fake: FakeGcp, port: int) -> None:
+        super().__init__(
+            folder,
+            name,
+            resources={"provider": "gcp", "max_vms": 2},
+            gcp={
+                "project": PROJECT,
+                "regions": [REGION],
+                "instance_types": [KIND],
+                "endpoint": fake.url,
+                "user": getpass.getuser(),
+                "ssh_port": port,
+                "ssh_from": ["192.0.2.0/24"],
+                "python": sys.executable,
+            },
+            checkpoint={"every_steps": 10, "path": str(folder / "network-folder")},
+            env={"PACE_FILE": str(folder / name / "pace")},
+            manager={"suspect_s": 30.0},
+        )
+        self.environment |= {name: os.environ[name] for name in VARIABLES}
+        self._know_prices()
+
+    def _know_prices(self) -> None:
+        """Let the prices have been asked for, as ``spottrain prices`` does."""
+        home, now_s = Path(self.environment["SPOTTRAIN_HOME"]), time.time()
+        home.mkdir(exist_ok=True)
+        with History(home / "market.sqlite") as history:
+            history.record_prices(
+                Price(
+                    cloud="gcp",
+                    region=REGION,
+                    zone=REGION,
+                    instance_type=KIND,
+                    spot=spot,
+                    usd_per_hour=usd,
+                    since_s=now_s,
+                    seen_s=now_s,
+                    source="gcp billing catalog",
+                )
+                for spot, usd in ((True, SPOT_USD), (False, ON_DEMAND_USD))
+            )
+
+
+@dataclass
+class Story:
+    """What came of the job."""
+
+    job: GcpJob
+    vms: list[set[str]] = field(default_factory=list)
+    """After the start and after the refill."""
+    end: State | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the fake says afterwards."""
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder, port = tmp_path_factory.mktemp("gcp"), free_port()
+    with running() as fake:
+        fake.reset()
+        for metric in ("PREEMPTIBLE_NVIDIA_A100_GPUS", "GPUS_ALL_REGIONS"):
+            fake.ask("quota", metric=metric, limit=8)
+        fake.ask("rent_machines", folder=str(folder / "disks"), port=port)
+        with GcpJob(folder, "on-gcp", fake, port) as job:
+            story = lived_through(job, fake)
+            story.end = job.state()
+            story.report = job.run("report", job.name, "-o", "json").report
+            calls = ("bill", "left", "switched_on", "drifts")
+            story.told = {call: fake.ask(call) for call in calls}
+            yield story
+        fake.reset()
+
+
+def full_and_training(state: State) -> State | None:
+    ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
+    return state if len(ready) == 2 and trains(state) else None
+
+
+def lived_through(job: GcpJob, fake: FakeGcp) -> Story:
+    """Launch the job, have the cloud take a VM, and let it end."""
+    job.pace(0.02)
+    launched = job.launch("--detach")
+    assert launched.code == 0, launched.err
+    story = Story(job)
+    state = job.until("two VMs", full_and_training)
+    story.vms.append(set(state.vms))
+    job.pace(0.3)  # so that the job is not over before all has happened to it
+    evicted = min(state.vms)
+    name, _, zone = evicted.partition(".")
+    fake.ask("preempt", zone=zone, name=name)
+    state = job.until(
+        "another VM in its place",
+        lambda s: None if evicted in s.vms else full_and_training(s),
+    )
+    story.vms.append(set(state.vms))
+    job.pace(0.0)
+    until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
+    return story
+
+
+def test_it_trains_to_its_end_as_if_nothing_had_happened(
+    story: Story, reference: Undisturbed
+) -> None:
+    assert story.end is not None
+    assert story.end.outcome is not None
+    assert story.end.outcome.kind == "succeeded", story.end.outcome
+    assert list_checkpoints(story.job.checkpoint_root)[0].step == STEPS
+    assert weights(story.job.checkpoint_root) == reference.weights
+    expected = reference.answer.report["heldout_loss"]
+    assert story.report["heldout_loss"] == expected
+
+
+def test_the_fleet_refills_by_itself(story: Story) -> None:
+    before, after = story.vms
+    assert len(before & after) == 1
+    assert len(before) == len(after) == 2
+    assert story.end is not None
+    assert story.end.tally.preemptions_unnoticed == 1
+
+
+def test_the_cloud_is_empty_afterwards(story: Story) -> None:
+    assert story.told["left"] == []
+    assert story.told["switched_on"] == []
+    assert story.told["drifts"] == []
+    assert len(story.told["bill"]) == 3
+    assert all(one["ended_at"] for one in story.told["bill"])

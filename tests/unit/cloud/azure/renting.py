@@ -1,0 +1,40 @@
+"""Renting from the fake Azure, as the manager would."""
+
+from __future__ import annotations
+
+from tests.fakes.azure import ZONE, FakeAzure
+
+from spottrain.cloud.azure.provider import AzureProvider
+from spottrain.cloud.provider import LaunchRequest, Offer, Vm
+
+
+def offer_in(provider: AzureProvider, zone: str = ZONE, *, spot: bool = True) -> Offer:
+    offers = provider.offers()
+    return next(offer for offer in offers if (offer.zone, offer.spot) == (zone, spot))
+
+
+def wish(
+    offer: Offer, count: int = 1, intent: str = "intent-1", job: str = "job"
+) -> LaunchRequest:
+    return LaunchRequest(
+        token=f"uid-{intent}",
+        job=job,
+        intent=intent,
+        offer=offer,
+        count=count,
+        lease_s=600,
+    )
+
+
+def rent(
+    provider: AzureProvider, count: int = 1, intent: str = "intent-1", job: str = "job"
+) -> list[Vm]:
+    return list(provider.launch(wish(offer_in(provider), count, intent, job)).vms)
+
+
+def alive(azure: FakeAzure) -> int:
+    return sum(vm["ended_at"] is None for vm in azure.ask("bill"))
+
+
+def sent(azure: FakeAzure) -> list[str]:
+    return [request["operation"] for request in azure.ask("requests")]

@@ -1,0 +1,182 @@
+"""What VMs of a job share and leave, how they are entered, and how they are taken."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.fakes.azure import (
+    KIND,
+    REGION,
+    FakeAzure,
+)
+from tests.unit.cloud.azure.renting import alive, offer_in, rent, sent, wish
+
+from spottrain.cloud.errors import (
+    CloudError,
+    MisconfiguredError,
+    VmNotFoundError,
+)
+
+
+def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
+    provider = azure.provider()
+    offer = offer_in(provider)
+    with ThreadPoolExecutor(3) as pool:
+        wishes = [wish(offer, intent=f"intent-{n}") for n in range(3)]
+        results = list(pool.map(provider.launch, wishes))
+    assert sum(len(result.vms) for result in results) == 3
+    for made in ("resourceGroups", "virtualNetworks", "userAssignedIdentities"):
+        assert sent(azure).count(f"PUT {made}") == 1
+
+
+def test_what_somebody_removed_is_made_again(azure: FakeAzure) -> None:
+    provider = azure.provider()
+    (vm,) = rent(provider)
+    provider.terminate([vm.vm_id])
+    azure.provider().release("job")
+    with pytest.raises(CloudError):
+        rent(provider, intent="intent-2")
+    assert rent(provider, intent="intent-2")
+
+
+def test_a_group_of_that_name_that_is_somebody_elses_is_left_alone(
+    azure: FakeAzure,
+) -> None:
+    azure.ask("users_own", group="spottrain-job", region=REGION)
+    provider = azure.provider()
+    with pytest.raises(MisconfiguredError, match="not job job's"):
+        rent(provider)
+    provider.release("job")
+    assert "DELETE resourceGroups" not in sent(azure)
+
+
+def test_nothing_is_released_while_vms_run(azure: FakeAzure) -> None:
+    provider = azure.provider()
+    (vm,) = rent(provider)
+    with pytest.raises(CloudError, match=vm.vm_id):
+        provider.release("job")
+    assert alive(azure) == 1
+
+
+def test_a_removal_that_takes_long_is_asked_about_again(azure: FakeAzure) -> None:
+    azure.ask("paces", delete_s=60)
+    provider = azure.provider(removal_s=0.1)
+    (vm,) = rent(provider)
+    provider.terminate([vm.vm_id])
+    with pytest.raises(CloudError, match="ask again"):
+        provider.release("job")
+    with pytest.raises(CloudError, match="still removes"):
+        rent(provider, intent="intent-2")
+    azure.ask("pass_time", seconds=61)
+    provider.release("job")
+    assert azure.ask("left") == []
+
+
+def test_an_eviction_that_leaves_card_and_disk_is_cleaned_up(azure: FakeAzure) -> None:
+    azure.ask("moods", strays=True)
+    provider = azure.provider()
+    (vm,) = rent(provider)
+    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    assert any(name.startswith("disks/") for name in azure.ask("left"))
+    provider.release("job")
+    assert azure.ask("left") == []
+
+
+@pytest.mark.parametrize("strays", [False, True])
+def test_named_groups_and_subnets_are_used_and_left_alone(
+    azure: FakeAzure, strays: bool
+) -> None:
+    azure.ask("moods", strays=strays)
+    subnet = azure.ask("users_own", group="Theirs", region=REGION)
+    provider = azure.provider(
+        resource_group="Theirs",
+        subnets={REGION: subnet},
+        self_delete=False,
+        public_addresses=False,
+    )
+    (vm, other) = rent(provider, 2)
+    assert vm.vm_id.endswith(".theirs")
+    assert {v.vm_id for v in provider.list_all()} == {vm.vm_id, other.vm_id}
+    target = provider.ssh_target(vm.vm_id)
+    assert target is not None
+    assert target.host.startswith("10.79.")
+    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    provider.terminate([other.vm_id])
+    provider.release("job")
+    assert azure.ask("left") == []
+    assert not {"DELETE resourceGroups", "PUT virtualNetworks"} & set(sent(azure))
+
+
+def test_a_network_of_our_own_in_a_named_group_is_removed(azure: FakeAzure) -> None:
+    azure.ask("users_own", group="theirs", region=REGION)
+    provider = azure.provider(resource_group="theirs", self_delete=False)
+    (vm,) = rent(provider)
+    provider.terminate([vm.vm_id])
+    provider.release("job")
+    assert azure.ask("left") == []
+
+
+def test_in_a_shared_group_self_deletion_takes_an_identity_of_the_users(
+    azure: FakeAzure,
+) -> None:
+    azure.ask("users_own", group="theirs", region=REGION)
+    with pytest.raises(MisconfiguredError, match=r"azure\.identity"):
+        rent(azure.provider(resource_group="theirs"))
+
+
+# --- interruptions and SSH ------------------------------------------------------------
+
+
+def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(
+    azure: FakeAzure,
+) -> None:
+    provider = azure.provider()
+    (vm,) = rent(provider)
+    azure.ask("paces", evict_s=1800)
+    provider.interrupt(vm.vm_id)
+    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
+    azure.ask("pass_time", seconds=1801)
+    assert provider.list_vms("job") == ()
+    for gone in (vm.vm_id, "vm-of-nobody"):
+        with pytest.raises(VmNotFoundError):
+            provider.interrupt(gone)
+
+
+def test_a_vm_is_entered_by_the_key_that_it_was_made_with(azure: FakeAzure) -> None:
+    provider = azure.provider()
+    (vm,) = rent(provider)
+    target = azure.provider().ssh_target(vm.vm_id)
+    assert target is not None
+    assert target.host.startswith("203.0.113.")
+    assert (target.user, target.port) == ("spottrain", 22)
+    (key,) = target.host_keys
+    assert key.startswith("ssh-ed25519 ")
+    asked = [
+        r
+        for r in azure.ask("requests")
+        if r["operation"].endswith("PUT virtualMachines")
+    ]
+    assert asked[0]["body"]["tags"]["spottrain-host-key"] == key
+    provider.terminate([vm.vm_id])
+    with pytest.raises(VmNotFoundError):
+        provider.ssh_target(vm.vm_id)
+
+
+def test_what_a_job_needs_is_checked_without_renting(azure: FakeAzure) -> None:
+    assert all(finding.ok for finding in azure.provider().check())
+    azure.ask("moods", denied_grants=True)
+    azure.ask("quota", region=REGION, family="lowPriorityCores", vcpus=0)
+    types = (KIND, "Standard_ND96isr_H100_v5")
+    provider = azure.provider(image="a:b:c:latest", instance_types=types)
+    wrong = {finding.what for finding in provider.check() if not finding.ok}
+    assert wrong == {
+        "permissions",
+        "types eastus",
+        "image eastus",
+        "quota eastus spot",
+    }
+    azure.ask("expire", expired=True)
+    (only,) = provider.check()
+    assert (only.what, only.ok) == ("credentials", False)
+    assert not any("PUT" in operation for operation in sent(azure))

@@ -1,0 +1,120 @@
+"""The job file's parts about clouds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from spottrain.cloud.ssh.hosts import Host
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config import load_config, parse_config
+from spottrain.varuna_manager.config_cloud import AnyCloud
+
+WANTED: dict[str, dict[str, Any]] = {
+    "aws": {"instance_types": ["g5.xlarge"]},
+    "azure": {"instance_types": ["Standard_NC24ads_A100_v4"]},
+    "gcp": {"instance_types": ["g2-standard-4"], "project": "p"},
+}
+
+
+def job(provider: str, section: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "job",
+        "entrypoint": "train:job",
+        "minibatch_size": 8,
+        "steps": 1,
+        "resources": {"provider": provider},
+        "checkpoint": {"path": "/shared"},
+        provider: section,
+        **changes,
+    }
+
+
+def cloud_of(provider: str, **section: Any) -> AnyCloud:
+    config = parse_config(job(provider, {**WANTED[provider], **section}), "x")
+    assert config.cloud is not None
+    return config.cloud
+
+
+@pytest.mark.parametrize("provider", WANTED)
+def test_a_cloud_needs_to_know_what_to_rent_and_nothing_else(provider: str) -> None:
+    cloud = cloud_of(provider)
+    assert cloud.cloud == provider
+    settings = cloud.settings("ssh-ed25519 AAAA", ("192.0.2.1/32",))
+    assert settings.instance_types == tuple(WANTED[provider]["instance_types"])
+    assert settings.public_key == "ssh-ed25519 AAAA"
+    assert settings.ssh_from == ("192.0.2.1/32",)
+    assert len(settings.regions) == 1
+
+
+@pytest.mark.parametrize("provider", WANTED)
+def test_settings_survive_the_way_into_the_child(provider: str) -> None:
+    settings = cloud_of(provider, ssh_from=["10.0.0.0/8"]).settings("key", ())
+    plain = to_jsonable_python(settings)
+    assert TypeAdapter(type(settings)).validate_python(plain) == settings
+
+
+def test_gpus_stand_for_all_types_that_have_them_beside_those_named() -> None:
+    cloud = cloud_of("aws", gpus=["L4"])
+    kinds = cloud.kinds()
+    assert kinds[0] == "g5.xlarge"
+    assert "g6.xlarge" in kinds
+    assert not any(kind.startswith("p") for kind in kinds)
+
+
+def test_paths_of_a_bastion_are_relative_to_the_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "{name: job, entrypoint: 'train:job', minibatch_size: 8, steps: 1, resources: "
+        "{provider: aws}, checkpoint: {path: saved}, aws: {gpus: [A10G], bastion: "
+        "{address: b, user: me, key_file: key, known_hosts: hosts}}}"
+    )
+    cloud = load_config(file).cloud
+    assert cloud is not None
+    assert cloud.bastion is not None
+    assert cloud.bastion.host() == Host(
+        name="bastion",
+        address="b",
+        user="me",
+        key_file=tmp_path / "key",
+        known_hosts=tmp_path / "hosts",
+    )
+
+
+MISTAKES = [
+    (job("aws", {}), "resources.provider aws needs aws.instance_types or aws.gpus"),
+    (job("aws", {"instance_types": ["g5.tiny"]}), "g5.tiny"),
+    (job("aws", {"gpus": ["A1000"]}), "no such GPU: got A1000"),
+    (job("aws", {"instance_type": []}), "aws.instance_type: unknown key; did you mean"),
+    (job("aws", {"gpus": ["L4"], "ssh_from": ["here"]}), "aws.ssh_from"),
+    (
+        job("gcp", {"gpus": ["L4"]}),
+        "resources.provider gcp needs gcp.project: who pays",
+    ),
+    (
+        job("aws", {"gpus": ["L4"]}, checkpoint={}),
+        "needs a checkpoint.path that all VMs",
+    ),
+    (
+        job("aws", {"gpus": ["L4"]}, resources={"provider": "aws", "span": "any"}),
+        "resources.span any needs a network of your own",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), MISTAKES)
+def test_a_mistake_is_told_in_one_line(data: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "job.yaml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
+    section = {"gpus": ["L4"], "subnets": {"us-east-1a": "subnet-1"}}
+    data = job("aws", section, resources={"provider": "aws", "span": "cloud"})
+    assert parse_config(data, "x").resources.span == "cloud"

@@ -1,0 +1,194 @@
+"""Keeping the promise of a deadline or of a throughput: what the job should have rented.
+
+``pricing.promise`` decides; here it is asked: again and again, and at once when the market
+or the fleet has changed. ``launching`` rents what is missing, what is too much is returned
+here. A job that promises nothing is not bothered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from spottrain.pricing.offers import offer_key
+from spottrain.pricing.promise import decide
+from spottrain.pricing.promise_net import feasible
+from spottrain.pricing.promise_outlook import look
+from spottrain.pricing.promise_terms import (
+    Feasibility,
+    Held,
+    Standing,
+    Supply,
+)
+from spottrain.varuna_manager import core_settings, launching
+from spottrain.varuna_manager.commands import Outcome
+from spottrain.varuna_manager.events import FleetWeighed
+from spottrain.varuna_manager.promises import FleetTerms, Promise
+from spottrain.varuna_manager.state import JobPhase, State, budget
+from spottrain.varuna_manager.turn import Turn
+
+REVIEW_S = 60.0
+"""The longest time between two decisions."""
+LEAST_REVIEW_S = 5.0
+REVIEWS_LEFT = 100
+"""Decisions that fit into what is left until the deadline, as far as the bounds allow."""
+
+
+def promises(state: State) -> bool:
+    """Whether the job has a deadline or a least throughput."""
+    job = state.job
+    return job.deadline_s is not None or job.min_examples_per_s is not None
+
+
+def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
+    """Note what fleets do; what was decided without knowing is decided anew."""
+    promise = replace(turn.state.promise, terms=event.terms, seen=())
+    turn.state = replace(turn.state, promise=promise)
+
+
+def advance(turn: Turn) -> None:
+    """Decide again if something has changed or it is time to, and return what is too much."""
+    state = turn.state
+    terms = state.promise.terms
+    if state.phase is not JobPhase.ACTIVE or not state.reconciled or terms is None:
+        return
+    if not promises(state):
+        if state.promise.decision is not None:
+            turn.state = replace(state, promise=Promise(terms=terms))
+        return
+    if _seen(turn, terms) == state.promise.seen and not turn.due(
+        state.promise.review_at_s
+    ):
+        return
+    if not _is_possible(turn, terms):
+        return
+    _decide(turn, terms)
+    turn.due(turn.state.promise.review_at_s)
+
+
+def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
+    """End the job if, before anything was trained, it shows that no promise can be kept.
+
+    Where the job may not rent on demand nothing was promised, and it does what it can.
+    """
+    state = turn.state
+    job = state.job
+    if job.deadline_s is None or not job.allow_on_demand or state.progress.step > 0:
+        return True
+    found = verdict(turn, terms)
+    if not found.possible:
+        turn.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
+    return found.possible
+
+
+def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
+    """Return whether on-demand VMs alone would be in time and within the budget."""
+    return feasible(standing(turn.state), terms.fleet, supplies(turn, terms))
+
+
+def _decide(turn: Turn, terms: FleetTerms) -> None:
+    state = turn.state
+    market, rented = supplies(turn, terms), launching.held(state)
+    outlook = look(
+        state.promise.outlook,
+        state.now_s,
+        terms.fleet,
+        market,
+        {one.name: one.ready + one.booting for one in rented},
+    )
+    now = standing(state)
+    decision = decide(
+        now,
+        terms.fleet,
+        market,
+        rented,
+        outlook,
+        thrifty=state.job.objective == "examples_per_dollar",
+    )
+    before = state.promise.decision
+    if before is None or before.mode != decision.mode:
+        turn.say(f"promise: {decision.mode}: {decision.reason}")
+    for one in rented:
+        _return(turn, one, decision.count(one.name), decision.reason)
+    turn.state = replace(
+        turn.state,
+        promise=replace(
+            turn.state.promise,
+            outlook=outlook,
+            decision=decision,
+            seen=_seen(turn, terms),
+            review_at_s=state.now_s + now.review_s,
+        ),
+    )
+
+
+def _return(turn: Turn, rented: Held, wanted: int, reason: str) -> None:
+    """Return VMs that are too many, those that do least first."""
+    state = turn.state
+    own = [
+        vm
+        for vm in state.vms.values()
+        if vm.counts and offer_key(vm.offer) == rented.name
+    ]
+    excess = len(own) - max(wanted, 0)
+    most = len([vm for vm in state.vms.values() if vm.counts]) - state.job.min_vms
+    for vm in core_settings.least_missed(state, own)[: max(0, min(excess, most))]:
+        core_settings.shed(turn, vm, f"promise: {reason}")
+
+
+# --- What is decided over -------------------------------------------------------------
+
+
+def standing(state: State) -> Standing:
+    """Return where the job stands."""
+    job, generation = state.job, state.generation
+    left = job.spec.steps - state.progress.step
+    recent = generation.measured_step_s if generation else None
+    left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
+    return Standing(
+        now_s=state.now_s,
+        deadline_s=job.deadline_s,
+        examples_left=float(left * job.spec.minibatch_size),
+        usd_left=usd_left(state),
+        usd_per_hour_cap=job.max_usd_per_hour,
+        min_examples_per_s=job.min_examples_per_s,
+        recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
+        review_s=min(REVIEW_S, max(LEAST_REVIEW_S, left_s / REVIEWS_LEFT)),
+    )
+
+
+def usd_left(state: State) -> float | None:
+    """Return what may be spent yet, without what an ending fleet may still cost."""
+    money = budget(state)
+    if money.cap is None:
+        return None
+    return (money.cap - money.committed).usd
+
+
+def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
+    """Return what can be had of the kind of machine that the terms are about."""
+    state = turn.state
+    here = {one.name for one in launching.held(state)}
+    return tuple(
+        Supply(
+            name=key,
+            spot=offer.spot,
+            usd_per_hour=offer.usd_per_hour,
+            available=max(0, launching.available(turn, offer)),
+            losses_per_hour=terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0,
+        )
+        for offer in state.offers
+        if terms.is_for(offer)
+        and ((key := offer_key(offer)) in here or launching.is_open(turn, offer))
+    )
+
+
+def _seen(turn: Turn, terms: FleetTerms) -> tuple[object, ...]:
+    """Return what a decision depends on beside time and progress."""
+    state = turn.state
+    job = state.job
+    return (
+        supplies(turn, terms),
+        launching.held(state),
+        *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
+    )

@@ -1,0 +1,74 @@
+"""A job's promise for people and programs: slack, and finish and cost to be expected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from spottrain.pricing.promise_project import project
+from spottrain.pricing.promise_terms import Interval
+from spottrain.varuna_manager import core_promise, launching
+from spottrain.varuna_manager.state import JobPhase, State, spent_usd
+from spottrain.varuna_manager.turn import Turn
+from spottrain.varuna_manager.words import dollars, duration, utc
+
+
+def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
+    """Return what was promised and how it stands at ``at_s``; None: nothing is known.
+
+    ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are what to
+    expect, and between what they lie with a chance of 90 %; None where nobody can tell.
+    """
+    promise = state.promise
+    decision, terms = promise.decision, promise.terms
+    if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
+        return None
+    now = replace(core_promise.standing(state), now_s=at_s)
+    foreseen = project(
+        now,
+        terms.fleet,
+        core_promise.supplies(Turn(state, at_s), terms),
+        launching.held(state),
+        promise.outlook,
+    )
+    spent = spent_usd(state, at_s)
+    return {
+        "mode": decision.mode,
+        "reason": decision.reason,
+        "slack_s": _known(decision.slack_s),
+        "slack_usd": _known(decision.slack_usd),
+        "finish_s": _interval(foreseen.finish_s, 0.0),
+        "usd": _interval(foreseen.usd, spent),
+    }
+
+
+def _interval(interval: Interval, base: float) -> dict[str, float | None]:
+    return {
+        "low": _known(base + interval.low),
+        "expected": _known(base + interval.expected),
+        "high": _known(base + interval.high),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def promise_line(promise: dict[str, Any], deadline_s: float | None) -> str:
+    """Return slack, finish and cost in one line."""
+    finish, usd, slack_s = promise["finish_s"], promise["usd"], promise["slack_s"]
+    parts = []
+    if deadline_s is not None:
+        parts.append(f"due {utc(deadline_s)}")
+    if slack_s is not None:
+        parts.append(
+            f"{duration(slack_s)} of slack" if slack_s >= 0 else "cannot be kept"
+        )
+    if finish["expected"] is not None:
+        latest = "?" if finish["high"] is None else utc(finish["high"])
+        parts.append(f"done {utc(finish['expected'])}, 90 %: by {latest}")
+    if usd["expected"] is not None:
+        most = "?" if usd["high"] is None else dollars(usd["high"])
+        parts.append(f"{dollars(usd['low'])} to {most} in all")
+    return " · ".join(parts)

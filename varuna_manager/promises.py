@@ -1,0 +1,39 @@
+"""What the manager knows of a job's promise: a deadline, or a least throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spottrain.cloud.provider import Offer
+from spottrain.pricing.promise_outlook import Outlook
+from spottrain.pricing.promise_terms import Decision, Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetTerms:
+    """What fleets of one kind of machine do for the job."""
+
+    cloud: str
+    instance_type: str
+    fleet: Fleet
+    losses_per_hour: Mapping[str, float] = field(default_factory=dict)
+    """By ``offer_key``, of one VM."""
+
+    def is_for(self, offer: Offer) -> bool:
+        """Whether an offer is of this kind."""
+        return (offer.cloud, offer.instance_type) == (self.cloud, self.instance_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was decided last, and what it was decided by."""
+
+    terms: FleetTerms | None = None
+    """None: not known yet."""
+    outlook: Outlook = field(default_factory=Outlook)
+    decision: Decision | None = None
+    """None: nothing is promised, or nothing is known."""
+    seen: tuple[object, ...] = ()
+    """What the decision depends on beside time: it is made anew when that changes."""
+    review_at_s: float = 0.0
