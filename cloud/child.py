@@ -114,7 +114,7 @@ class _Child:
         )
         self.name = "cloud"
         self.pid = self._process.pid
-        self.alive = True
+        self._silent = False
         threading.Thread(target=self._listen, name="cloud-child", daemon=True).start()
         try:
             self._send(recipe)
@@ -123,6 +123,11 @@ class _Child:
             self.end()
             raise
         self.name, self.abilities = hello["name"], tuple(hello["abilities"])
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        return not self._silent and self._process.poll() is None
 
     def ask(self, method: str, arguments: dict[str, Any], limit_s: float) -> Any:
         """Return the answer as JSON.
@@ -181,7 +186,7 @@ class _Child:
                 if waiting is not None:
                     waiting.set_result(answer)
         with self._lock:
-            self.alive = False
+            self._silent = True
             left = [one for one in self._waiting.values() if not one.done()]
         self._process.wait()
         for one in left:

@@ -151,19 +151,24 @@ def _why(
     if affords:
         vms = f"{size} on-demand VMs alone would do it in time"
         return f"{vms} for ${least_usd:,.2f}; to be spent: {budget}"
-    problems, cures = [], []
     if least_usd is None:
-        needs_h = (base.start_s() + base.train_s(base.most, standing.examples_left)) / (
-            HOUR_S
-        )
-        problems.append(
-            f"{base.most} on-demand VMs take {needs_h:.2f} h, the deadline is in "
-            f"{left_h:.2f} h"
+        needs_s = base.start_s() + base.train_s(base.most, standing.examples_left)
+        problem = (
+            f"{base.most} on-demand VMs take {needs_s / HOUR_S:.2f} h, the deadline is "
+            f"in {left_h:.2f} h"
         )
     else:
-        problems.append(
-            f"on-demand VMs in time cost ${least_usd:,.2f}, to be spent: {budget}"
-        )
+        problem = f"on-demand VMs in time cost ${least_usd:,.2f}, to be spent: {budget}"
+    cures = _cures(standing, base, least_usd, earliest_s)
+    return f"deadline and budget cannot both be promised: {problem}; {cures}"
+
+
+def _cures(
+    standing: Standing, base: Net, least_usd: float | None, earliest_s: float | None
+) -> str:
+    """Return what would do instead."""
+    cures = []
+    if least_usd is not None:
         cures.append(f"raise the budget to ${least_usd:,.2f}")
     if earliest_s is not None:
         after_h = (earliest_s - standing.now_s) / HOUR_S
@@ -172,7 +177,4 @@ def _why(
         cheapest = base.cheapest(standing.examples_left, math.inf)
         usd = base.usd(cheapest, standing.examples_left)
         cures.append(f"with any deadline it costs ${usd:,.2f}")
-    return (
-        f"deadline and budget cannot both be promised: {problems[0]}; "
-        + ", or ".join(cures)
-    )
+    return ", or ".join(cures)

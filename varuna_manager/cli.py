@@ -103,10 +103,16 @@ def launch_command(
     launch.check_budget(config)
     check_secrets(config.secrets)
     os.environ.update(config.env)
-    for line in control.check_machines(config):
+    lines, offers = control.check_machines(config)
+    for line in lines:
         say(line)
     say(f"inspecting {config.entrypoint}")
     facts = tools.inspect_model(config)
+    # Not above: it imports the planner, which other commands do not need.
+    from spottrain.varuna_manager.promise_check import check_promise
+
+    if promised := check_promise(config, facts, offers):
+        say(promised)
     job, packed_bytes = launch.submit(config, facts)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "

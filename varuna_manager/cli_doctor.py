@@ -83,7 +83,9 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
         yield from _of_cloud(provider, config.cloud)
         return
     try:
-        told = "; ".join(control.check_machines(config)) or "this machine, nothing else"
+        told = (
+            "; ".join(control.check_machines(config)[0]) or "this machine, nothing else"
+        )
         yield provider, Finding(what="machines", ok=True, told=told)
     except SpottrainError as error:
         yield provider, Finding(what="machines", ok=False, told=str(error))

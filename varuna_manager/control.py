@@ -20,6 +20,7 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.provider import (
     CarriesCalls,
     CloudProvider,
+    Offer,
     ReleasesJob,
     Vm,
     VmState,
@@ -87,8 +88,11 @@ def open_provider(job: JobDir) -> CloudProvider:
     return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
 
 
-def check_machines(config: JobConfig) -> list[str]:
-    """Check that a job can have its machines; return what to tell about them.
+def check_machines(config: JobConfig) -> tuple[list[str], tuple[Offer, ...] | None]:
+    """Check that a job can have its machines.
+
+    Returns:
+        What to tell about them, and what a cloud offers; ``None``: the job file tells.
 
     Raises:
         CloudError: a host is not what the job file says, or unfit; or a cloud does not
@@ -97,13 +101,13 @@ def check_machines(config: JobConfig) -> list[str]:
         BudgetError: the budget does not pay for the cheapest machine.
     """
     if config.resources.provider == "local":
-        return []
+        return [], None
     if config.cloud is not None:
         from spottrain.varuna_manager import checkup
 
         offers, lines = checkup.before_launch(config.cloud)
         check_budget(config, offers)
-        return [*lines, _when_asleep(config)]
+        return [*lines, _when_asleep(config)], tuple(offers)
     from spottrain.cloud.ssh.check import check
 
     told = check(
@@ -111,7 +115,7 @@ def check_machines(config: JobConfig) -> list[str]:
         least=config.resources.min_vms,
         needs_software=not config.setup,
     )
-    return [*told, _when_asleep(config)]
+    return [*told, _when_asleep(config)], None
 
 
 def _when_asleep(config: JobConfig) -> str:

@@ -92,7 +92,9 @@ def rent(aws: FakeAws, job: str) -> str:
 def test_a_launch_tells_what_it_found_and_what_happens_in_sleep(
     aws: FakeAws, tmp_path: Path
 ) -> None:
-    offers, *_, asleep = control.check_machines(load_config(job_file(aws, tmp_path)))
+    lines, rented = control.check_machines(load_config(job_file(aws, tmp_path)))
+    offers, *_, asleep = lines
+    assert rented
     assert offers == "aws: 1 offers in 1 zones"
     assert asleep == (
         "if this machine sleeps or goes offline: VMs train on for 600 s "
