@@ -47,6 +47,8 @@ def decide(
     supplies: Sequence[Supply],
     held: Sequence[Held],
     outlook: Outlook,
+    *,
+    thrifty: bool = True,
 ) -> Decision:
     """Return what to have rented from now on.
 
@@ -56,8 +58,10 @@ def decide(
         supplies: What can be had now, those that are held included.
         held: What is rented. A supply of theirs that is missing above is given back.
         outlook: What the market has been, see ``promise_outlook.look``.
+        thrifty: Whether to be done for as little as can be; else as soon as spot VMs
+            permit, with no more on-demand VMs than the promise needs.
     """
-    return _Case(standing, fleet, supplies, held, outlook).decide()
+    return _Case(standing, fleet, supplies, held, outlook, thrifty).decide()
 
 
 class _Case:
@@ -70,8 +74,10 @@ class _Case:
         supplies: Sequence[Supply],
         held: Sequence[Held],
         outlook: Outlook,
+        thrifty: bool,
     ) -> None:
         self.standing, self.fleet, self.outlook = standing, fleet, outlook
+        self.thrifty = thrifty
         self.supplies = supplies
         self.held = {vms.name: vms for vms in held}
         self.net: Net = net(standing, fleet, supplies, held)
@@ -98,7 +104,7 @@ class _Case:
         short = self.slack_s < self.margin_s
         if short or self.slack_usd < 2 * self._jolt_usd():
             return self._edge()
-        return self._pace()
+        return self._pace() if self.thrifty else self._haste()
 
     # --- How many spot VMs may be lost at once ---
 
@@ -201,10 +207,19 @@ class _Case:
 
     def _without_deadline(self) -> Decision:
         lots = self._lots(on_demand=self._needs_rate())
+        return self._hasten(lots, "there is no deadline")
+
+    def _haste(self) -> Decision:
+        lots = self._bearable(self._lots(on_demand=self._needs_rate()), self.fleet.most)
+        return self._hasten(lots, f"slack {self.slack_s:.0f} s")
+
+    def _hasten(self, lots: Sequence[Lot], why: str) -> Decision:
         spot = sum(lot.count for lot in lots if lot.spot)
         wanted = min(self.fleet.most, max(spot, self._rate_size()))
         return self._answer(
-            self._take(lots, wanted), "spot" if spot else "wait", "there is no deadline"
+            self._take(lots, wanted),
+            "spot" if wanted else "wait",
+            f"{why}: all the spot VMs that there are",
         )
 
     def _without_net(self) -> Decision:

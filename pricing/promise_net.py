@@ -34,6 +34,8 @@ class Net:
     """On-demand VMs that train already."""
     paid: int
     """On-demand VMs that are rented already, those that boot counted."""
+    kept_s: float = 0.0
+    """See ``Standing``."""
 
     @property
     def most(self) -> int:
@@ -52,9 +54,12 @@ class Net:
         return self.fleet.boot_s + self.fleet.morph_s
 
     def usd(self, size: int, examples: float) -> float:
-        """Return what the rest costs with ``size`` VMs, new ones' boot and joining too."""
+        """Return what must be left for the rest to be done by ``size`` VMs.
+
+        New ones' boot and joining, and what is kept back, are in it.
+        """
         joins_s = self.fleet.morph_s if size > self.ready else 0.0
-        train_s = self.train_s(size, examples) + joins_s
+        train_s = self.train_s(size, examples) + joins_s + self.kept_s
         boot = sum(self.prices[self.paid : size]) * self.fleet.boot_s
         return (sum(self.prices[:size]) * train_s + boot) / HOUR_S
 
@@ -101,7 +106,13 @@ def net(
     cap = standing.usd_per_hour_cap
     while prices and cap is not None and sum(prices) > cap * (1 + _TIE):
         prices.pop()
-    return Net(fleet=fleet, prices=tuple(prices), ready=ready, paid=paid)
+    return Net(
+        fleet=fleet,
+        prices=tuple(prices),
+        ready=ready,
+        paid=paid,
+        kept_s=standing.kept_s,
+    )
 
 
 def feasible(

@@ -138,7 +138,10 @@ class Standing:
     """On the clock of ``now_s``."""
     examples_left: float
     usd_left: float | None = None
-    """Of the budget, what must be kept back for the ledger's sake already taken off."""
+    """Of the budget."""
+    kept_s: float = 0.0
+    """For so long the budget must bear the fleet beside its work: what a fleet may cost
+    that has been told to end."""
     usd_per_hour_cap: float | None = None
     min_examples_per_s: float | None = None
     recent_examples_per_s: float | None = None

@@ -34,12 +34,6 @@ REVIEWS_LEFT = 100
 """Decisions that fit into what is left until the deadline, as far as the bounds allow."""
 
 
-def promises(state: State) -> bool:
-    """Whether the job has a deadline or a least throughput."""
-    job = state.job
-    return job.deadline_s is not None or job.min_examples_per_s is not None
-
-
 def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
     """Note what fleets do; what was decided without knowing is decided anew."""
     promise = replace(turn.state.promise, terms=event.terms, seen=())
@@ -52,7 +46,7 @@ def advance(turn: Turn) -> None:
     terms = state.promise.terms
     if state.phase is not JobPhase.ACTIVE or not state.reconciled or terms is None:
         return
-    if not promises(state):
+    if not state.job.promises:
         if state.promise.decision is not None:
             turn.state = replace(state, promise=Promise(terms=terms))
         return
@@ -144,25 +138,19 @@ def standing(state: State) -> Standing:
     job, generation = state.job, state.generation
     left = job.spec.steps - state.progress.step
     recent = generation.measured_step_s if generation else None
+    money = budget(state)
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
     return Standing(
         now_s=state.now_s,
         deadline_s=job.deadline_s,
         examples_left=float(left * job.spec.minibatch_size),
-        usd_left=usd_left(state),
+        usd_left=None if money.cap is None else (money.cap - money.spent).usd,
+        kept_s=money.reserve_s,
         usd_per_hour_cap=job.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
         recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
         review_s=min(REVIEW_S, max(LEAST_REVIEW_S, left_s / REVIEWS_LEFT)),
     )
-
-
-def usd_left(state: State) -> float | None:
-    """Return what may be spent yet, without what an ending fleet may still cost."""
-    money = budget(state)
-    if money.cap is None:
-        return None
-    return (money.cap - money.committed).usd
 
 
 def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:

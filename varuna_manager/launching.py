@@ -37,7 +37,7 @@ def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
     staying = sum(vm.counts for vm in state.vms.values())
     coming = sum(intent.count - intent.arrived for intent in state.intents.values())
-    enough, most = state.enough, state.job.max_vms
+    enough, most = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
@@ -73,7 +73,7 @@ def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(turn.state.offers, turn.state.worths):
         borne = money.affords(offer.usd_per_hour, most)
-        lacks = lacking(turn.state, offer_key(offer))
+        lacks = lacking(turn.state, offer)
         count = min(wanted, available(turn, offer), borne, lacks)
         if count > 0:
             free[offer_key(offer)] = offer, count
@@ -100,13 +100,18 @@ def held(state: State) -> tuple[Held, ...]:
     )
 
 
-def lacking(state: State, key: str) -> int:
-    """Return how many more VMs of an offer the job's promise wants."""
-    decision = state.promise.decision
-    if decision is None:
+def lacking(state: State, offer: Offer) -> int:
+    """Return how many more VMs of an offer the job's promise wants.
+
+    Before it is known what VMs do, none on demand but to begin with.
+    """
+    decision, key = state.promise.decision, offer_key(offer)
+    if decision is not None:
+        have = {one.name: one.ready + one.booting for one in held(state)}
+        return decision.count(key) - have.get(key, 0)
+    if offer.spot or not state.job.promises:
         return state.job.max_vms
-    have = {one.name: one.ready + one.booting for one in held(state)}
-    return decision.count(key) - have.get(key, 0)
+    return state.job.min_vms - sum(one.ready + one.booting for one in held(state))
 
 
 def is_open(turn: Turn, offer: Offer) -> bool:

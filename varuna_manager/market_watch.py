@@ -20,7 +20,6 @@ from spottrain.pricing.hazard import Hazards
 from spottrain.pricing.history import HistoryError, VmLife
 from spottrain.pricing.offers import OfferWorth
 from spottrain.pricing.prices import Price
-from spottrain.varuna_manager import core_promise
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.events import FleetWeighed, OffersSeen, OffersWeighed
 from spottrain.varuna_manager.market import hazards_of
@@ -95,7 +94,7 @@ class MarketWatch:
     def _fleet_terms(self, offers: tuple[Offer, ...]) -> FleetTerms | None:
         """Return what fleets do, if the job has promised anything."""
         state = self._desk.state
-        if self._hazards is None or not core_promise.promises(state):
+        if self._hazards is None or not state.job.promises:
             return None
         try:
             return self._appraiser.fleet_terms(state, offers, self._hazards)

@@ -62,6 +62,11 @@ class JobSettings:
     profile: Profile | None = None
     """A profile that the user gives: nothing is measured."""
 
+    @property
+    def promises(self) -> bool:
+        """Whether there is a deadline or a least throughput to keep."""
+        return self.deadline_s is not None or self.min_examples_per_s is not None
+
 
 LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
 

@@ -1,0 +1,96 @@
+"""Azure's notices: Scheduled Events of the kind Preempt, half a minute ahead at best.
+
+The first question enables the service for the VM, so the agent asks from its start on.
+Machines of one availability set see each other's events. Standard library only; the
+agent carries this module.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.cloud.notices_source import (
+    Metadata,
+    NoAnswerError,
+    Notice,
+    Outlook,
+    http_date_s,
+)
+
+URL = "http://169.254.169.254"
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_HEADERS = {"Metadata": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """An event by which a VM is taken."""
+
+    event_id: str
+    not_before: str
+    """Empty once it has begun."""
+    lead_s: float
+
+
+class AzureSource:
+    """A VM of Azure.
+
+    Args:
+        metadata: Its metadata service.
+    """
+
+    every_s = 1.0  # of so little time none may be lost
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._name = ""
+        self._standing: tuple[Preemption, ...] = ()
+
+    def ask(self) -> Outlook:
+        """Return what the service says now; see ``Source``."""
+        self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
+        answer = self._metadata.ask("GET", EVENTS, _HEADERS)
+        self._standing = preemptions(answer.text(), self._name, answer.at_s)
+        if not self._standing:
+            return Outlook()
+        first = min(self._standing, key=lambda one: one.lead_s)
+        return Outlook(Notice(f"{first.event_id} {first.not_before}", first.lead_s))
+
+    def acknowledge(self) -> None:
+        """Let events of this VM begin that wait for their time; see ``Source``."""
+        waiting = [one.event_id for one in self._standing if one.not_before]
+        if waiting:
+            wish = {"StartRequests": [{"EventId": event_id} for event_id in waiting]}
+            body = json.dumps(wish).encode()
+            self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
+
+
+def preemptions(text: str, name: str, now_s: float) -> tuple[Preemption, ...]:
+    """Return the events by which one VM is taken.
+
+    Args:
+        text: A document of Scheduled Events.
+        name: Of the VM; the case of its letters does not count.
+        now_s: Seconds since the epoch.
+
+    Raises:
+        NoAnswerError: it is something else.
+    """
+    try:
+        return tuple(
+            _preemption(event, now_s)
+            for event in json.loads(text)["Events"]
+            if event["EventType"] == "Preempt"
+            and name.casefold() in [one.casefold() for one in event["Resources"]]
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
+
+
+def _preemption(event: dict[str, Any], now_s: float) -> Preemption:
+    not_before = event["NotBefore"]
+    lead_s = max(0.0, http_date_s(not_before) - now_s) if not_before else 0.0
+    return Preemption(str(event["EventId"]), str(not_before), lead_s)
