@@ -21,7 +21,7 @@ from spottrain.cloud.notices_source import (
 URL = "http://169.254.169.254"
 TOKEN_TTL_S = 21600
 """How long a token is good, the most that EC2 grants."""
-_TOKEN = "/latest/api/token"  # noqa: S105 - a path
+_TOKEN = "/latest/api/token"
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _OK, _NONE = http.HTTPStatus.OK, http.HTTPStatus.NOT_FOUND
@@ -64,7 +64,10 @@ class AwsSource:
                 return answer
             self._token = ""  # it has expired
         ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-        self._token = self._metadata.ask("PUT", _TOKEN, ttl).text()
+        token = self._metadata.ask("PUT", _TOKEN, ttl).text().strip()
+        if not (token.isascii() and token.isprintable()):
+            raise NoAnswerError(f"PUT {_TOKEN}: got {token[:200]!r}")
+        self._token = token
         return self._get_with_token(target, (_OK, _NONE))
 
     def _get_with_token(self, target: str, expected: tuple[int, ...]) -> Answer:

@@ -123,7 +123,7 @@ class Metadata:
             self._host, self._port = parts.hostname or "", parts.port or 80
         except ValueError:
             parts, self._host = urlsplit(""), ""
-        if parts.scheme != "http" or not self._host or parts.query:
+        if parts.scheme != "http" or not self._host.isascii() or not self._host:
             raise CloudError(
                 f"metadata service: got {url!r}, must be http://HOST[:PORT]"
             )

@@ -99,6 +99,7 @@ class Agent:
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._closing = threading.Event()
+        self._ears = notices.source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to come to its end; the first call counts."""
@@ -135,6 +136,7 @@ class Agent:
         finally:
             self._closing.set()
             supervisor.kill()
+        notices.acknowledge(self._ears)
         return self._log_end(code, reason)
 
     def _log_end(self, code: int, reason: str) -> int:
@@ -257,11 +259,19 @@ class Agent:
             self._outbox.drop_before(int(json.loads(text)["received"]))
 
     def _watch_notices(self) -> None:
-        notices.watch(
-            self._bootstrap.notices,
-            lambda lead_s: self._outbox.add(wire.InterruptionNoticed(lead_s=lead_s)),
-            self._closing,
+        notices.listen(
+            self._ears, lambda news: self._outbox.add(_report(news)), self._closing
         )
+
+
+def _report(news: notices.News) -> wire.Report:
+    match news:
+        case notices.Taken(lead_s=lead_s):
+            return wire.InterruptionNoticed(lead_s=lead_s)
+        case notices.Kept():
+            return wire.InterruptionCancelled()
+        case notices.AtRisk():
+            return wire.InterruptionLikely()
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -295,7 +305,7 @@ def main(argv: Sequence[str]) -> int:
     supervisor = argv[1:] or [sys.executable, "-m", "spottrain.pipeline.supervisor"]
     try:
         agent = Agent(Bootstrap.load(path), path.parent, supervisor)
-    except AgentError as error:
+    except SpottrainError as error:
         logger.error("%s", error)
         return FAILED
     signal.signal(

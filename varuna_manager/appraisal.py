@@ -33,6 +33,8 @@ from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.state import State
 from spottrain.wire import Profile
 
+SURE = 0.95
+"""Share of the throughput of a fleet that a promise is built on."""
 TRUSTED_STEPS = 5
 """Mini-batches that a plan must have run before its speed corrects predictions."""
 
@@ -140,7 +142,7 @@ class Appraiser:
         for vms in _sizes(state.job.max_vms):
             pace = paces.of(first.machine, vms)
             rates += [rates[-1]] * (vms - len(rates))
-            rates.append(max(rates[-1], off * pace.examples_per_s))
+            rates.append(max(rates[-1], SURE * off * pace.examples_per_s))
         if not rates[-1]:
             return None
         morph_s = state.progress.morph_cost_s or MORPH_COST_S
@@ -304,6 +306,6 @@ def _inputs(state: State, profile: Profile) -> PlanInputs:
         reduction=job.spec.reduction,
         schedule=job.schedule,
         recompute=job.recompute,
-        objective=job.objective,
+        objective=job.plan_objective,
         lag_share=UNSEEN_SHARE,
     )

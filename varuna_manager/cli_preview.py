@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from spottrain.errors import CapacityError, ConfigError
+from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import Objective, PlanInputs
 from spottrain.pricing.ranking import EXACT
@@ -16,6 +16,7 @@ from spottrain.varuna_manager import launch, planning, tools, weighing
 from spottrain.varuna_manager.cli_replay import read_workload
 from spottrain.varuna_manager.config import JobConfig, load_config
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
+from spottrain.varuna_manager.promise_check import foretell
 from spottrain.varuna_manager.ranking_view import ranking_parts
 from spottrain.varuna_manager.tables import preview_parts
 from spottrain.varuna_manager.weighing import NOWHERE, Elsewhere
@@ -191,10 +192,15 @@ def preview(
     profile = None
     if config.cloud is not None and config.profile is None:
         profile = weighing.measured_elsewhere(facts)
-    document = weighing.weigh_job(
-        config, facts, profile or tools.calibrate(config), elsewhere
-    )
+    profile = profile or tools.calibrate(config)
+    document = weighing.weigh_job(config, facts, profile, elsewhere)
+    promised = None
+    if config.cloud is None:  # a cloud's offers are asked for at launch
+        promised = foretell(config, facts, profile=profile)
+    document["promise"] = promised and asdict(promised)
     _show(document, output, explain)
+    if promised is not None and promised.possible is False:
+        raise BudgetError(promised.reason)
 
 
 def _show(document: dict[str, Any], output: Output, explain: bool) -> None:

@@ -85,6 +85,7 @@ def rent(job: JobDir, cloud: AnyCloud, payload: Payload) -> Rented:
         folder=cloud.folder,
         bastion=None if cloud.bastion is None else cloud.bastion.host(),
     )
+    payload = replace(payload, notices={"kind": cloud.cloud})
     child = open_cloud(cloud, public_key, () if cloud.ssh_from else own_network(cloud))
     try:
         return Rented(child, job.cloud, job.name, payload, access)

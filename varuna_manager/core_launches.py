@@ -93,6 +93,7 @@ def launch(turn: Turn, intent: Intent) -> None:
 
 def vms_launched(turn: Turn, event: VmsLaunched) -> None:
     """Take in what the cloud gave; an offer that gave less cools down."""
+    core_spending.listed(turn, event.vms)  # some may have been taken back already
     for vm in event.vms:
         adopt(turn, vm)
     intent = _close_intent(turn, event.intent)

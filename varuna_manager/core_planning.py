@@ -182,7 +182,7 @@ def _reconsider(turn: Turn, generation: Generation) -> None:
         turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
     elif turn.due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
-        for_money = state.job.objective == "examples_per_dollar"
+        for_money = state.job.plan_objective == "examples_per_dollar"
         why = "more for the money" if for_money else "growth"
         _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
 
@@ -214,7 +214,7 @@ def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) 
         vm.slow is None and (vm.is_usable or vm.phase is VmPhase.RETURNING)
         for vm in state.vms.values()
     )
-    if state.job.objective != "examples_per_dollar" or not going or not settled:
+    if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
     if turn.due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
         enough = Enough(
@@ -272,7 +272,7 @@ def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
-    if state.job.objective != "examples_per_dollar":
+    if state.job.plan_objective != "examples_per_dollar":
         return each_s
     vms = {slot.vm_id for slot in plan.slots}.intersection(state.vms)
     return each_s / math.fsum(state.vms[vm].offer.usd_per_hour for vm in vms)
@@ -345,7 +345,7 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
         previous=previous,
         schedule=job.schedule,
         recompute=job.recompute,
-        objective=job.objective,
+        objective=job.plan_objective,
         lag_share=_lag_share(state),
     )
 

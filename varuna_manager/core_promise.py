@@ -30,6 +30,8 @@ from spottrain.varuna_manager.turn import Turn
 REVIEW_S = 60.0
 """The longest time between two decisions."""
 LEAST_REVIEW_S = 5.0
+END_S = 15.0
+"""From the last mini-batch to the end: what is kept back for evaluating and saving."""
 REVIEWS_LEFT = 100
 """Decisions that fit into what is left until the deadline, as far as the bounds allow."""
 
@@ -136,13 +138,15 @@ def _return(turn: Turn, rented: Held, wanted: int, reason: str) -> None:
 def standing(state: State) -> Standing:
     """Return where the job stands."""
     job, generation = state.job, state.generation
-    left = job.spec.steps - state.progress.step
+    # All VMs may be lost at once; what then is left of the work is in the store.
+    newest = state.newest_checkpoint
+    left = job.spec.steps - (newest.step if newest else 0)
     recent = generation.measured_step_s if generation else None
     money = budget(state)
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
     return Standing(
         now_s=state.now_s,
-        deadline_s=job.deadline_s,
+        deadline_s=None if job.deadline_s is None else job.deadline_s - END_S,
         examples_left=float(left * job.spec.minibatch_size),
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         kept_s=money.reserve_s,

@@ -66,6 +66,10 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
             _checkpoint_damaged(turn, report)
         case wire.InterruptionNoticed(lead_s=lead_s):
             _interruption_noticed(turn, event.vm_id, lead_s)
+        case wire.InterruptionCancelled():
+            _interruption_cancelled(turn, event.vm_id)
+        case wire.InterruptionLikely():
+            turn.say(f"{event.vm_id}: likelier than others to be taken soon")
         case _:
             assert_never(report)
 
@@ -208,9 +212,23 @@ def _checkpoint_damaged(turn: Turn, report: wire.CheckpointDamaged) -> None:
 
 
 def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:
-    vm = turn.state.vms[vm_id]
+    """Count on a VM's end; of one that is known to leave, only when changes."""
+    vm, leaves_at_s = turn.state.vms[vm_id], turn.now_s + lead_s
+    if vm.shed:
+        return
     if vm.leaves_at_s is not None:
+        turn.put_vm(replace(vm, leaves_at_s=leaves_at_s))
         return
     history.interrupted(turn, "notice", vm_id, f"leaves in {lead_s:.0f} s")
-    turn.put_vm(replace(vm, noticed_at_s=turn.now_s, leaves_at_s=turn.now_s + lead_s))
+    turn.put_vm(replace(vm, noticed_at_s=turn.now_s, leaves_at_s=leaves_at_s))
+    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+
+
+def _interruption_cancelled(turn: Turn, vm_id: str) -> None:
+    """Count on a VM again that was said to leave, unless we let it go ourselves."""
+    vm = turn.state.vms[vm_id]
+    if vm.leaves_at_s is None or vm.shed:
+        return
+    history.cancelled(turn, vm_id)
+    turn.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
     turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)

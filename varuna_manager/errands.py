@@ -268,6 +268,9 @@ class Errands:
         except CloudError as error:
             self._fail("release_job", (), error)
         else:
+            # Some clouds tell only now when the last VMs ended.
+            vms = await self._ends(())
+            self._desk.feed(VmsReturned(at_s=self._desk.now_s(), vm_ids=(), vms=vms))
             self._desk.feed(JobReleased(at_s=self._desk.now_s()))
 
     async def ask(self, command: AskProvider) -> None:
@@ -349,7 +352,7 @@ class Errands:
         """Look at offers and VMs for ever, and tell what has changed."""
         while True:
             try:
-                await self._look_at_vms()
+                await self.look_at_vms()
                 await self._look_at_offers()
                 trouble = ""
             except CloudError as error:
@@ -366,7 +369,12 @@ class Errands:
         """Look at once: something in the fleet has broken."""
         self._hurry.set()
 
-    async def _look_at_vms(self) -> None:
+    async def look_at_vms(self) -> None:
+        """Look at the VMs once, and tell what has changed.
+
+        Raises:
+            CloudError: they cannot be listed.
+        """
         asked_at_s = self._desk.now_s()
         listed = await self._call(self._provider.list_vms, self._job.spec.name)
         state = self._desk.state

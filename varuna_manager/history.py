@@ -59,6 +59,34 @@ def interrupted(turn: Turn, kind: InterruptionKind, vm_id: str, reason: str) -> 
     turn.say(f"{vm_id}: {reason}")
 
 
+def cancelled(turn: Turn, vm_id: str) -> None:
+    """Take back that a VM was noticed; what has been done about it stays done."""
+    state, tally = turn.state, turn.state.tally
+    turn.state = replace(
+        state,
+        tally=replace(tally, preemptions_noticed=tally.preemptions_noticed - 1),
+        interruptions=tuple(
+            _cancelled(turn, hit)
+            if hit.vm_id == vm_id
+            and hit.interruption == "notice"
+            and hit.cancelled_at_s is None
+            else hit
+            for hit in state.interruptions
+        ),
+    )
+    turn.say(f"{vm_id}: stays, its notice was cancelled")
+
+
+def _cancelled(turn: Turn, hit: Interruption) -> Interruption:
+    idle = turn.state.progress.paused_since_s is None
+    return replace(
+        hit,
+        reason=f"{hit.reason}; cancelled",
+        cost_s=0.0 if hit.cost_s is None and idle else hit.cost_s,
+        cancelled_at_s=turn.now_s,
+    )
+
+
 def _trainers(generation: Generation) -> Iterable[Slot]:
     """Slots whose loss stops the generation; donors only while sections move."""
     if generation.phase is GenerationPhase.STARTING:

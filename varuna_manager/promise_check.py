@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.promise_terms import Feasibility
 from spottrain.varuna_manager import core_promise
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.config import JobConfig
@@ -20,32 +19,58 @@ from spottrain.varuna_manager.market import own_market
 from spottrain.varuna_manager.profiles import known_profiles
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.varuna_manager.turn import Turn
-from spottrain.wire import ModelFacts
+from spottrain.wire import ModelFacts, Profile
 
 
-def check_promise(
-    config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None = None
-) -> str:
-    """Check that deadline and budget can both be met, as far as that is known yet.
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What can be promised of a job's deadline and budget."""
+
+    reason: str
+    """One line."""
+    possible: bool | None
+    """None: that is not known, or the job does not ask for it."""
+    least_usd: float | None = None
+    """The least budget with which the deadline can be kept."""
+    earliest_finish_s: float | None = None
+    """The nearest deadline that can be kept within the budget; since the epoch."""
+
+
+UNASKED = Promised(
+    "the deadline is not promised, spot VMs may not come; to have it kept set "
+    "resources.allow_on_demand",
+    None,
+)
+UNKNOWN = Promised(
+    "nothing was measured of this model yet: whether deadline and budget can both be met "
+    "is told once it is, before it trains",
+    None,
+)
+
+
+def foretell(
+    config: JobConfig,
+    facts: ModelFacts,
+    *,
+    offers: Sequence[Offer] | None = None,
+    profile: Profile | None = None,
+) -> Promised | None:
+    """Return whether on-demand VMs alone would be in time and within the budget.
 
     Args:
         config: The job.
         facts: What the tracer found out about its model.
         offers: What a cloud rents, where the job takes its machines from one.
+        profile: Of the model; by default the newest that is kept, or the job file's.
 
     Returns:
-        One line: what can be promised; empty if nothing was asked for.
-
-    Raises:
-        BudgetError: They cannot: which budget or which deadline would do.
+        None if the job has no deadline, or hosts of its own.
     """
-    if config.slo.deadline is None and config.slo.max_hours is None:
-        return ""
-    if not config.resources.allow_on_demand:
-        return (
-            "the deadline cannot be promised: spot VMs may not come; to have it kept set "
-            "resources.allow_on_demand"
-        )
+    slo, resources = config.slo, config.resources
+    if resources.provider == "ssh" or (slo.deadline is None and slo.max_hours is None):
+        return None
+    if not resources.allow_on_demand:
+        return UNASKED
     now_s = time.time()
     if offers is None:
         offers = own_offers(config, now_s)
@@ -53,34 +78,48 @@ def check_promise(
     state = State(
         phase=JobPhase.ACTIVE,
         settings=settings,
-        profile=settings.profile,
+        profile=settings.profile or profile,
         known_profiles=tuple(known_profiles(facts)),
         now_s=now_s,
         reconciled=True,
         offers=tuple(offers),
     )
-    verdict = foretell(state, now_s)
-    if verdict is None:
-        return (
-            "nothing was measured of this model yet: whether the deadline can be kept is "
-            "told once it is"
-        )
-    if not verdict.possible:
-        raise BudgetError(f"slo: {verdict.reason}")
-    return verdict.reason
-
-
-def foretell(state: State, now_s: float) -> Feasibility | None:
-    """Return whether on-demand VMs alone would do; None: that is not known yet."""
     appraiser, hazards = Appraiser(), Hazards((), {})
     try:
         appraiser.appraise(state, state.offers, hazards)
         terms = appraiser.fleet_terms(state, state.offers, hazards)
     except PlanError:
-        return None  # the planner will say why
+        return UNKNOWN  # the planner will say why
     if terms is None:
-        return None
-    return core_promise.verdict(Turn(state, now_s), terms)
+        return UNKNOWN
+    found = core_promise.verdict(Turn(state, now_s), terms)
+    return Promised(
+        found.reason, found.possible, found.least_usd, found.earliest_finish_s
+    )
+
+
+def check_promise(
+    config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None = None
+) -> str:
+    """Check that deadline and budget can both be met, as far as that is known.
+
+    Args:
+        config: The job.
+        facts: What the tracer found out about its model.
+        offers: See ``foretell``.
+
+    Returns:
+        One line: what can be promised; empty if there is nothing to promise.
+
+    Raises:
+        BudgetError: They cannot: which budget or which deadline would do.
+    """
+    promised = foretell(config, facts, offers=offers)
+    if promised is None:
+        return ""
+    if promised.possible is False:
+        raise BudgetError(promised.reason)
+    return promised.reason
 
 
 def own_offers(config: JobConfig, now_s: float) -> tuple[Offer, ...]:

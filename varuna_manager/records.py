@@ -291,6 +291,8 @@ class Interruption:
     """Training time lost: from the last commit before to the first one after, less
     one normal step; 0 if it hit no training; None while training has not gone on."""
     minibatches_recomputed: int = 0
+    cancelled_at_s: float | None = None
+    """When its notice was taken back: the VM stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

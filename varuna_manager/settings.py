@@ -67,6 +67,12 @@ class JobSettings:
         """Whether there is a deadline or a least throughput to keep."""
         return self.deadline_s is not None or self.min_examples_per_s is not None
 
+    @property
+    def plan_objective(self) -> Objective:
+        """What plans are compared by: where a promise decides how many VMs there are,
+        plans make the most of them."""
+        return "throughput" if self.promises else self.objective
+
 
 LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
 

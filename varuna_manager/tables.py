@@ -318,6 +318,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
+    if (promised := preview.get("promise")) is not None:
+        yield f"promise  {promised['reason']}"
 
 
 def sections_table(facts: ModelFacts) -> Table:

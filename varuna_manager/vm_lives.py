@@ -74,7 +74,11 @@ class LifeBook:
             for hit in state.interruptions:
                 life = self._known.get(hit.vm_id)
                 new = hit.at_s == state.now_s and hit.interruption in INTERRUPTED
-                if new and life is not None:
+                if life is None:
+                    continue
+                if hit.cancelled_at_s == state.now_s:
+                    self._known[hit.vm_id] = replace(life, ended="")
+                elif new:
                     self._known[hit.vm_id] = replace(life, ended=hit.interruption)
         if state.vms is not before.vms:
             for vm_id in before.vms.keys() - state.vms.keys():

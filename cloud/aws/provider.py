@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ class AwsProvider:
         facts: What machines there are.
         on_demand: What they cost on demand.
         clients: Of the same account, to share; its own if not given.
+        clock: Seconds, never going back.
     """
 
     name = CLOUD
@@ -56,6 +58,7 @@ class AwsProvider:
         facts: Facts,
         on_demand: OnDemandPrice,
         clients: Clients | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
         if unknown:
@@ -67,7 +70,7 @@ class AwsProvider:
         self._clients = Clients(settings) if clients is None else clients
         self._network = Network(self._clients, settings)
         self._market = Market(self._clients, settings, facts, on_demand)
-        self._recent = Recent()
+        self._recent = Recent(clock=clock)
 
     # --- The cloud port ---------------------------------------------------------------
 

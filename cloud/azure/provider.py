@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -54,12 +55,17 @@ class AzureProvider:
         settings: Where and how.
         facts: What machines there are.
         clients: Of the same subscription, to share; its own if not given.
+        clock: Seconds, never going back.
     """
 
     name = CLOUD
 
     def __init__(
-        self, settings: AzureSettings, facts: Facts, clients: Clients | None = None
+        self,
+        settings: AzureSettings,
+        facts: Facts,
+        clients: Clients | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check(settings, facts)
         self._settings = settings
@@ -68,7 +74,7 @@ class AzureProvider:
         self._network = Network(self._clients, settings)
         self._market = Market(self._clients, settings, facts)
         self._launches = Launches(self._clients, settings)
-        self._recent = Recent()
+        self._recent = Recent(clock=clock)
         self._addresses: dict[str, str] = {}
 
     # --- The cloud port ---------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,6 +45,7 @@ class GcpProvider:
         facts: What machines there are.
         price_of: What they cost.
         clients: Of the same project, to share; its own if not given.
+        clock: Seconds, never going back.
     """
 
     name = CLOUD
@@ -54,6 +56,7 @@ class GcpProvider:
         facts: Facts,
         price_of: PriceOf,
         clients: Clients | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
         if unknown:
@@ -65,9 +68,9 @@ class GcpProvider:
         self._clients = Clients(settings) if clients is None else clients
         self._network = Network(self._clients, settings)
         self._market = Market(self._clients, settings, facts, price_of)
-        self._ends = Ends(self._clients, settings)
+        self._ends = Ends(self._clients, settings, clock)
         self._launches = Launches(self._clients, settings, facts, self._ends)
-        self._recent = Recent()
+        self._recent = Recent(clock=clock)
 
     # --- The cloud port ---------------------------------------------------------------
 

@@ -85,8 +85,13 @@ def shared_name(job: str) -> str:
 
 def vm_names(request: LaunchRequest) -> list[str]:
     """Return the names of a launch's VMs, which say whose they are by themselves."""
-    first = f"spottrain-{_digest(request.token, 20)}"
+    first = f"{vm_prefix(request.job)}{_digest(request.token, 16)}"
     return [f"{first}-{number}" for number in range(request.count)]
+
+
+def vm_prefix(job: str) -> str:
+    """Return how the names of a job's VMs begin: operations tell only names."""
+    return f"spottrain-{_digest(job, 10)}-"
 
 
 def request_id(token: str, attempt: int) -> str:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,9 @@ class FakeAws:
         }
         return self._http.post("/", content=body, headers=headers)
 
-    def provider(self, **settings: Any) -> AwsProvider:
+    def provider(
+        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+    ) -> AwsProvider:
         """Return a new client of the account that gives up at the first failure.
 
         It shares boto3's clients with others, which take half a second to make.
@@ -117,7 +119,7 @@ class FakeAws:
         made = AwsSettings(**wished | settings)
         key = (str(made.endpoint_url), made.tries, made.answer_s)
         clients = self._clients.setdefault(key, Clients(made))
-        return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients)
+        return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients, clock)
 
     def close(self) -> None:
         """Close the connection."""

@@ -37,6 +37,7 @@ def main() -> None:
         images = Path(folder) / "images.json"
         images.write_text(json.dumps(IMAGES))
         os.environ["MOTO_AMIS_PATH"] = str(images)  # read when moto is imported
+        from moto.ec2.models import instances
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from tests.fakes.aws_layer import Layer
         from tests.fakes.aws_world import World
@@ -49,6 +50,7 @@ def main() -> None:
                 """Say nothing."""
 
         world = World()
+        instances.utcnow = world.moment  # else time that was passed is not billed
         server = make_server(
             "127.0.0.1", 0, Layer(world), threaded=True, request_handler=Handler
         )

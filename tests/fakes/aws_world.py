@@ -125,9 +125,9 @@ class World:
         """Let a VM's console show host keys, one a line."""
         self.host_keys[instance_id] = keys
 
-    def rent_machines(self, folder: str, port: int) -> None:
+    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
         """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port)
+        self.machines = Machines(Path(folder), port, metadata_url)
 
     def boot(self, region: str, instance_id: str) -> None:
         """Switch a new VM on."""
@@ -158,7 +158,7 @@ class World:
         """Take a spot VM back, as a real interruption does in the end."""
         instance = self.backend(region).get_instance(instance_id)
         instance.terminate()
-        at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S GMT")
+        at = self.moment().strftime("%Y-%m-%d %H:%M:%S GMT")
         instance._reason = f"Service initiated ({at})"
         instance.state_reason.code = "Server.SpotInstanceTermination"
         instance.state_reason.message = "Server.SpotInstanceTermination"
@@ -187,6 +187,10 @@ class World:
     def now(self) -> float:
         """The time as lists see it."""
         return time.time() + self.offset_s
+
+    def moment(self) -> datetime:
+        """The same as moto writes it, without a zone; EC2 tells whole seconds."""
+        return datetime.fromtimestamp(int(self.now()), UTC).replace(tzinfo=None)
 
     def backend(self, region: str) -> Any:
         """moto's EC2 of a region."""

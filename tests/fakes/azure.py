@@ -9,7 +9,8 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -107,7 +108,9 @@ class FakeAzure:
         }
         return AzureSettings(**wished | settings)
 
-    def provider(self, **settings: Any) -> AzureProvider:
+    def provider(
+        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+    ) -> AzureProvider:
         """Return a new client of the account.
 
         It shares the SDK's clients with others, which take a while to make.
@@ -115,7 +118,7 @@ class FakeAzure:
         made = self.settings(**settings)
         key = made.tries, made.answer_s, made.poll_s, made.subscription
         clients = self._clients.setdefault(key, Clients(made))
-        return AzureProvider(made, catalogue(), clients)
+        return AzureProvider(made, catalogue(), clients, clock)
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,9 @@ class FakeGcp:
         content = None if body is None else json.dumps(body)
         return self._http.request(method, target, content=content, headers=headers)
 
-    def provider(self, **settings: Any) -> GcpProvider:
+    def provider(
+        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+    ) -> GcpProvider:
         """Return a new client of the project that gives up at the first failure.
 
         It shares the SDK's clients with others, which take a while to make.
@@ -112,7 +115,7 @@ class FakeGcp:
         made = GcpSettings(**wished | settings)
         key = (made.patience_s, made.answer_s)
         clients = self._clients.setdefault(key, Clients(made))
-        return GcpProvider(made, FakeFacts(), price_of, clients)
+        return GcpProvider(made, FakeFacts(), price_of, clients, clock)
 
     def close(self) -> None:
         """Close the connection."""

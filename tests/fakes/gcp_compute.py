@@ -265,6 +265,14 @@ class Compute(Shared):
     def global_operations__list(self, asked: Json) -> Json:
         return self._operations("global", asked)
 
+    def global_operations__aggregated_list(self, asked: Json) -> Json:
+        found: dict[str, list[Json]] = {zone: [] for zone in ZONES}
+        for pending in self._world.operations.values():
+            zone = pending.told.get("zone", "").rpartition("/")[2]
+            if zone in found and passes(pending.told, asked["filter"]):
+                found[zone].append(pending.told)
+        return scopes("zones", "operations", found, self._world.silent_zones)
+
     def zone_operations__wait(self, asked: Json) -> Json:
         return self._wait(asked)
 

@@ -28,7 +28,7 @@ METADATA = {
     "ssh-keys",
 }
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
-_NAME = re.compile(r"spottrain-[0-9a-f]{20}-\d+")
+_NAME = re.compile(r"spottrain-[0-9a-f]{10}-[0-9a-f]{16}-\d+")
 _KEY = re.compile(r"[a-z][a-z0-9_-]*:ssh-\S+ \S+.*")
 _RESOURCE = "bulkInsertInstanceResourceResource"
 _PROPERTIES = f"{_RESOURCE}.instanceProperties"

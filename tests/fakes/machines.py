@@ -28,11 +28,13 @@ class Machines:
     Args:
         folder: Where their disks lie.
         port: Where their SSH servers listen.
+        metadata_url: Of a fake metadata service; the path below it names the machine.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, metadata_url: str = "") -> None:
         self._folder = folder
         self._port = port
+        self._metadata_url = metadata_url
         self._numbers = itertools.count(2)
         self._running: dict[str, _Machine] = {}
 
@@ -52,6 +54,8 @@ class Machines:
         (disk / "key.pub").write_text(authorized_key.strip() + "\n")
         address = f"127.77.{number // 256}.{number % 256}"
         machine = _Machine(Sshd(disk, disk / "key", port=self._port, address=address))
+        if self._metadata_url:
+            machine.sshd.metadata_url = f"{self._metadata_url}/{name}"
         if host_key is not None:
             (disk / "host_key").touch(mode=0o600)
             (disk / "host_key").write_text(host_key[0])

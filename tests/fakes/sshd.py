@@ -45,6 +45,8 @@ class Sshd:
         options: Further lines of its sshd_config.
         port: Where it listens; any that is free if 0.
         address: Where it listens; all of 127.0.0.0/8 is this machine.
+        metadata_url: Where a cloud's agents find its metadata service; else nobody
+            answers, least of all that of the machine that the tests run on.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class Sshd:
     port: int = 0
     address: str = "127.0.0.1"
     host_key: str = ""
+    metadata_url: str = "http://127.0.0.1:9"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -76,7 +79,7 @@ class Sshd:
             f"Port {self.port}",
             f"HostKey {self.folder / 'host_key'}",
             f"AuthorizedKeysFile {self.key_file}.pub",
-            f"SetEnv HOME={self.home}",
+            f"SetEnv HOME={self.home} SPOTTRAIN_METADATA_URL={self.metadata_url}",
             "PermitRootLogin prohibit-password",
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",

@@ -38,6 +38,8 @@ class AwsVms:
     fake: FakeAws
     port: int = field(default_factory=free_port)
     """Where the SSH servers of VMs listen."""
+    metadata_url: str = ""
+    """Of a fake metadata service for the VMs."""
     providers: list[Rented] = field(default_factory=list)
 
     @property
@@ -56,7 +58,8 @@ class AwsVms:
     def switch_on(self) -> None:
         """Begin with an empty account whose VMs can be logged in to."""
         self.fake.reset()
-        self.fake.ask("rent_machines", folder=str(self.disks), port=self.port)
+        machines = {"folder": str(self.disks), "port": self.port}
+        self.fake.ask("rent_machines", **machines, metadata_url=self.metadata_url)
 
     def evict(self, vm: Vm) -> None:
         """Take a VM back as AWS does."""
@@ -93,13 +96,15 @@ class AwsVms:
 
 
 @contextmanager
-def aws_vms(folder: Path, fake: FakeAws | None = None) -> Iterator[AwsVms]:
+def aws_vms(
+    folder: Path, fake: FakeAws | None = None, metadata_url: str = ""
+) -> Iterator[AwsVms]:
     """Open an account, of a fake of its own unless one is given."""
     if fake is None:
-        with running() as started, aws_vms(folder, started) as account:
+        with running() as started, aws_vms(folder, started, metadata_url) as account:
             yield account
         return
-    account = AwsVms(folder, fake)
+    account = AwsVms(folder, fake, metadata_url=metadata_url)
     account.switch_on()
     try:
         yield account

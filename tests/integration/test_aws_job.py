@@ -1,4 +1,5 @@
-"""A job on AWS's fake from the command line: rented, evicted, refilled, ended, empty.
+"""A job on AWS's fake from the command line: rented, evicted without and with notice,
+refilled, ended, empty.
 
 The fake's VMs are OpenSSH servers on loopback, each with a home of its own. They share
 nothing with each other or the manager but the folder of checkpoints, which stands for a
@@ -18,6 +19,8 @@ from urllib.parse import parse_qsl
 
 import pytest
 from tests.fakes.aws import CREDENTIALS, KIND, REGION
+from tests.fakes.metadata import FakeMetadata
+from tests.fakes.metadata import running as metadata_service
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
@@ -77,7 +80,7 @@ class Story:
     cloud: AwsVms
     launched: Answer
     vms: list[set[str]] = field(default_factory=list)
-    """After the start, the refill and the manager's death."""
+    """After the start, the refill, the manager's death and another refill."""
     dead_token: str = ""
     """How a manager answers a VM that was evicted."""
     foreign_token: str = ""
@@ -90,6 +93,7 @@ class Story:
     switched_on: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     drifts: list[str] = field(default_factory=list)
+    """Of the cloud and its metadata service."""
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -101,8 +105,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("aws")
-    with aws_vms(folder / "aws") as cloud, AwsJob(folder, "on-aws", cloud) as job:
-        story = lived_through(job, cloud)
+    with (
+        metadata_service("aws") as metadata,
+        aws_vms(folder / "aws", metadata_url=metadata.url("")) as cloud,
+        AwsJob(folder, "on-aws", cloud) as job,
+    ):
+        story = lived_through(job, cloud, metadata)
         job.pace(0.0)
         until(
             "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
@@ -111,7 +119,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         story.report = job.run("report", job.name, "-o", "json").report
         ask = cloud.fake.ask
         story.bill, story.left = ask("bill"), ask("left")
-        story.switched_on, story.drifts = ask("switched_on"), ask("drifts")
+        story.switched_on = ask("switched_on")
+        story.drifts = ask("drifts") + metadata.ask("drifts")
         bodies = [dict(parse_qsl(one["body"])) for one in ask("requests")]
         story.requests = [text for body in bodies for text in body.values()]
         yield story
@@ -122,8 +131,8 @@ def full_and_training(state: State) -> State | None:
     return state if len(ready) == 2 and trains(state) else None
 
 
-def lived_through(job: AwsJob, cloud: AwsVms) -> Story:
-    """Launch the job, have the cloud take a VM, and the manager die."""
+def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
+    """Launch the job, have the cloud take a VM, the manager die, and another VM go."""
     job.pace(0.02)
     story = Story(job, cloud, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
@@ -147,6 +156,14 @@ def lived_through(job: AwsJob, cloud: AwsVms) -> Story:
     step = job.state().progress.step
     assert job.resume("--detach").code == 0
     state = job.until("more steps", lambda s: s if s.progress.step > step + 3 else None)
+    story.vms.append(set(state.vms))
+
+    noticed = min(state.vms)
+    metadata.ask("preempt", vm=noticed.partition(".")[0], lead_s=120.0)
+    state = job.until(
+        "another VM in place of one that is noticed",
+        lambda s: None if noticed in s.vms else full_and_training(s),
+    )
     story.vms.append(set(state.vms))
     return story
 
@@ -195,10 +212,11 @@ def test_it_ends_as_if_nothing_had_happened(
 
 
 def test_the_fleet_refills_by_itself(story: Story) -> None:
-    before, after = story.vms[:2]
-    assert len(before & after) == 1
-    assert len(before) == len(after) == 2
+    for before, after in (story.vms[:2], story.vms[2:]):
+        assert len(before & after) == 1
+        assert len(before) == len(after) == 2
     assert story.end is not None
+    assert story.end.tally.preemptions_noticed == 1
     assert story.end.tally.preemptions_unnoticed == 1
 
 
@@ -209,7 +227,7 @@ def test_a_manager_that_is_resumed_finds_its_vms_again(story: Story) -> None:
 def test_the_cloud_is_empty_afterwards(story: Story) -> None:
     assert story.left == []
     assert story.switched_on == []
-    assert len(story.bill) == 3
+    assert len(story.bill) == 4
     assert all(one["ended_at"] for one in story.bill)
 
 
@@ -232,7 +250,7 @@ def test_a_token_works_for_its_vm_alone_and_dies_with_it(story: Story) -> None:
 
 def test_setup_ran_once_a_vm_and_logs_are_kept(story: Story) -> None:
     logs = sorted(story.job.dir.cloud.glob("vms/*/setup.log"))
-    assert {log.parent.name for log in logs} == story.vms[2]
+    assert {log.parent.name for log in logs} == story.vms[2] | story.vms[3]
     assert {log.read_text() for log in logs} == {"hello from setup\n"}
 
 

@@ -190,6 +190,20 @@ class InterruptionNoticed:
     kind: Literal["interruption_noticed"] = "interruption_noticed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptionCancelled:
+    """What the cloud announced does not stand any more: this VM stays."""
+
+    kind: Literal["interruption_cancelled"] = "interruption_cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptionLikely:
+    """The cloud says that this VM is likelier than others to be taken."""
+
+    kind: Literal["interruption_likely"] = "interruption_likely"
+
+
 Report = (
     SupervisorReady
     | CalibrationProgress
@@ -206,4 +220,6 @@ Report = (
     | CheckpointFailed
     | CheckpointDamaged
     | InterruptionNoticed
+    | InterruptionCancelled
+    | InterruptionLikely
 )

@@ -12,6 +12,7 @@ import pytest
 
 from spottrain.cloud import notices
 from spottrain.cloud.errors import CloudError
+from spottrain.cloud.notices_source import Outlook
 
 if TYPE_CHECKING:
     from tests.unit.cloud.conftest import Cloud
@@ -22,16 +23,17 @@ TIMEOUT_S = 20
 
 
 @contextmanager
-def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[float]]:
+def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[notices.News]]:
     """Listens for the VM's notices in a thread, as an agent does."""
-    heard: queue.Queue[float] = queue.Queue()
+    heard: queue.Queue[notices.News] = queue.Queue()
     stop = threading.Event()
     source = {
         "kind": "local",
         "socket": str(cloud.folder / "cloud.sock"),
         "vm_id": vm.vm_id,
     }
-    thread = threading.Thread(target=notices.watch, args=(source, heard.put, stop))
+    ears = notices.source(source)
+    thread = threading.Thread(target=notices.listen, args=(ears, heard.put, stop))
     thread.start()
     try:
         yield heard
@@ -42,13 +44,19 @@ def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[float]]:
         assert not thread.is_alive()
 
 
+def lead_s(heard: queue.Queue[notices.News]) -> float:
+    said = heard.get(timeout=TIMEOUT_S)
+    assert isinstance(said, notices.Taken)
+    return said.lead_s
+
+
 def test_a_notice_is_heard_once_with_the_seconds_left(cloud: Cloud) -> None:
     vm, other = cloud.launch(2)
     with watching(cloud, vm) as heard, watching(cloud, other) as others:
         victims = cloud.hit("notice", count=2, lead_s=60)
         assert sorted(victims) == sorted([vm.vm_id, other.vm_id])
         for ears in (heard, others):
-            assert 50 < ears.get(timeout=TIMEOUT_S) <= 60
+            assert 50 < lead_s(ears) <= 60
     assert heard.empty()
     assert others.empty()
 
@@ -66,14 +74,15 @@ def test_a_notice_given_before_anyone_listened_is_heard(cloud: Cloud) -> None:
     (vm,) = cloud.launch()
     cloud.hit("notice", lead_s=60)
     with watching(cloud, vm) as heard:
-        assert 50 < heard.get(timeout=TIMEOUT_S) <= 60
+        assert 50 < lead_s(heard) <= 60
 
 
 def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
-    heard: list[float] = []
+    heard: list[notices.News] = []
     stop = threading.Event()
     source = {"kind": "local", "socket": str(cloud.folder / "none"), "vm_id": "vm"}
-    thread = threading.Thread(target=notices.watch, args=(source, heard.append, stop))
+    ears = notices.source(source)
+    thread = threading.Thread(target=notices.listen, args=(ears, heard.append, stop))
     thread.start()
     stop.set()
     thread.join(TIMEOUT_S)
@@ -83,7 +92,13 @@ def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(CloudError, match="got 'moon'"):
-        notices.watch({"kind": "moon"}, print, threading.Event())
+        notices.source({"kind": "moon"})
+
+
+def test_nobody_gives_notice_where_nobody_rents_out() -> None:
+    source = notices.source({"kind": "none"})
+    assert source.ask() == Outlook()
+    notices.acknowledge(source)
 
 
 def test_an_agent_can_listen_with_the_standard_library_alone() -> None:

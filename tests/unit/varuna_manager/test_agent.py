@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.metadata import running as metadata_service
 
 from spottrain import wire
+from spottrain.cloud.notices import URL_VARIABLE
 from spottrain.varuna_manager import agent
 from spottrain.varuna_manager.manager_client import AgentError, Backoff
 from spottrain.varuna_manager.supervised import Outbox
@@ -73,7 +75,9 @@ RUN = wire.RunGeneration(
 class VmUnderTest:
     """The agent's process in a VM folder, with a stub for its supervisor."""
 
-    def __init__(self, manager: Manager, folder: Path) -> None:
+    def __init__(
+        self, manager: Manager, folder: Path, notices: dict[str, str] | None = None
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         bootstrap = {
@@ -83,7 +87,7 @@ class VmUnderTest:
             "token": manager.admit("vm-1"),
             "private_address": "10.1.2.3",
             "num_slots": 2,
-            "notices": {"kind": "local", "socket": str(folder / "none"), "vm_id": "x"},
+            "notices": notices or {"kind": "none"},
         }
         (folder / "agent.json").write_text(json.dumps(bootstrap))
         (folder / "stub.py").write_text(STUB)
@@ -245,6 +249,41 @@ def test_unreadable_bootstrap_is_named_in_one_line(tmp_path: Path) -> None:
     path.write_text('{"vm_id": 1}')
     with pytest.raises(AgentError, match=r"agent\.json"):
         agent.Bootstrap.load(path)
+    assert agent.main([str(path)]) == agent.FAILED
+
+
+def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with metadata_service("azure") as service:
+        monkeypatch.setenv(URL_VARIABLE, service.url("x"))
+        vm = VmUnderTest(manager, tmp_path / "vm", {"kind": "azure"})
+        try:
+            manager.desk.wait_for(lambda: manager.desk.reports)
+            service.ask("preempt", vm="x", lead_s=29.5)
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 2)
+            noticed = manager.desk.reports[1]
+            assert noticed.kind == "interruption_noticed"
+            assert 20 < noticed.lead_s < 30
+            service.ask("withdraw", vm="x")
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 3)
+            assert manager.desk.reports[2] == wire.InterruptionCancelled()
+            event_id = service.ask("preempt", vm="x", lead_s=29.5)
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 4)
+            assert service.ask("acknowledged") == []
+            vm.process.terminate()
+            assert vm.process.wait(20) == agent.TERMINATED
+            assert service.ask("acknowledged") == [event_id]
+            assert service.ask("drifts") == []
+        finally:
+            vm.end()
+
+
+def test_notices_from_nowhere_are_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    known = dict.fromkeys(("vm_id", "manager_url", "ca_pem", "token"), "x")
+    bootstrap = {**known, "private_address": "x", "num_slots": 1}
+    path.write_text(json.dumps({**bootstrap, "notices": {"kind": "moon"}}))
     assert agent.main([str(path)]) == agent.FAILED
 
 

@@ -243,6 +243,69 @@ def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
     assert story.generation.phase is GenerationPhase.RUNNING
 
 
+def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
+    story = Story(debounce_s=60.0).training(*FOUR)
+    story.notice("d", lead_s=120.0)
+    story.report("d", wire.InterruptionCancelled())
+    vm = story.state.vms["d"]
+    assert vm.is_usable
+    assert vm.counts
+    story.wait(120.0)
+    assert story.wished(c.TerminateVms) == []
+    assert story.generation.phase is GenerationPhase.RUNNING
+    assert story.state.tally.preemptions_noticed == 0
+    (notice,) = story.state.interruptions
+    assert notice.cancelled_at_s is not None
+    assert notice.cost_s == 0.0
+
+
+def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
+    story = Story(debounce_s=2.0).training(*FOUR)
+    story.notice("d", lead_s=120.0)
+    story.wait(2.0)
+    story.plan("a", "b")
+    story.report("d", wire.InterruptionCancelled())
+    story.stopped(4)
+    asked = story.wished(c.ComputePlan)[-1]
+    assert {one.slot.vm_id for one in asked.inputs.slots} == set(FOUR)
+    assert story.wished(c.TerminateVms) == []
+
+
+def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
+    story = Story(debounce_s=60.0).training(*FOUR)
+    story.report("d", wire.InterruptionCancelled())
+    assert story.state.interruptions == ()
+    for _ in range(2):
+        story.notice("d", lead_s=120.0)
+        story.report("d", wire.InterruptionCancelled())
+        story.report("d", wire.InterruptionCancelled())
+    story.notice("d", lead_s=120.0)
+    assert story.state.tally.preemptions_noticed == 1
+    hits = story.state.interruptions
+    assert [hit.cancelled_at_s is None for hit in hits] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_notice_that_changes_is_one_notice_with_another_end() -> None:
+    story = Story(debounce_s=60.0).training(*FOUR)
+    story.notice("d", lead_s=120.0)
+    story.notice("d", lead_s=30.0)
+    assert story.state.vms["d"].leaves_at_s == story.state.now_s + 30.0
+    assert story.state.tally.preemptions_noticed == 1
+    assert len(story.state.interruptions) == 1
+
+
+def test_a_vm_that_is_likelier_to_be_taken_is_named_and_goes_on() -> None:
+    story = Story(debounce_s=2.0).training(*FOUR)
+    story.report("d", wire.InterruptionLikely())
+    assert story.state.vms["d"].is_usable
+    assert story.state.interruptions == ()
+    assert "likelier" in story.state.last_news
+
+
 def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:
     """Let VMs come to a job that trains, and the planner answer."""
     story.tell(e.OffersSeen, offers=(OFFER,))

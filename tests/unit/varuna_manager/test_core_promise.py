@@ -79,7 +79,7 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
-    told = story(TRAIN_S + 16.0)
+    told = story(TRAIN_S + 35.0)
     weigh(told)
     wish = told.intend()
     assert not wish.offer.spot
@@ -154,7 +154,7 @@ def test_too_slow_a_job_gets_on_demand_vms_until_it_is_fast_enough() -> None:
 def test_a_nearer_deadline_is_decided_over_at_once() -> None:
     told = story(10 * TRAIN_S)
     weigh(told)
-    nearer = told.now_s + TRAIN_S + 16.0
+    nearer = told.now_s + TRAIN_S + 35.0
     told.tell(
         e.LimitsChanged,
         by="a person",
@@ -179,7 +179,7 @@ def test_what_is_promised_is_shown_with_an_interval() -> None:
     assert " in all" in line
 
 
-@pytest.mark.parametrize("left_s", [TRAIN_S + 40.0, 3 * TRAIN_S])
+@pytest.mark.parametrize("left_s", [TRAIN_S + 35.0, 3 * TRAIN_S])
 def test_a_budget_with_nothing_to_spare_for_a_lease_is_not_promised(
     left_s: float,
 ) -> None:

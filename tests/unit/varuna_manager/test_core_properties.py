@@ -87,6 +87,8 @@ REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
     st.builds(wire.CheckpointDamaged, name=st.sampled_from(["x"]), reason=REASONS),
     st.builds(wire.CheckpointFailed, step=st.just(5), reason=REASONS),
     st.builds(wire.InterruptionNoticed, lead_s=st.floats(0.0, 200.0)),
+    st.builds(wire.InterruptionCancelled),
+    st.builds(wire.InterruptionLikely),
 )
 
 VMS = st.builds(

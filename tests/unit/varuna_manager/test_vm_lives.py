@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
+from spottrain import wire
 from spottrain.cloud.provider import VmState
 from spottrain.pricing.history import VmLife
 from spottrain.pricing.switching import Place
@@ -73,6 +74,17 @@ def test_lives_end_as_the_manager_saw_them_end() -> None:
     assert found["d"].until_s == story.now_s
     assert all(life.from_s == born_s and life.place == PLACE for life in found.values())
     assert all(life.spot and life.job == "uid" for life in found.values())
+
+
+def test_a_vm_whose_notice_was_cancelled_was_not_taken() -> None:
+    story = Story(debounce_s=60.0).training("a", "b", "c")
+    for vm_id in ("a", "b", "b", "c"):
+        story.notice(vm_id, lead_s=120.0)
+        if vm_id != "c":
+            story.report(vm_id, wire.InterruptionCancelled())
+    story.notice("b", lead_s=120.0)
+    ended = {vm: life.ended for vm, life in by_vm(story).items()}
+    assert ended == {"a": "", "b": "notice", "c": "notice"}
 
 
 def test_vms_that_we_gave_back_were_not_taken() -> None:
