@@ -180,12 +180,17 @@ def _cures(
     """Return what would do instead."""
     cures = []
     if least_usd is not None:
-        cures.append(f"raise the budget to ${least_usd:,.2f}")
+        cures.append(f"raise the budget to ${_up(least_usd):,.2f}")
     if earliest_s is not None:
-        after_h = (earliest_s - standing.now_s) / HOUR_S
+        after_h = _up((earliest_s - standing.now_s) / HOUR_S)
         cures.append(f"move the deadline to {after_h:.2f} h from now")
     else:
         cheapest = base.cheapest(standing.examples_left, math.inf)
         usd = base.usd(cheapest, standing.examples_left)
-        cures.append(f"with any deadline it costs ${usd:,.2f}")
+        cures.append(f"with any deadline it costs ${_up(usd):,.2f}")
     return ", or ".join(cures)
+
+
+def _up(amount: float) -> float:
+    """Return what is enough when it is shown with two digits."""
+    return math.ceil(100 * amount) / 100

@@ -158,21 +158,38 @@ def standing(state: State) -> Standing:
 
 
 def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
-    """Return what can be had of the kind of machine that the terms are about."""
+    """Return what can be had of the kind of machine that the terms are about.
+
+    Spot VMs that cost as much as on-demand VMs beside them are none.
+    """
     state = turn.state
     here = {one.name for one in launching.held(state)}
-    return tuple(
-        Supply(
-            name=key,
-            spot=offer.spot,
-            usd_per_hour=offer.usd_per_hour,
-            available=max(0, launching.available(turn, offer)),
-            losses_per_hour=terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0,
-        )
-        for offer in state.offers
-        if terms.is_for(offer)
-        and ((key := offer_key(offer)) in here or launching.is_open(turn, offer))
-    )
+    kind = [offer for offer in state.offers if terms.is_for(offer)]
+    open_keys = {offer_key(o) for o in kind if launching.is_open(turn, o)}
+    dear = {
+        (o.region, o.zone): o.usd_per_hour
+        for o in kind
+        if not o.spot and offer_key(o) in open_keys
+    }
+    found = []
+    for offer in kind:
+        key = offer_key(offer)
+        bound = dear.get((offer.region, offer.zone), math.inf)
+        is_dear = offer.spot and offer.usd_per_hour >= bound
+        if key in here or (key in open_keys and not is_dear):
+            losses = terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0
+            found.append(
+                Supply(
+                    name=key,
+                    spot=offer.spot,
+                    usd_per_hour=offer.usd_per_hour,
+                    available=0
+                    if is_dear
+                    else max(0, launching.available(turn, offer)),
+                    losses_per_hour=losses,
+                )
+            )
+    return tuple(found)
 
 
 def _seen(turn: Turn, terms: FleetTerms) -> tuple[object, ...]:

@@ -247,7 +247,9 @@ class Layer:
 
     def _describe_instances(self, call: Call) -> Response:
         """Answer as a list that lags behind does."""
-        answer, world = self._forward(call.environ, call.body), self._world
+        world = self._world
+        world.forget(call.region)
+        answer = self._forward(call.environ, call.body)
         if answer.status_code != 200 or not (world.hide_s or world.linger_s):
             return answer
         root = ElementTree.fromstring(answer.get_data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from tests.fakes.machines import Machines
 
 ACCOUNT = "123456789012"
 _LIVE = ("pending", "running")
+LISTED_S = 3600.0
+"""How long an instance that ended is listed."""
 
 
 @dataclass
@@ -54,6 +57,7 @@ class World:
         self.hide_s = self.linger_s = self.offset_s = 0.0
         self.tokens: dict[str, tuple[str, bytes, dict[str, str]]] = {}
         self.ends: dict[str, float] = {}
+        self.past: list[dict[str, Any]] = []
         self.log: list[dict[str, Any]] = []
         self.json_log: list[str] = []
         self.drift: list[str] = []
@@ -215,19 +219,26 @@ class World:
 
     def bill(self) -> list[dict[str, Any]]:
         """Return every instance that ever was, with its start and end."""
-        return [
-            {
-                "instance_id": each.id,
-                "instance_type": each.instance_type,
-                "zone": each.placement.zone,
-                "spot": each.lifecycle == "spot",
-                "tags": {tag["key"]: tag["value"] for tag in each.get_tags()},
-                "launched_at": each.launch_time.replace(tzinfo=UTC).timestamp(),
-                "ended_at": _ended_at(each),
-            }
+        return self.past + [
+            _billed(each)
             for region in ec2_backends[ACCOUNT]
             for each in self.backend(region).all_instances()
         ]
+
+    def forget(self, region: str) -> None:
+        """List no longer what ended an hour ago, as EC2 does; it stays on the bill."""
+        reservations = self.backend(region).reservations
+        for key, reservation in list(reservations.items()):
+            old = [
+                each
+                for each in reservation.instances
+                if self.ends.get(each.id, math.inf) + LISTED_S < self.now()
+            ]
+            self.past += map(_billed, old)
+            for each in old:
+                reservation.instances.remove(each)
+            if not reservation.instances:
+                del reservations[key]
 
     def left(self) -> list[str]:
         """Name everything that costs money or was made for a job."""
@@ -257,6 +268,18 @@ class World:
             for each in self.live(region)
             if (each.lifecycle == "spot") == spot
         )
+
+
+def _billed(each: Any) -> dict[str, Any]:
+    return {
+        "instance_id": each.id,
+        "instance_type": each.instance_type,
+        "zone": each.placement.zone,
+        "spot": each.lifecycle == "spot",
+        "tags": {tag["key"]: tag["value"] for tag in each.get_tags()},
+        "launched_at": each.launch_time.replace(tzinfo=UTC).timestamp(),
+        "ended_at": _ended_at(each),
+    }
 
 
 def _ended_at(instance: Any) -> float | None:

@@ -158,11 +158,16 @@ def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
     state = job.until("more steps", lambda s: s if s.progress.step > step + 3 else None)
     story.vms.append(set(state.vms))
 
+    job.pace(0.5)
     noticed = min(state.vms)
     metadata.ask("preempt", vm=noticed.partition(".")[0], lead_s=120.0)
     state = job.until(
         "another VM in place of one that is noticed",
-        lambda s: None if noticed in s.vms else full_and_training(s),
+        lambda s: (
+            full_and_training(s)
+            if s.tally.preemptions_noticed and noticed not in s.vms
+            else None
+        ),
     )
     story.vms.append(set(state.vms))
     return story

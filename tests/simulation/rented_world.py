@@ -33,6 +33,8 @@ from spottrain.varuna_manager.links import Links
 from spottrain.varuna_manager.state import JobPhase, State, check_invariants
 
 MAX_VMS = 12
+LINGER_S = 60.0
+"""How long a list may show a VM that is gone."""
 _NOBODY = Identity(Path("nowhere"), "ca", b"secret")
 _PAUSES_S = (0.5, 2.0, 10.0, 40.0, 100.0, 300.0)
 _ROUNDS_TO_END = 200
@@ -40,14 +42,19 @@ _ROUNDS_TO_END = 200
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One VM for which the ledger and the cloud's bill differ."""
+class Verdict:
+    """How the ledger and the cloud's bill compare, in VM-seconds."""
 
-    vm_id: str
-    billed: tuple[Row, ...]
-    line: Line | None
-    more_s: float
-    """What the ledger has and the bill has not."""
+    vms: int
+    billed_s: float
+    ledger_s: float
+    apart_s: float
+    """The most that they are apart for one VM that a manager saw."""
+    unseen_s: float
+    """What was billed for VMs that came and went while nobody looked, where the cloud
+    says of none when it ended."""
+    beyond_s: float
+    """How far the ledger lies beyond what it may say; 0 when all is well."""
 
 
 class Manager:
@@ -102,6 +109,8 @@ class RentedWorld:
         self._managers: list[Manager] = []
         self._doomed: dict[str, float] = {}
         self._finished = False
+        self._seen: dict[str, set[float]] = {}
+        self._looks: list[tuple[float, float]] = []
 
     def now_s(self) -> float:
         """The fake cloud's time."""
@@ -130,11 +139,10 @@ class RentedWorld:
     async def _end(self) -> None:
         """Stop the job while things still go wrong, then let it come to its end."""
         for number in range(_ROUNDS_TO_END):
-            self.calm = number > 10
-            if self.calm:
-                self.cloud.ask("lag", hide_s=0.0, linger_s=0.0)
-            else:
+            self.calm = number > 5
+            if not self.calm:
                 self._strike()
+            self.cloud.ask("lag", hide_s=0.0, linger_s=0.0)  # else a release waits
             if self.state.phase is JobPhase.ACTIVE:  # also after a restart
                 self.feed(e.StopRequested(at_s=self.now_s(), by="a person"))
             await self._round()
@@ -152,7 +160,7 @@ class RentedWorld:
         if draw.random() < 0.3:
             cloud.restock(draw)
         if draw.random() < 0.2:
-            hide_s, linger_s = draw.choice([0.0, 5.0]), draw.choice([0.0, 60.0])
+            hide_s, linger_s = draw.choice([0.0, 5.0]), draw.choice([0.0, LINGER_S])
             cloud.ask("lag", hide_s=hide_s, linger_s=linger_s)
         for _ in range(draw.choice([0, 0, 1, 2])):
             self._script_fault()
@@ -223,8 +231,11 @@ class RentedWorld:
         self.cloud.ask("pass_time", seconds=seconds)
 
     async def _look(self, manager: Manager) -> None:
+        began_s = self.now_s()
         try:
             await manager.errands.look_at_vms()
+            if manager.alive:
+                self._looks.append((began_s, self.now_s()))
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
@@ -249,6 +260,9 @@ class RentedWorld:
 
     def feed(self, event: e.Event) -> None:
         """Journal an event, step, check, perform; events that follow wait for it."""
+        if isinstance(event, e.VmsListed | e.VmsLaunched | e.VmsReturned):
+            for vm in event.vms:
+                self._seen.setdefault(vm.vm_id, set()).add(vm.launched_at)
         self._queue.append(event)
         if len(self._queue) > 1:
             return
@@ -301,25 +315,59 @@ class RentedWorld:
 
     # --- the end ----------------------------------------------------------------------
 
-    def differences(self) -> list[Difference]:
-        """Return the VMs whose time in the ledger is not that of the bill."""
+    def verdict(self) -> Verdict:
+        """Compare the ledger with the cloud's bill, VM by VM."""
         ledger = self.state.ledger
         assert not ledger.open, sorted(ledger.open)
-        billed: dict[str, list[Row]] = {vm_id: [] for vm_id in ledger.closed}
+        billed: dict[str, list[Row]] = {}
         for row in self.cloud.bill():
             billed.setdefault(row.vm_id, []).append(row)
-        found = []
+        assert ledger.closed.keys() <= billed.keys()
+        apart_s = beyond_s = unseen_s = 0.0
         for vm_id, rows in billed.items():
-            line = ledger.closed.get(vm_id)
-            due_s = sum((row.until_s or row.from_s) - row.from_s for row in rows)
-            more_s = _lived_s(line) - due_s
-            if abs(more_s) >= 1e-3:
-                found.append(Difference(vm_id, tuple(rows), line, more_s))
-        return found
+            seen = [row for row in rows if self._was_seen(row)]
+            unseen_s += sum(_lasted_s(row) for row in rows if row not in seen)
+            if seen:
+                off_s = self._off_s(ledger.closed[vm_id], seen)
+                apart_s = max(apart_s, *(abs(each) for each in off_s))
+                beyond_s = max(beyond_s, -off_s[0], off_s[1] - self._may_lag_s(seen))
+        return Verdict(
+            vms=sum(map(len, billed.values())),
+            billed_s=sum(_lasted_s(row) for rows in billed.values() for row in rows),
+            ledger_s=sum(_lived_s(line) for line in ledger.closed.values()),
+            apart_s=apart_s,
+            unseen_s=unseen_s,
+            beyond_s=beyond_s,
+        )
+
+    def _was_seen(self, row: Row) -> bool:
+        """Return whether a manager ever knew of a VM; always where ends are stated."""
+        moments_s = self._seen.get(row.vm_id, set())
+        seen = any(abs(row.from_s - each) < 0.1 for each in moments_s)
+        return self.cloud.states_ends or seen
+
+    def _off_s(self, line: Line, rows: list[Row]) -> tuple[float, float]:
+        """Return how much earlier a line begins than the bill, and ends later."""
+        from_s = min(row.from_s for row in rows)
+        until_s = max(row.until_s or 0.0 for row in rows)
+        end_us = line.gone_us if line.ended_us is None else line.ended_us
+        return from_s - line.from_us / 1e6, (end_us or 0) / 1e6 - until_s
+
+    def _may_lag_s(self, rows: list[Row]) -> float:
+        """Return how much later than the bill a line may end: not at all where the cloud
+        states ends; else until the next look that could tell.
+        """
+        if self.cloud.states_ends:
+            return 0.0
+        until_s = max(row.until_s or 0.0 for row in rows)
+        looks = (end for began, end in self._looks if began > until_s + LINGER_S)
+        return next(looks, self.now_s()) - until_s
 
 
-def _lived_s(line: Line | None) -> float:
-    if line is None or line.offer is None:
-        return 0.0
+def _lasted_s(row: Row) -> float:
+    return 0.0 if row.until_s is None else row.until_s - row.from_s
+
+
+def _lived_s(line: Line) -> float:
     until_us = line.gone_us if line.ended_us is None else line.ended_us
     return max(0, (until_us or 0) - line.from_us) / 1e6

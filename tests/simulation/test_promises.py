@@ -14,6 +14,7 @@ from tests.simulation.workers import profile_of
 from tests.simulation.world import World
 
 from spottrain.cloud.provider import Offer, Vm
+from spottrain.pricing.budget import reserve_s
 from spottrain.pricing.hazard import Hazards
 from spottrain.pricing.promise_terms import Fleet
 from spottrain.varuna_manager import events as e
@@ -197,3 +198,17 @@ def test_a_thrifty_job_is_in_time_for_less_than_on_demand(seed: int) -> None:
     assert usd(job, spot=True) + usd(job, spot=False) < (
         alone * ON_DEMAND_USD_PER_HOUR / 3600
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_deadline_and_budget_are_kept_together(seed: int) -> None:
+    alone_s = train_s() + reserve_s(SPEC.lease_s) + 60.0
+    max_usd = 1.1 * alone_s * MOST * ON_DEMAND_USD_PER_HOUR / 3600
+    job = world(seed, left=1.3, max_usd=max_usd)
+    move_market(job, mean_s=0.1 * train_s())
+    job.run(until_s=10 * train_s())
+    check_end(job)
+    assert job.finished is not None
+    assert job.finished.kind == "succeeded"
+    assert job.now_s <= (job.settings.deadline_s or 0.0)
+    assert job.cloud.bill_usd(job.now_s) <= max_usd

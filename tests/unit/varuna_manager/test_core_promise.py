@@ -78,6 +78,17 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
     assert told.wished(c.IntendLaunch) == []
 
 
+def test_a_spot_vm_as_dear_as_one_on_demand_is_none() -> None:
+    told = story(10 * TRAIN_S)
+    weigh(told)
+    dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
+    told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
+    told.tell(e.VmLost, vm_id="a", reason="taken")
+    assert told.wished(c.IntendLaunch) == []
+    told.tell(e.OffersSeen, offers=(OFFER, ON_DEMAND))
+    assert told.intend().offer.spot
+
+
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
     told = story(TRAIN_S + 35.0)
     weigh(told)
