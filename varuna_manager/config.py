@@ -81,7 +81,8 @@ class ResourcesConfig(Section):
     not count."""
     allow_on_demand: bool = False
     """Rent on demand too: where the spot market gives nothing, and where a dollar trains
-    more than on spot VMs, interruptions counted."""
+    more than on spot VMs, interruptions counted; with `slo` only as far as that needs
+    it."""
     capacity_wait_s: PositiveFloat | None = None
     """Give up after waiting that long without a single VM; by default wait on."""
 

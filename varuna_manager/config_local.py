@@ -32,7 +32,7 @@ class ZoneConfig(Section):
     slot_speed: PositiveFloat = 1.0
     """Speed relative to the machine that is measured."""
     capacity: NonNegativeInt = 4
-    """Machines in the zone at the start."""
+    """Spot VMs that the zone has at the start; on demand there is always another one."""
     spot_usd_per_hour: NonNegativeFloat = 0.1
     """Price of a machine that may be taken away."""
     on_demand_usd_per_hour: NonNegativeFloat = 0.3

@@ -46,7 +46,8 @@ def advance(turn: Turn) -> None:
     """Decide again if something has changed or it is time to, and return what is too much."""
     state = turn.state
     terms = state.promise.terms
-    if state.phase is not JobPhase.ACTIVE or not state.reconciled or terms is None:
+    known = state.reconciled and state.offers and terms is not None
+    if state.phase is not JobPhase.ACTIVE or not known or terms is None:
         return
     if not state.job.promises:
         if state.promise.decision is not None:
@@ -78,8 +79,22 @@ def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
 
 
 def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
-    """Return whether on-demand VMs alone would be in time and within the budget."""
-    return feasible(standing(turn.state), terms.fleet, supplies(turn, terms))
+    """Return whether on-demand VMs alone would be in time and within the budget.
+
+    That some of them are not to be had for a moment does not count.
+    """
+    allowed = turn.state.job.allow_on_demand
+    market = [
+        Supply(
+            name=offer_key(offer),
+            spot=offer.spot,
+            usd_per_hour=offer.usd_per_hour,
+            available=offer.available,
+        )
+        for offer in turn.state.offers
+        if terms.is_for(offer) and (offer.spot or allowed)
+    ]
+    return feasible(standing(turn.state), terms.fleet, market)
 
 
 def _decide(turn: Turn, terms: FleetTerms) -> None:

@@ -27,13 +27,15 @@ def check_capacity(config: JobConfig) -> None:
     Raises:
         CapacityError: Not even ``resources.min_vms`` machines can be had.
     """
-    prices = sorted(
-        min(zone.spot_usd_per_hour, zone.on_demand_usd_per_hour)
-        if config.resources.allow_on_demand
-        else zone.spot_usd_per_hour
+    most = config.resources.max_vms
+    prices = [
+        zone.spot_usd_per_hour
         for zone in config.zones
-        for _ in range(min(zone.capacity, config.resources.max_vms))
-    )
+        for _ in range(min(zone.capacity, most))
+    ]
+    if config.resources.allow_on_demand:
+        prices += [z.on_demand_usd_per_hour for z in config.zones for _ in range(most)]
+    prices = sorted(prices)[:most]
     cap = config.budget.max_usd_per_hour
     costs = itertools.accumulate(map(Rate.of, prices))
     vms = sum(cap is None or cost <= Rate.allowed(cap) for cost in costs)

@@ -37,7 +37,7 @@ class ZoneSpec:
     slot_speed: float = 1.0
     """Declared speed relative to the device that the profile was measured on."""
     capacity: int
-    """Machines in the zone at the start, spot and on-demand together."""
+    """Spot VMs that the zone has at the start; on demand there is always another one."""
     spot_usd_per_hour: float
     on_demand_usd_per_hour: float
     boot_s: float = 0.0

@@ -122,12 +122,14 @@ class LocalCloud:
             gpus=spec.slots,
             gpu_memory_bytes=spec.slot_memory_bytes,
             gpu_speed=spec.slot_speed,
-            available=self._available(zone),
+            available=self._available(zone) if spot else None,
         )
 
     def _available(self, zone: _Zone) -> int:
+        """Return how many more spot VMs a zone has."""
         used = sum(
             vm.offer.zone == zone.spec.name
+            and vm.offer.spot
             and vm.state != VmState.TERMINATED
             and vm_id not in self._taken
             for vm_id, vm in self.vms.items()
@@ -165,13 +167,15 @@ class LocalCloud:
                 f"launch needs a count of at least 1 for job {self.settings.job}: "
                 f"got {request.count} for {request.job}"
             )
-        count = min(request.count, self._available(zone))
+        count, spot = request.count, request.offer.spot
+        if spot:
+            count = min(count, self._available(zone))
         if count == 0:
             raise NoCapacityError(
                 f"zone {zone.spec.name} has no {zone.spec.instance_type} left; "
                 "try again later or elsewhere"
             )
-        offer = self._offer(zone, request.offer.spot, now_s)
+        offer = self._offer(zone, spot, now_s)
         vms = [
             Vm(
                 vm_id=new_id(),

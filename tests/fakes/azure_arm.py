@@ -109,11 +109,15 @@ class Arm:
                 return error(fault.status, fault.code, "scripted", fault)
             if fault.kind == "hang":
                 time.sleep(fault.seconds)
-            carried_out, answered = fault.kind == "lost", False
+            if fault.kind == "kill":
+                fault.kill()
+            carried_out, answered = fault.kind in ("lost", "late kill"), False
         if not carried_out:
             return None
         with world.lock:
             said = self._checked(call, route)
+        if fault is not None and fault.kind == "late kill":
+            fault.kill()
         return said if answered else None
 
     def _route(self, call: Call) -> Callable[[], Reply] | None:

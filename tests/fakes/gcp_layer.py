@@ -21,6 +21,7 @@ from tests.fakes.gcp_schema import (
     routes,
 )
 from tests.fakes.gcp_world import IMAGE_PROJECT, PROJECT, Json, World
+from tests.fakes.script import Fault
 
 _SKEW_S = 300.0
 """How far a clock may be off before credentials are refused."""
@@ -75,17 +76,23 @@ class Layer:
             route, _ = find_route(self._routes, method, target)
         except DriftError as error:
             return self._drifted(error)
-        carried_out, answered, answer = self._scripted(route, target, told)
-        if answer is not None or not carried_out:
+        carried_out, answered, fault = self._scripted(route, target, told)
+        if fault is not None and fault.kind == "error":
+            answer = refusal(fault.status, fault.code, "scripted")
+            answer.headers |= fault.headers
             return answer
+        if not carried_out:
+            return None
         with self._world.lock:
             answer = self._checked(route, target, headers, told)
+        if fault is not None and fault.kind == "late kill":
+            fault.kill()
         return answer if answered else None
 
     def _scripted(
         self, route: Route, target: str, body: Any
-    ) -> tuple[bool, bool, Answer | None]:
-        """Return (carried out, answered, the answer if it is a scripted error)."""
+    ) -> tuple[bool, bool, Fault | None]:
+        """Return (carried out, answered, what goes wrong)."""
         world, name = self._world, route.operation
         with world.lock:
             world.log.append(
@@ -97,13 +104,12 @@ class Layer:
             fault = world.fault(name) if carried_out else None
         if fault is None:
             return carried_out, answered, None
-        if fault.kind == "error":
-            answer = refusal(fault.status, fault.code, "scripted")
-            answer.headers |= fault.headers
-            return True, True, answer
         if fault.kind in ("hang", "slow"):
             time.sleep(fault.seconds)
-        return fault.kind in ("lost", "slow"), fault.kind == "slow", None
+        if fault.kind == "kill":
+            fault.kill()
+        done = fault.kind in ("lost", "slow", "late kill")
+        return done, fault.kind == "slow", fault
 
     def _checked(
         self, route: Route, target: str, headers: Message, body: Any

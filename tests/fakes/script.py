@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -16,13 +20,20 @@ class Fault:
     """``*``: of any."""
     kind: str
     """``error`` (with code and status), ``drop`` (no answer, nothing done), ``lost``
-    (done, no answer), ``hang`` (no answer for ``seconds``, nothing done) or ``slow``
-    (done and answered after ``seconds``)."""
+    (done, no answer), ``hang`` (no answer for ``seconds``, nothing done), ``slow``
+    (done and answered after ``seconds``), or ``kill`` and ``late kill``: whoever asks dies
+    before or after it is done."""
     times: int = 1
     code: str = ""
     status: int = 400
     seconds: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    victim: str = ""
+    """A file with the pid of whoever asks, as JSON."""
+
+    def kill(self) -> None:
+        """Let whoever asks die."""
+        os.kill(json.loads(Path(self.victim).read_text())["pid"], signal.SIGKILL)
 
 
 class Script:

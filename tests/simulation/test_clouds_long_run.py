@@ -34,5 +34,5 @@ def test_after_many_faults_the_cloud_is_empty_and_its_bill_is_our_ledger(
         if cloud.states_ends:
             assert abs(verdict.ledger_s - verdict.billed_s) < 1.0, verdict
             assert verdict.unseen_s == 0.0
-        for what in ("preemptions", "notices", "managers", "terminations asked for"):
-            assert world.counts[what] > 1
+        for what in ("preemptions", "managers", "terminations asked for"):
+            assert world.counts[what] > 0

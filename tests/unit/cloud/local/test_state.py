@@ -208,7 +208,7 @@ class Market(RuleBasedStateMachine):
         spot=st.booleans(),
     )
     def launch(self, token: str, count: int, zone: str, spot: bool) -> str:
-        free = self.driver.available(zone) or 0
+        free = (self.driver.available(zone) or 0) if spot else count
         try:
             result = self.driver.launch(count, token=token, zone=zone, spot=spot)
         except NoCapacityError:

@@ -1,4 +1,4 @@
-"""The manager dies at every step of a launch on AWS's fake: nothing is rented twice."""
+"""The manager dies at every step of a launch on each fake: nothing is rented twice."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from tests.fakes.aws import ROOT
 from tests.fakes.sshd import WHY_NOT
-from tests.integration.aws_vms import AwsVms, aws_vms
+from tests.integration.cloud_vms import FAKES, CloudVms, cloud_vms
 from tests.integration.test_manager_process import settings
 
 from spottrain.cloud.provider import ReleasesJob
-from spottrain.cloud.ssh.keys import ensure_key
 from spottrain.varuna_manager.events import JobSubmitted
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
@@ -31,35 +30,29 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 
-SCRIPT = Path(__file__).with_name("aws_manager.py")
+SCRIPT = Path(__file__).with_name("cloud_manager.py")
 END_S = 90.0
+STEPS = 100
 KILLED = -signal.SIGKILL
 
 
-class AwsJob:
+class CloudJob:
     """A submitted job on the fake, and its managers, one after another."""
 
-    def __init__(self, folder: Path, cloud: AwsVms, steps: int) -> None:
-        self.dir = JobDir(folder / "home" / "jobs" / "job")
-        self.dir.path.mkdir(parents=True)
-        self.home = folder / "home"
+    def __init__(self, job: JobDir, cloud: CloudVms, steps: int) -> None:
+        self.dir = job
+        self.home = job.path.parent.parent
         self.cloud = cloud
         tarfile.open(self.dir.workdir, "w:gz").close()
         wanted = settings(self.dir.path, steps=steps, max_vms=2)
         journal = Journal(self.dir.journal)
         journal.append(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
-        key_file, public_key = ensure_key(self.dir.cloud)
-        known = {
-            "port": int(cloud.fake.url.rpartition(":")[2]),
-            "settings": {**cloud.settings(), "public_key": public_key},
-            "key_file": str(key_file),
-        }
-        (self.dir.path / "aws.json").write_text(json.dumps(known))
+        (self.dir.path / "cloud.json").write_text(json.dumps(cloud.known()))
         self.managers: list[subprocess.Popen[bytes]] = []
 
     def start(self, *dies_at: str) -> subprocess.Popen[bytes]:
-        """Start a manager; see ``aws_manager.py``."""
+        """Start a manager; see ``cloud_manager.py``."""
         path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
         with self.dir.log.open("ab") as log:
             manager = subprocess.Popen(
@@ -76,7 +69,7 @@ class AwsJob:
         return manager
 
     def dies_at(self, operation: str, kind: str) -> None:
-        """Let the next manager die as it asks AWS for something; wait until it did."""
+        """Let the next manager die as it asks the cloud for something; wait until it did."""
         victim = str(self.dir.path / "manager.json")
         self.cloud.fake.ask("fail", operation=operation, kind=kind, victim=victim)
         assert self.start().wait(END_S) == KILLED, self.log()
@@ -99,11 +92,11 @@ class AwsJob:
         assert state.phase is JobPhase.ENDED
         assert state.progress.step == state.job.spec.steps
         bill: list[dict[str, Any]] = self.cloud.fake.ask("bill")
-        assert len(bill) == 2, [one["tags"] for one in bill]
+        assert len(bill) == 2, bill
         assert all(one["ended_at"] for one in bill)
         assert state.tally.vms_launched == 2
         assert self.cloud.fake.ask("switched_on") == []
-        provider = self.cloud.provider()
+        provider = self.cloud.fake.provider()
         assert isinstance(provider, ReleasesJob)
         provider.release("job")
         assert self.cloud.fake.ask("left") == []
@@ -115,24 +108,19 @@ class AwsJob:
             manager.wait()
 
 
-@pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[Callable[[int], AwsJob]]:
-    jobs = []
-    with aws_vms(tmp_path / "aws") as cloud:
-
-        def make(steps: int) -> AwsJob:
-            jobs.append(AwsJob(tmp_path, cloud, steps))
-            return jobs[-1]
-
-        yield make
-        for job in jobs:
-            job.end()
+@pytest.fixture(params=FAKES)
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CloudJob]:
+    made = JobDir(tmp_path / "home" / "jobs" / "job")
+    made.path.mkdir(parents=True)
+    with cloud_vms(request.param, tmp_path, made.cloud) as cloud:
+        job = CloudJob(made, cloud, STEPS)
+        yield job
+        job.end()
 
 
 def test_a_manager_that_dies_at_any_step_of_a_launch_rents_nothing_twice(
-    make_job: Callable[[int], AwsJob],
+    job: CloudJob,
 ) -> None:
-    job = make_job(300)
     for event in ("LaunchIntended", "VmsLaunched", "AgentStarting", "AgentRegistered"):
         for when in ("before", "after"):
             assert job.start(event, when).wait(END_S) == KILLED, job.log()
@@ -140,18 +128,33 @@ def test_a_manager_that_dies_at_any_step_of_a_launch_rents_nothing_twice(
     job.ended_well(job.start())
 
 
-def test_a_manager_that_dies_while_it_asks_rents_nothing_twice(
-    make_job: Callable[[int], AwsJob],
-) -> None:
-    job = make_job(300)
+REQUESTS = {
+    "aws": ("ImportKeyPair", "RunInstances", "GetConsoleOutput", "TerminateInstances"),
+    "azure": (
+        "PUT virtualNetworks",
+        "PUT virtualMachines",
+        "GET networkInterfaces",
+        "DELETE virtualMachines",
+    ),
+    "gcp": (
+        "networks.insert",
+        "instances.bulk_insert",
+        "instances.get_guest_attributes",
+        "instances.delete",
+    ),
+}
+"""What is shared, the launch itself, the address of a VM that is there, its end."""
+
+
+def test_a_manager_that_dies_while_it_asks_rents_nothing_twice(job: CloudJob) -> None:
+    shared, launch, address, end = REQUESTS[job.cloud.name]
     for operation, kind in (
-        ("ImportKeyPair", "kill"),
-        ("ImportKeyPair", "late kill"),
-        ("RunInstances", "kill"),  # the request was never read
-        ("RunInstances", "late kill"),  # its reply was never written
-        ("GetConsoleOutput", "kill"),  # the VMs are there
-        ("TerminateInstances", "kill"),
-        ("TerminateInstances", "late kill"),
+        (shared, "late kill"),
+        (launch, "kill"),  # the request was never read
+        (launch, "late kill"),  # its reply was never written
+        (address, "kill"),  # the VMs are there
+        (end, "kill"),
+        (end, "late kill"),
     ):
         job.dies_at(operation, kind)
     job.ended_well(job.start())

@@ -1,8 +1,8 @@
-"""The real manager over AWS's fake, whose VMs it enters by SSH, with stub supervisors.
+"""The real manager over a fake cloud, whose VMs it enters by SSH, with stub supervisors.
 
-``aws_manager.py JOB_DIR [EVENT before|after]``: with an EVENT it kills itself with SIGKILL
-when one is journalled, before or after it is committed. ``JOB_DIR/aws.json`` says where
-the fake is and what must be known of its VMs.
+``cloud_manager.py JOB_DIR [EVENT before|after]``: with an EVENT it kills itself with
+SIGKILL when one is journalled, before or after it is committed. ``JOB_DIR/cloud.json``
+says where the fake is and what must be known of its VMs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tarfile
 from pathlib import Path
 
 import uvloop
-from tests.fakes.aws import FakeAws
+from tests.integration.cloud_vms import client
 
 from spottrain.cloud.ssh import bootstrap
 from spottrain.cloud.ssh.guest import Access
@@ -52,10 +52,10 @@ class DyingJournal(Journal):
 
 
 def open_cloud(job: JobDir) -> Rented:
-    """Return the provider of a job, as ``aws.json`` says."""
-    known = json.loads((job.path / "aws.json").read_text())
+    """Return the provider of a job, as ``cloud.json`` says."""
+    known = json.loads((job.path / "cloud.json").read_text())
     return Rented(
-        FakeAws(known["port"]).provider(**known["settings"]),
+        client(known).provider(**known["settings"]),
         job.cloud,
         job.name,
         Payload(workdir=job.workdir),
