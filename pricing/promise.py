@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.pricing.promise_lots import Lot, units
+from spottrain.pricing.promise_lots import Lot, lots_of, units
 from spottrain.pricing.promise_net import Net, net
 from spottrain.pricing.promise_outlook import Outlook, market, plan
 from spottrain.pricing.promise_terms import (
@@ -25,8 +25,6 @@ from spottrain.pricing.promise_terms import (
     Supply,
 )
 
-KEEP = 0.2
-"""Share by which a VM elsewhere must be cheaper than one that is held."""
 PATIENCE = 0.0
 """Share by which on-demand VMs must be worth more than they cost before they are rented
 ahead of the edge: spot VMs may come."""
@@ -37,6 +35,8 @@ CALM = 3.0
 CHURN = 2.0
 """Times that the losses to expect may eat up the slack before the deadline: they often
 come together, and slack may grow."""
+AGAIN = 3.0
+"""On-demand VMs of a job in haste stay until slack is so many times what called them."""
 ENDGAME = 3.0
 """No VMs are rented that would train for less than so many boot times."""
 
@@ -207,20 +207,21 @@ class _Case:
 
     def _without_deadline(self) -> Decision:
         lots = self._lots(on_demand=self._needs_rate())
-        return self._hasten(lots, "there is no deadline")
+        return self._hasten(lots, 0, "there is no deadline")
 
     def _haste(self) -> Decision:
-        lots = self._bearable(self._lots(on_demand=self._needs_rate()), self.fleet.most)
-        return self._hasten(lots, f"slack {self.slack_s:.0f} s")
+        kept = self.net.paid if self.slack_s < AGAIN * self.margin_s else 0
+        lots = self._lots(on_demand=kept > 0 or self._needs_rate())
+        lots = self._bearable(lots, self.fleet.most)
+        return self._hasten(lots, kept, f"slack {self.slack_s:.0f} s")
 
-    def _hasten(self, lots: Sequence[Lot], why: str) -> Decision:
+    def _hasten(self, lots: Sequence[Lot], kept: int, why: str) -> Decision:
         spot = sum(lot.count for lot in lots if lot.spot)
-        wanted = min(self.fleet.most, max(spot, self._rate_size()))
-        return self._answer(
-            self._take(lots, wanted),
-            "spot" if wanted else "wait",
-            f"{why}: all the spot VMs that there are",
-        )
+        wanted = min(self.fleet.most, max(spot + kept, self._rate_size()))
+        if not wanted:
+            return self._answer((), "wait", f"{why}: there are no spot VMs")
+        taken = self._take(lots, wanted)
+        return self._answer(taken, "spot", f"{why}: all the spot VMs that there are")
 
     def _without_net(self) -> Decision:
         why = "there are no on-demand VMs"
@@ -328,27 +329,8 @@ class _Case:
 
     def _lots(self, *, on_demand: bool) -> list[Lot]:
         """Return the VMs that may be had or are held, the best first."""
-        lots, most = [], self.fleet.most
-        for supply in self.supplies:
-            if not (supply.spot or on_demand):
-                continue
-            usd = supply.effective_usd_per_hour(self.fleet)
-            mine = self.held.get(supply.name)
-            have = 0 if mine is None else mine.ready + mine.booting
-            free = most if supply.available is None else min(most, supply.available)
-            for count, is_held in ((have, True), (free, False)):
-                lots.append(
-                    Lot(
-                        name=supply.name,
-                        spot=supply.spot,
-                        count=count,
-                        usd_per_hour=usd,
-                        rank=usd * (1 - KEEP) if is_held else usd,
-                        losses_per_hour=supply.losses_per_hour,
-                        is_held=is_held,
-                    )
-                )
-        return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
+        wanted = [supply for supply in self.supplies if supply.spot or on_demand]
+        return lots_of(wanted, self.held, self.fleet)
 
     def _take(self, lots: Sequence[Lot], size: int) -> dict[str, int]:
         """Return the best VMs by supply, as many as the cap of an hour's price bears."""

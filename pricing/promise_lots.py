@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from spottrain.pricing.promise_terms import Fleet, Held, Supply
+
+KEEP = 0.2
+"""Share by which a VM elsewhere must be cheaper than one that is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,31 @@ class Lot:
     losses_per_hour: float
     """Of one VM."""
     is_held: bool
+
+
+def lots_of(
+    supplies: Iterable[Supply], held: Mapping[str, Held], fleet: Fleet
+) -> list[Lot]:
+    """Return the VMs that may be had or are held, the best first."""
+    lots, most = [], fleet.most
+    for supply in supplies:
+        usd = supply.effective_usd_per_hour(fleet)
+        mine = held.get(supply.name)
+        have = 0 if mine is None else mine.ready + mine.booting
+        free = most if supply.available is None else min(most, supply.available)
+        for count, is_held in ((have, True), (free, False)):
+            lots.append(
+                Lot(
+                    name=supply.name,
+                    spot=supply.spot,
+                    count=count,
+                    usd_per_hour=usd,
+                    rank=usd * (1 - KEEP) if is_held else usd,
+                    losses_per_hour=supply.losses_per_hour,
+                    is_held=is_held,
+                )
+            )
+    return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
 
 
 def units(lots: Sequence[Lot]) -> Iterator[Lot]:

@@ -47,6 +47,7 @@ class Appraiser:
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
+        self._settled: int | None = None
         self._paces: Paces | None = None
         self._corrections: dict[Kind, float] = {}
         self._boots_s: dict[Kind, float] = {}
@@ -81,8 +82,11 @@ class Appraiser:
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )
-        if profile is not self._profile or self._paces is None:
-            self._profile, self._paces = profile, Paces(_inputs(state, profile))
+        settled = _settled(state)
+        known = profile is self._profile and settled == self._settled
+        if not known or self._paces is None:
+            self._profile, self._settled = profile, settled
+            self._paces = Paces(_inputs(state, profile, settled))
         elif asked == self._last:
             return None
         self._last = asked
@@ -295,14 +299,20 @@ def _held(state: State) -> Place | None:
     return max(places, key=lambda place: (places[place], place), default=None)
 
 
-def _inputs(state: State, profile: Profile) -> PlanInputs:
+def _settled(state: State) -> int | None:
+    """Return the micro-batch size of the job, once the first plan has settled it."""
+    plan = state.generation.plan if state.generation else state.previous_plan
+    return state.job.microbatch_size or (plan.microbatch_size if plan else None)
+
+
+def _inputs(state: State, profile: Profile, settled: int | None) -> PlanInputs:
     job = state.job
     return PlanInputs(
         facts=job.facts,
         profile=profile,
         slots=(),
         minibatch_size=job.spec.minibatch_size,
-        microbatch_size=job.microbatch_size,
+        microbatch_size=settled,
         reduction=job.spec.reduction,
         schedule=job.schedule,
         recompute=job.recompute,

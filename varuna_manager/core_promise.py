@@ -46,9 +46,11 @@ def advance(turn: Turn) -> None:
     """Decide again if something has changed or it is time to, and return what is too much."""
     state = turn.state
     terms = state.promise.terms
-    known = state.reconciled and state.offers and terms is not None
+    known = state.reconciled and bool(state.offers)
     if state.phase is not JobPhase.ACTIVE or not known or terms is None:
         return
+    if state.progress.step >= state.job.spec.steps:
+        return  # the last checkpoint is still to be written
     if not state.job.promises:
         if state.promise.decision is not None:
             turn.state = replace(state, promise=Promise(terms=terms))

@@ -62,11 +62,11 @@ def passing(found: Iterable[Json], asked: Json) -> list[Json]:
 
 
 def page(found: list[Json], asked: Json) -> Json:
-    """Return one page, of two things at most: so that paging is seen."""
-    start = int(asked.get("pageToken") or 0)
-    told: Json = {"items": found[start : start + 2]}
-    if start + 2 < len(found):
-        told["nextPageToken"] = str(start + 2)
+    """Return one page: of two things, so that paging is seen, or a quarter of many."""
+    start, size = int(asked.get("pageToken") or 0), max(2, len(found) // 4)
+    told: Json = {"items": found[start : start + size]}
+    if start + size < len(found):
+        told["nextPageToken"] = str(start + size)
     return told
 
 

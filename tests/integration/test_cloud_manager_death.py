@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,14 @@ class CloudJob:
         check_invariants(state)
         assert state.phase is JobPhase.ENDED
         assert state.progress.step == state.job.spec.steps
-        bill: list[dict[str, Any]] = self.cloud.fake.ask("bill")
-        assert len(bill) == 2, bill
-        assert all(one["ended_at"] for one in bill)
         assert state.tally.vms_launched == 2
-        assert self.cloud.fake.ask("switched_on") == []
         provider = self.cloud.fake.provider()
         assert isinstance(provider, ReleasesJob)
         provider.release("job")
+        bill: list[dict[str, Any]] = self.cloud.fake.ask("bill")
+        assert len(bill) == 2, bill
+        assert all(one["ended_at"] for one in bill)
+        assert self.cloud.fake.ask("switched_on") == []
         assert self.cloud.fake.ask("left") == []
         assert self.cloud.fake.ask("drifts") == []
 
