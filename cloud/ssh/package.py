@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,17 @@ class Package:
     sha256: str
 
 
-@functools.cache
+_packing = threading.Lock()
+
+
 def package() -> Package:
     """Return this very software, packed; the same bytes each time."""
+    with _packing:  # many hosts are made ready at once: else each thread would pack
+        return _packed()
+
+
+@functools.cache
+def _packed() -> Package:
     root = Path(errors.__file__).parent
     buffer = io.BytesIO()
     with (

@@ -145,7 +145,7 @@ class Job:
             "morphing": {"debounce_s": 0.5},
             **settings,
         }
-        self.file.write_text(yaml.safe_dump(self.settings))
+        self.save()
         self._pace = self.folder / "pace"
         self.pace(0.0)
         self._mark = f"{name}-{uuid.uuid4().hex}"
@@ -162,6 +162,10 @@ class Job:
 
     def __exit__(self, *exc: object) -> None:
         self.kill_everything()
+
+    def save(self) -> None:
+        """Write the job file anew."""
+        self.file.write_text(yaml.safe_dump(self.settings))
 
     # --- what a user does ---------------------------------------------------------
 

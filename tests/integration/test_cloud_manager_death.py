@@ -121,7 +121,10 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CloudJob]:
 def test_a_manager_that_dies_at_any_step_of_a_launch_rents_nothing_twice(
     job: CloudJob,
 ) -> None:
-    for event in ("LaunchIntended", "VmsLaunched", "AgentStarting", "AgentRegistered"):
+    events = ["LaunchIntended", "VmsLaunched"]
+    if job.cloud.name == "aws":  # what comes then is the same on all clouds
+        events += ["AgentStarting", "AgentRegistered"]
+    for event in events:
         for when in ("before", "after"):
             assert job.start(event, when).wait(END_S) == KILLED, job.log()
             check_invariants(job.state())

@@ -22,7 +22,7 @@ from tests.simulation.test_simulation import settings
 
 from spottrain import wire
 from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.provider import CloudProvider, VmState
 from spottrain.pricing.ledger import Line
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
@@ -262,7 +262,8 @@ class RentedWorld:
         """Journal an event, step, check, perform; events that follow wait for it."""
         if isinstance(event, e.VmsListed | e.VmsLaunched | e.VmsReturned):
             for vm in event.vms:
-                self._seen.setdefault(vm.vm_id, set()).add(vm.launched_at)
+                if vm.state in (VmState.STARTING, VmState.RUNNING):
+                    self._seen.setdefault(vm.vm_id, set()).add(vm.launched_at)
         self._queue.append(event)
         if len(self._queue) > 1:
             return
@@ -341,7 +342,7 @@ class RentedWorld:
         )
 
     def _was_seen(self, row: Row) -> bool:
-        """Return whether a manager ever knew of a VM; always where ends are stated."""
+        """Return whether a manager ever saw a VM alive; no matter where ends are stated."""
         moments_s = self._seen.get(row.vm_id, set())
         seen = any(abs(row.from_s - each) < 0.1 for each in moments_s)
         return self.cloud.states_ends or seen

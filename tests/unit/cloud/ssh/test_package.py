@@ -36,3 +36,23 @@ def test_the_runtime_is_carried_too() -> None:
     assert "spottrain/pipeline/supervisor.py" in names
     assert "spottrain/morphing/loops/play.py" in names
     assert len(names) == len(set(names))
+
+
+ONCE = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from spottrain.cloud.ssh.package import package
+barrier = Barrier(8)
+def pack(_):
+    barrier.wait()
+    return id(package())
+with ThreadPoolExecutor(8) as threads:
+    print(len(set(threads.map(pack, range(8)))))
+"""
+
+
+def test_many_hosts_at_once_have_it_packed_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ONCE], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr
