@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from spottrain.pricing import scopes
 from spottrain.pricing.offers import offer_key
 from spottrain.pricing.promise import decide
 from spottrain.pricing.promise_net import feasible
@@ -177,11 +178,17 @@ def standing(state: State) -> Standing:
 def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
     """Return what can be had of the kind of machine that the terms are about.
 
-    Spot VMs that cost as much as on-demand VMs beside them are none.
+    Where the job's VMs have to be near each other, there. Spot VMs that cost as much as
+    on-demand VMs beside them are none.
     """
     state = turn.state
     here = {one.name for one in launching.held(state)}
-    kind = [offer for offer in state.offers if terms.is_for(offer)]
+    where = launching.home(state)
+    kind = [
+        offer
+        for offer in state.offers
+        if terms.is_for(offer) and (where is None or scopes.place_of(offer) == where)
+    ]
     open_keys = {offer_key(o) for o in kind if launching.is_open(turn, o)}
     dear = {
         (o.region, o.zone): o.usd_per_hour

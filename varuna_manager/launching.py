@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
@@ -70,11 +71,11 @@ def launch_more(turn: Turn) -> None:
 def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
     """Return what to rent next and how many of up to ``wanted``; None if nothing."""
     money, most = budget(turn.state), turn.state.job.max_vms
+    lacks = lacking(turn.state)
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(turn.state.offers, turn.state.worths):
         borne = money.affords(offer.usd_per_hour, most)
-        lacks = lacking(turn.state, offer)
-        count = min(wanted, available(turn, offer), borne, lacks)
+        count = min(wanted, available(turn, offer), borne, lacks(offer))
         if count > 0:
             free[offer_key(offer)] = offer, count
     near = _near(turn.state, [offer for offer, _ in free.values()])
@@ -100,18 +101,19 @@ def held(state: State) -> tuple[Held, ...]:
     )
 
 
-def lacking(state: State, offer: Offer) -> int:
-    """Return how many more VMs of an offer the job's promise wants.
+def lacking(state: State) -> Callable[[Offer], int]:
+    """Return what tells how many more VMs of an offer the job's promise wants.
 
     Before it is known what VMs do, none on demand but to begin with.
     """
-    decision, key = state.promise.decision, offer_key(offer)
+    have = {one.name: one.ready + one.booting for one in held(state)}
+    decision = state.promise.decision
     if decision is not None:
-        have = {one.name: one.ready + one.booting for one in held(state)}
-        return decision.count(key) - have.get(key, 0)
-    if offer.spot or not state.job.promises:
-        return state.job.max_vms
-    return state.job.min_vms - sum(one.ready + one.booting for one in held(state))
+        wanted = dict(decision.wanted)
+        return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)
+    first = state.job.min_vms - sum(have.values())
+    promises, most = state.job.promises, state.job.max_vms
+    return lambda offer: first if promises and not offer.spot else most
 
 
 def is_open(turn: Turn, offer: Offer) -> bool:
