@@ -212,7 +212,7 @@ class _Case:
     def _haste(self) -> Decision:
         kept = self.net.paid if self.slack_s < AGAIN * self.margin_s else 0
         lots = self._lots(on_demand=kept > 0 or self._needs_rate())
-        lots = self._bearable(lots, self.fleet.most)
+        lots = self._bearable(lots, max(0, self.fleet.most - kept))
         return self._hasten(lots, kept, f"slack {self.slack_s:.0f} s")
 
     def _hasten(self, lots: Sequence[Lot], kept: int, why: str) -> Decision:

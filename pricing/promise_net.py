@@ -21,6 +21,8 @@ from spottrain.pricing.promise_terms import (
 
 _TIE = 1e-9
 """Relative difference that is rounding."""
+LEEWAY_S = 60.0
+"""From being told of a deadline that would do to trying it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,8 @@ def feasible(
     least_usd = base.usd(size, examples) if size else None
     fastest = base.fastest(examples, standing.usd_left)
     train_s = base.train_s(fastest, examples)
-    earliest_s = standing.now_s + base.start_s() + train_s if fastest else None
+    needs_s = base.start_s() + train_s + standing.ending_s
+    earliest_s = standing.now_s + needs_s if fastest else None
     affords = least_usd is not None and (
         standing.usd_left is None or least_usd <= standing.usd_left * (1 + _TIE)
     )
@@ -157,16 +160,16 @@ def _why(
             f"no on-demand VMs that could train the job{capped}: no promise can be "
             "made, spot VMs may not come; allow on-demand"
         )
-    left_h = standing.left_s / HOUR_S
     budget = "no limit" if standing.usd_left is None else f"${standing.usd_left:,.2f}"
     if affords:
-        vms = f"{size} on-demand VMs alone would do it in time"
+        vms = f"{_vms(size)} alone would do it in time"
         return f"{vms} for ${least_usd:,.2f}; to be spent: {budget}"
     if least_usd is None:
-        needs_s = base.start_s() + base.train_s(base.most, standing.examples_left)
+        train_s = base.train_s(base.most, standing.examples_left)
         problem = (
-            f"{base.most} on-demand VMs take {needs_s / HOUR_S:.2f} h, the deadline is "
-            f"in {left_h:.2f} h"
+            f"{_vms(base.most)} and the end of the job take "
+            f"{(base.start_s() + train_s + standing.ending_s) / HOUR_S:.3f} h, the "
+            f"deadline is in {(standing.left_s + standing.ending_s) / HOUR_S:.3f} h"
         )
     else:
         problem = f"on-demand VMs in time cost ${least_usd:,.2f}, to be spent: {budget}"
@@ -182,13 +185,17 @@ def _cures(
     if least_usd is not None:
         cures.append(f"raise the budget to ${_up(least_usd):,.2f}")
     if earliest_s is not None:
-        after_h = _up((earliest_s - standing.now_s) / HOUR_S)
+        after_h = _up((earliest_s - standing.now_s + LEEWAY_S) / HOUR_S)
         cures.append(f"move the deadline to {after_h:.2f} h from now")
     else:
         cheapest = base.cheapest(standing.examples_left, math.inf)
         usd = base.usd(cheapest, standing.examples_left)
         cures.append(f"with any deadline it costs ${_up(usd):,.2f}")
     return ", or ".join(cures)
+
+
+def _vms(size: int) -> str:
+    return f"{size} on-demand VM{'s' * (size != 1)}"
 
 
 def _up(amount: float) -> float:

@@ -137,6 +137,8 @@ class Standing:
     deadline_s: float | None
     """On the clock of ``now_s``."""
     examples_left: float
+    ending_s: float = 0.0
+    """From the last example to the end of the job, which must be over by the deadline."""
     usd_left: float | None = None
     """Of the budget."""
     kept_s: float = 0.0
@@ -158,8 +160,10 @@ class Standing:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline; infinite without one."""
-        return math.inf if self.deadline_s is None else self.deadline_s - self.now_s
+        """Seconds in which to train; infinite without a deadline."""
+        if self.deadline_s is None:
+            return math.inf
+        return self.deadline_s - self.ending_s - self.now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ def _dollars(value: Any) -> Any:
 Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
 Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+LONGEST_H = 876_600.0
+"""A hundred years: beyond it moments cannot be written."""
 
 
 class BudgetConfig(Section):
@@ -129,7 +131,7 @@ class SloConfig(Section):
 
     deadline: AwareDatetime | None = None
     """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
-    max_hours: PositiveFloat | None = None
+    max_hours: Annotated[float, Field(gt=0, le=LONGEST_H)] | None = None
     """Hours from launch."""
     min_examples_per_s: PositiveFloat | None = None
     """Examples per second that the job must train, interruptions included."""

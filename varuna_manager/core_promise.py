@@ -164,7 +164,8 @@ def standing(state: State) -> Standing:
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
     return Standing(
         now_s=state.now_s,
-        deadline_s=None if job.deadline_s is None else job.deadline_s - END_S,
+        deadline_s=job.deadline_s,
+        ending_s=END_S,
         examples_left=float(left * job.spec.minibatch_size),
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         kept_s=money.reserve_s,

@@ -121,7 +121,8 @@ class Ends:
         ]
         with self._lock:
             for vm in past:
-                self._ended.setdefault(vm.vm_id, (now_s, vm))
+                if vm.vm_id not in self._seen:  # of those more is known
+                    self._ended.setdefault(vm.vm_id, (now_s, vm))
             self._recalled.add(job)
 
     def _look_up(self, missing: Sequence[Vm]) -> list[Vm]:

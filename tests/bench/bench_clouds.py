@@ -1,4 +1,4 @@
-"""A thousand launches, preemptions and terminations under random faults, on each cloud.
+"""About a thousand launches, preemptions and terminations under faults, on each cloud.
 
 The manager's core and errands over the real adapters and SDKs against the fakes
 (tests/simulation/rented_world.py), in virtual time. Told are what befell it, how many
@@ -50,6 +50,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clouds", nargs="+", choices=list(CLOUDS), default=CLOUDS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--vms", type=int, default=1000)
+    parser.add_argument("--vms", type=int, default=300)
     given = parser.parse_args()
     raise SystemExit(main(given.clouds, given.seed, given.vms))

@@ -100,6 +100,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "machine_types.aggregated_list": ("filter",),
     "accelerator_types.aggregated_list": ("filter",),
     "zone_operations.list": ("filter",),
+    "global_operations.aggregated_list": ("filter",),
     "global_operations.list": ("filter",),
     "region_operations.list": ("filter",),
     "advice.capacity": (

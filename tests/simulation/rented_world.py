@@ -33,6 +33,8 @@ from spottrain.varuna_manager.links import Links
 from spottrain.varuna_manager.state import JobPhase, State, check_invariants
 
 MAX_VMS = 12
+CLOSE_S = 0.1
+"""A fake may put a VM on its bill and tell when it was made so far apart."""
 LINGER_S = 60.0
 """How long a list may show a VM that is gone."""
 _NOBODY = Identity(Path("nowhere"), "ca", b"secret")
@@ -332,13 +334,15 @@ class RentedWorld:
                 off_s = self._off_s(ledger.closed[vm_id], seen)
                 apart_s = max(apart_s, *(abs(each) for each in off_s))
                 beyond_s = max(beyond_s, -off_s[0], off_s[1] - self._may_lag_s(seen))
+                if self.cloud.states_ends:
+                    beyond_s = max(beyond_s, apart_s)
         return Verdict(
             vms=sum(map(len, billed.values())),
             billed_s=sum(_lasted_s(row) for rows in billed.values() for row in rows),
             ledger_s=sum(_lived_s(line) for line in ledger.closed.values()),
             apart_s=apart_s,
             unseen_s=unseen_s,
-            beyond_s=beyond_s,
+            beyond_s=beyond_s if beyond_s > CLOSE_S else 0.0,
         )
 
     def _was_seen(self, row: Row) -> bool:

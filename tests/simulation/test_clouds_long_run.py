@@ -1,6 +1,6 @@
 """A long run on each fake cloud: in the end it is empty, and the bill is our ledger's.
 
-``python -m tests.bench.bench_clouds`` is the same with a thousand VMs.
+``python -m tests.bench.bench_clouds`` is the same, ten times as long and more.
 """
 
 from __future__ import annotations
