@@ -236,6 +236,8 @@ class _Case:
     def _edge(self) -> Decision:
         size = self.size
         least = self._least_on_demand()
+        if not self.thrifty:
+            least = max(least, min(size, self.net.paid))
         lots = self._lots(on_demand=True)
         spot = min(size - least, self._calm_enough(lots, size))
         lots = self._bearable(lots, spot)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from spottrain.pricing.promise_net import Net, net
-from spottrain.pricing.promise_outlook import Outlook, market, plan
+from spottrain.pricing.promise_outlook import Market, Outlook, market, plan
 from spottrain.pricing.promise_terms import (
     HOUR_S,
     Fleet,
@@ -29,6 +29,9 @@ USD_MEAN, USD_HIGH = 0.1, 0.55
 on-demand VMs alone would cost."""
 FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
 """Parts of the time between the earliest finish and the deadline."""
+SOONEST = 0.9
+"""The shortest a job in haste may take, as a part of what its largest fleet is counted on
+to take: fleets are promised to do less than they are measured to."""
 
 
 def project(
@@ -37,6 +40,8 @@ def project(
     supplies: Sequence[Supply],
     held: Sequence[Held],
     outlook: Outlook,
+    *,
+    thrifty: bool = True,
 ) -> Projection:
     """Return finish and cost to expect under ``promise.decide``.
 
@@ -53,19 +58,59 @@ def project(
         return Projection(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
     if standing.deadline_s is None:
         return _at_leisure(standing, fleet, (*outlook.looks, present))
+    slow = Projection(
+        finish_s=_finish(standing, fleet, base, rented),
+        usd=_bill(standing, fleet, base, outlook, present),
+    )
+    is_late = standing.left_s < base.train_s(base.most, standing.examples_left)
+    if thrifty or is_late:
+        return slow
+    return _hastened(
+        slow, _at_leisure(standing, fleet, (*outlook.looks, present)), standing
+    )
+
+
+def _bill(
+    standing: Standing, fleet: Fleet, base: Net, outlook: Outlook, present: Market
+) -> Interval:
+    """Return dollars between the cheapest way and on-demand VMs; late, the latter's."""
     examples = standing.examples_left
     left_s = max(0.0, standing.left_s - base.start_s())
     cheapest = plan(outlook, present, fleet, base.prices, examples, left_s).usd
     size = base.cheapest(examples, left_s) or base.most
     dearest = base.usd(size, examples) if size else math.inf
-    dearest = max(dearest, cheapest)
-    above = dearest - cheapest
+    bears = standing.usd_left is None or dearest <= standing.usd_left
+    if size and bears and standing.left_s < base.train_s(base.most, examples):
+        return Interval(low=USD_LOW * dearest, expected=dearest, high=dearest / USD_LOW)
+    above = max(dearest, cheapest) - cheapest
+    return Interval(
+        low=USD_LOW * cheapest,
+        expected=cheapest + USD_MEAN * above,
+        high=cheapest + USD_HIGH * above,
+    )
+
+
+def _hastened(slow: Projection, soon: Projection, standing: Standing) -> Projection:
+    """Return what to expect of all the spot VMs that there are, with a net below.
+
+    Args:
+        slow: With a deadline, were dollars all that counts.
+        soon: With all the spot VMs that there are, were there no deadline.
+        standing: The job's.
+    """
+    soonest_s = SOONEST * (soon.finish_s.low - standing.now_s)
+    finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
+    usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
     return Projection(
-        finish_s=_finish(standing, fleet, base, rented),
+        finish_s=Interval(
+            low=min(standing.now_s + max(0.0, soonest_s), finish_s),
+            expected=finish_s,
+            high=slow.finish_s.high,
+        ),
         usd=Interval(
-            low=USD_LOW * cheapest,
-            expected=cheapest + USD_MEAN * above,
-            high=cheapest + USD_HIGH * above,
+            low=min(slow.usd.low, SOONEST * usd),
+            expected=usd,
+            high=max(slow.usd.high, usd),
         ),
     )
 

@@ -37,6 +37,9 @@ SURE = 0.95
 """Share of the throughput of a fleet that a promise is built on."""
 TRUSTED_STEPS = 5
 """Mini-batches that a plan must have run before its speed corrects predictions."""
+SETTLES_S = 60.0
+"""In so long a correction goes two thirds of the way to what is measured now: what is
+promised must not change with every hiccup."""
 
 Kind = tuple[str, str]
 """Cloud and instance type."""
@@ -50,6 +53,8 @@ class Appraiser:
         self._settled: int | None = None
         self._paces: Paces | None = None
         self._corrections: dict[Kind, float] = {}
+        self._measured: dict[Kind, tuple[float, float]] = {}
+        """Predicted over real time of a mini-batch, smoothed, and as of when."""
         self._boots_s: dict[Kind, float] = {}
         self._last: object = None
 
@@ -225,6 +230,10 @@ class Appraiser:
         if len(kinds) == 1 and measured_s:
             (kind,) = kinds
             ratio = generation.plan.predicted_step_s / measured_s
+            before, at_s = self._measured.get(kind, (ratio, state.now_s))
+            kept = math.exp(min(0.0, at_s - state.now_s) / SETTLES_S)
+            ratio = before**kept * ratio ** (1 - kept)
+            self._measured[kind] = ratio, state.now_s
             # Two digits: what changes less often is told less often.
             self._corrections[kind] = float(f"{ratio:.2g}")
 

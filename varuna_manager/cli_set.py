@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from spottrain.varuna_manager.console import (
 )
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, find
+from spottrain.varuna_manager.promise_view import promise_line, promise_view
 from spottrain.varuna_manager.state import budget, spent_usd
 from spottrain.varuna_manager.words import NOTHING, dollars, number, utc
 
@@ -68,20 +70,22 @@ def describe(job: JobDir) -> dict[str, Any]:
         "max_usd": settings.max_usd,
         "max_usd_per_hour": settings.max_usd_per_hour,
         "deadline": None if deadline_s is None else utc(deadline_s),
+        "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
         "usd_spent": spent_usd(state, state.now_s),
         "usd_kept_back": budget(state).kept.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
+        "promise": promise_view(state, state.now_s),
     }
 
 
-def _lines(document: dict[str, Any]) -> tuple[str, ...]:
+def _lines(document: dict[str, Any]) -> Iterator[str]:
     spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
     rate, least = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
     total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} kept back"
-    return (
-        f"budget       {total}",
-        f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now",
-        f"deadline     {document['deadline'] or NOTHING}",
-        f"least speed  {number(least, 1)} examples/s",
-    )
+    yield f"budget       {total}"
+    yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
+    yield f"deadline     {document['deadline'] or NOTHING}"
+    yield f"least speed  {number(least, 1)} examples/s"
+    if (promise := document["promise"]) is not None:
+        yield f"promise      {promise_line(promise, document['deadline_s'])}"

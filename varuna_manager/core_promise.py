@@ -39,8 +39,20 @@ REVIEWS_LEFT = 100
 
 def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
     """Note what fleets do; what was decided without knowing is decided anew."""
-    promise = replace(turn.state.promise, terms=event.terms, seen=())
-    turn.state = replace(turn.state, promise=promise)
+    before = turn.state.promise
+    same = (
+        before.terms is not None and before.terms.fleet.rates == event.terms.fleet.rates
+    )
+    trains = same or turn.state.progress.step > 0
+    turn.state = replace(
+        turn.state,
+        promise=replace(
+            before,
+            terms=event.terms,
+            seen=(),
+            decision=before.decision if trains else None,
+        ),
+    )
 
 
 def advance(turn: Turn) -> None:
@@ -69,16 +81,24 @@ def advance(turn: Turn) -> None:
 def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
     """End the job if, before anything was trained, it shows that no promise can be kept.
 
-    Where the job may not rent on demand nothing was promised, and it does what it can.
+    Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
+    meantime take time that was counted. Where the job may not rent on demand nothing was
+    promised, and it does what it can.
     """
     state = turn.state
     job = state.job
-    if job.deadline_s is None or not job.allow_on_demand or state.progress.step > 0:
+    asked = state.progress.step > 0 or state.promise.decision is not None
+    if job.deadline_s is None or not job.allow_on_demand or asked:
         return True
     found = verdict(turn, terms)
     if not found.possible:
         turn.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
     return found.possible
+
+
+def is_thrifty(state: State) -> bool:
+    """Whether the job is to be done for as little as can be; else as soon as can be."""
+    return state.job.objective == "examples_per_dollar"
 
 
 def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
@@ -117,7 +137,7 @@ def _decide(turn: Turn, terms: FleetTerms) -> None:
         market,
         rented,
         outlook,
-        thrifty=state.job.objective == "examples_per_dollar",
+        thrifty=is_thrifty(state),
     )
     before = state.promise.decision
     if before is None or before.mode != decision.mode:

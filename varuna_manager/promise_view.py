@@ -31,6 +31,7 @@ def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
         core_promise.supplies(Turn(state, at_s), terms),
         launching.held(state),
         promise.outlook,
+        thrifty=core_promise.is_thrifty(state),
     )
     spent = spent_usd(state, at_s)
     return {
@@ -61,10 +62,12 @@ def promise_line(promise: dict[str, Any], deadline_s: float | None) -> str:
     parts = []
     if deadline_s is not None:
         parts.append(f"due {utc(deadline_s)}")
-    if slack_s is not None:
-        parts.append(
-            f"{duration(slack_s)} of slack" if slack_s >= 0 else "cannot be kept"
-        )
+    if slack_s is not None and slack_s >= 0:
+        parts.append(f"{duration(slack_s)} of slack")
+    elif deadline_s is not None and promise["mode"] == "late":
+        parts.append("cannot be kept")
+    elif deadline_s is not None:
+        parts.append("not promised" if slack_s is None else "no slack")
     if finish["expected"] is not None:
         latest = "?" if finish["high"] is None else utc(finish["high"])
         parts.append(f"done {utc(finish['expected'])}, 90 %: by {latest}")

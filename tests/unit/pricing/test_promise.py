@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,19 @@ def test_a_job_that_is_late_goes_on_with_all_it_has(hours: float) -> None:
     assert (decision.mode, decision.count("on-demand")) == ("late", 4)
 
 
+def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> None:
+    held = (Held(name="on-demand", ready=4),)
+
+    def hastened(hours: float) -> dict[str, int]:
+        at = standing(hours=hours, work=5)
+        supplies = (spot(), ON_DEMAND)
+        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+
+    assert hastened(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
+    assert hastened(5 + 400 / HOUR_S) == {"on-demand": 4}, "just off it"
+    assert hastened(9)["spot"] == 4
+
+
 # --- Before anything is rented ---
 
 
@@ -161,6 +175,19 @@ def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
     assert answer.earliest_finish_s == pytest.approx(5 * HOUR_S + 120)
     later = replace(at, deadline_s=answer.earliest_finish_s)
     assert feasible(later, FLEET, (ON_DEMAND,)).possible
+
+
+@given(work=st.floats(0.01, 50), ending_s=st.floats(0.0, 100.0))
+def test_the_deadline_that_is_named_does_a_minute_later(
+    work: float, ending_s: float
+) -> None:
+    at = replace(standing(hours=0.001, work=work), ending_s=ending_s)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    named = re.search(r"move the deadline to ([0-9.,]+) h from now", answer.reason)
+    assert named is not None
+    moved = replace(at, deadline_s=float(named[1]) * HOUR_S)
+    assert feasible(moved, FLEET, (ON_DEMAND,)).possible
+    assert feasible(replace(moved, now_s=59.9), FLEET, (ON_DEMAND,)).possible
 
 
 def test_without_on_demand_vms_no_promise_can_be_made() -> None:

@@ -153,6 +153,14 @@ def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> Non
     assert usd.low <= usd.expected <= usd.high <= 4 * 3 * 5.1
 
 
+def test_a_job_that_is_late_costs_what_on_demand_vms_cost() -> None:
+    at = standing(hours=2, work=5)
+    for thrifty in (True, False):
+        told = project(at, FLEET, (spot(), VMS), (), Outlook(), thrifty=thrifty)
+        assert told.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
+        assert told.usd.low < told.usd.expected < told.usd.high
+
+
 def test_without_a_deadline_the_end_is_open() -> None:
     at = standing(hours=None, work=5, usd=99.0)
     told = project(at, FLEET, (spot(), VMS), (), Outlook())

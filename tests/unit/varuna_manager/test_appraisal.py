@@ -170,6 +170,28 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     assert unsure[key] == right[key]
 
 
+def test_a_hiccup_hardly_changes_what_is_known_but_what_lasts_does() -> None:
+    state = trained("a", "b")
+    assert state.generation is not None
+    usual_s = state.generation.step_times_s[-1]
+    slow = replace(
+        state.generation,
+        step_times_s=(4 * usual_s,) * len(state.generation.step_times_s),
+    )
+    key, appraiser = offer_key(OFFER), Appraiser()
+    usual = appraiser.appraise(state, (OFFER,), CALM)
+    assert usual is not None
+
+    def share(after_s: float) -> float:
+        later = replace(state, generation=slow, now_s=state.now_s + after_s)
+        worths = appraiser.appraise(later, (OFFER,), CALM)
+        assert worths is not None
+        return worths[key].examples_per_usd / usual[key].examples_per_usd
+
+    assert share(2.0) > 0.9
+    assert share(600.0) == pytest.approx(0.25, rel=0.02)
+
+
 def test_machines_that_cost_nothing_can_be_compared() -> None:
     free = replace(OFFER, usd_per_hour=0.0)
     fast = replace(free, zone="fast", gpu_speed=2.0)

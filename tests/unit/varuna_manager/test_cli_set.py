@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,12 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
         "max_usd": 60.0,
         "max_usd_per_hour": None,
         "deadline": deadline,
+        "deadline_s": datetime.fromisoformat(deadline).timestamp(),
         "min_examples_per_s": 1.5,
         "usd_spent": 0.0,
         "usd_kept_back": 0.0,
         "usd_per_hour": 0.0,
+        "promise": None,
     }
     text = run("set", "demo", "budget.max_usd_per_hour=2").out
     for part in ("$60.00: $0.00 spent", "$2.00: $0.00 now", deadline, "1.5 examples/s"):

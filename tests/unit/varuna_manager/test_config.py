@@ -129,6 +129,10 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
             "slo.min_examples_per_s: must be greater than 0: got 0",
         ),
         (
+            {"slo": {"max_hours": 1.0e12}},
+            "slo.max_hours: must be less than or equal to 876600: got 1000000000000.0",
+        ),
+        (
             {"slo": {"deadline": "2030-01-31T18:00:00Z", "max_hours": 1}},
             "slo: give deadline or max_hours, not both",
         ),

@@ -119,6 +119,21 @@ def test_a_deadline_that_nobody_can_keep_ends_the_job_before_it_trains() -> None
     assert told.state.phase is JobPhase.ENDED
 
 
+def test_a_promise_once_made_is_not_taken_back_while_vms_boot() -> None:
+    told = Story(deadline_s=1000.0 + 229.0, allow_on_demand=True)
+    told.start()
+    weigh(told)
+    assert told.state.phase is JobPhase.ACTIVE
+    told.wait(9.0)
+    assert told.state.phase is JobPhase.ACTIVE
+    weigh(told, replace(TERMS, fleet=replace(TERMS.fleet, boot_s=20.0)))
+    assert told.state.phase is JobPhase.ACTIVE
+    half = tuple(rate / 2 for rate in TERMS.fleet.examples_per_s)
+    weigh(told, replace(TERMS, fleet=replace(TERMS.fleet, examples_per_s=half)))
+    assert told.state.outcome is not None
+    assert told.state.outcome.kind == "deadline"
+
+
 def test_without_on_demand_vms_nothing_is_promised_and_the_job_does_what_it_can() -> (
     None
 ):
@@ -188,6 +203,32 @@ def test_what_is_promised_is_shown_with_an_interval() -> None:
     line = promise_line(shown, told.state.job.deadline_s)
     assert "of slack" in line
     assert " in all" in line
+
+
+def test_a_job_in_haste_is_expected_as_soon_as_its_fleet_can_do_it() -> None:
+    told = story(100 * TRAIN_S)
+    weigh(told)
+    shown = promise_view(told.state, told.now_s)
+    assert shown is not None
+    finish = shown["finish_s"]
+    assert finish["expected"] - told.now_s == pytest.approx(TRAIN_S, rel=0.05)
+    assert finish["low"] < told.now_s + TRAIN_S < finish["high"]
+
+
+def test_a_deadline_that_cannot_be_kept_any_more_is_told_so() -> None:
+    told = story(TRAIN_S / 2)
+    weigh(told)
+    late = promise_view(told.state, told.now_s)
+    assert late is not None
+    assert "cannot be kept" in promise_line(late, told.state.job.deadline_s)
+    told.tell(
+        e.LimitsChanged,
+        by="a person",
+        limits=(Limit(name="max_usd_per_hour", value=1e-6),),
+    )
+    nobody = promise_view(told.state, told.now_s)
+    assert nobody is not None
+    assert "not promised" in promise_line(nobody, told.state.job.deadline_s)
 
 
 @pytest.mark.parametrize("left_s", [TRAIN_S + 35.0, 3 * TRAIN_S])
