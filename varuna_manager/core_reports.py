@@ -36,8 +36,7 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
     if event.number < vm.reports_received:
         return
     turn.put_vm(replace(vm, reports_received=event.number + 1))
-    report = event.report
-    match report:
+    match report := event.report:
         case wire.SupervisorReady():
             _supervisor_ready(turn, event.vm_id, report)
         case wire.CalibrationProgress() | wire.Calibrated():
@@ -58,18 +57,48 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
             turn.end(
                 Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
             )
+        case (
+            wire.CheckpointSaved() | wire.CheckpointFailed() | wire.CheckpointDamaged()
+        ):
+            _of_the_store(turn, report)
+        case (
+            wire.InterruptionNoticed()
+            | wire.InterruptionCancelled()
+            | wire.InterruptionLikely()
+        ):
+            _of_the_market(turn, event.vm_id, report)
+        case _:
+            assert_never(report)
+
+
+StoreReport = wire.CheckpointSaved | wire.CheckpointFailed | wire.CheckpointDamaged
+
+
+def _of_the_store(turn: Turn, report: StoreReport) -> None:
+    match report:
         case wire.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(turn, CheckpointRef(name=name, step=step))
         case wire.CheckpointFailed():
             _checkpoint_failed(turn, report)
         case wire.CheckpointDamaged():
             _checkpoint_damaged(turn, report)
+        case _:
+            assert_never(report)
+
+
+MarketReport = (
+    wire.InterruptionNoticed | wire.InterruptionCancelled | wire.InterruptionLikely
+)
+
+
+def _of_the_market(turn: Turn, vm_id: str, report: MarketReport) -> None:
+    match report:
         case wire.InterruptionNoticed(lead_s=lead_s):
-            _interruption_noticed(turn, event.vm_id, lead_s)
+            _interruption_noticed(turn, vm_id, lead_s)
         case wire.InterruptionCancelled():
-            _interruption_cancelled(turn, event.vm_id)
+            _interruption_cancelled(turn, vm_id)
         case wire.InterruptionLikely():
-            turn.say(f"{event.vm_id}: likelier than others to be taken soon")
+            turn.say(f"{vm_id}: likelier than others to be taken soon")
         case _:
             assert_never(report)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spottrain.cloud.provider import Offer
@@ -17,7 +16,7 @@ class FleetTerms:
     cloud: str
     instance_type: str
     fleet: Fleet
-    losses_per_hour: Mapping[str, float] = field(default_factory=dict)
+    losses_per_hour: dict[str, float] = field(default_factory=dict)
     """By ``offer_key``, of one VM."""
 
     def is_for(self, offer: Offer) -> bool:

@@ -119,7 +119,7 @@ class Hands:
     def _kill(self, vm_id: str) -> None:
         packages = sorted(self._root.glob("package-*"))
         if not packages:
-            return  # no process of the VM can have been started
+            return  # no process of the VM's can have been started
         sys.path.insert(0, str(packages[0]))
         try:
             processes = importlib.import_module("spottrain.cloud.local.processes")

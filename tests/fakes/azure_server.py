@@ -51,6 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length) if length else b""
+        if len(body) < length:  # whoever asked was killed in the middle
+            self.close_connection = True
+            return
         base = f"https://{self.headers['Host']}"
         if url.path == "/fake":
             self._send(Reply(200, {"said": self._knob(json.loads(body))}))

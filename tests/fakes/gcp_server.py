@@ -24,6 +24,9 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
+        if len(body) < length:  # whoever asked was killed in the middle
+            self.close_connection = True
+            return
         answer = self.layer.answer(self.command, self.path, self.headers, body)
         if answer is None:
             self.close_connection = True

@@ -56,7 +56,7 @@ def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
         "local": {"zones": [zone]},
     }
     with Job(tmp_path, "poor", **settings) as job:
-        job.pace(0.05)
+        job.pace(0.1)
         assert job.launch("--detach").code == 0
         job.until_trains(2)
         assert len(job.vms()) == 1, "the budget bears one VM alone"

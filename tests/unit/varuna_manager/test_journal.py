@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spottrain import wire
+from spottrain.pricing.promise_terms import Fleet
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.events import (
     EVENT_TYPES,
@@ -95,6 +96,7 @@ def test_every_event_is_read_back_as_it_was_written(
     st.register_type_strategy(float, st.floats(allow_nan=False))
     st.register_type_strategy(str, st.text(st.characters(codec="utf-8"), max_size=8))
     st.register_type_strategy(wire.Plan, st.just(PLAN))
+    st.register_type_strategy(Fleet, st.just(FLEET))
     event: Any = data.draw(st.builds(EVENT_TYPES[kind]))
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
     journal = Journal(path)
@@ -103,6 +105,7 @@ def test_every_event_is_read_back_as_it_was_written(
     assert events_of(path) == [event]
 
 
+FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.75))
 PLAN = wire.Plan(
     pipeline_depth=1,
     data_parallel_width=1,

@@ -196,7 +196,19 @@ def long_job() -> tuple[State, Chronicle]:
         points = [(1000.0 + i * 10.0, 1.0 + i * number % 13 / 10) for i in range(3960)]
         past.prices[f"{number}"] = PriceLine(offers[number], points)
     past.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
-    each_s = hours_s / count
+    plans, hits = plans_and_hits(count, hours_s / count)
+    state = replace(
+        story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, ledger=ledger,
+        generations=plans, interruptions=hits,
+        progress=Progress(step=100_000, highest_step=100_000),
+        outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"),
+    )  # fmt: skip
+    return state, past
+
+
+def plans_and_hits(
+    count: int, each_s: float
+) -> tuple[tuple[GenerationSummary, ...], tuple[Interruption, ...]]:
     plans = tuple(
         GenerationSummary(
             generation=i, pipeline_depth=2 + i % 5, data_parallel_width=1 + i % 4,
@@ -214,13 +226,7 @@ def long_job() -> tuple[State, Chronicle]:
         )
         for i in range(count)
     )  # fmt: skip
-    state = replace(
-        story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, ledger=ledger,
-        generations=plans, interruptions=hits,
-        progress=Progress(step=100_000, highest_step=100_000),
-        outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"),
-    )  # fmt: skip
-    return state, past
+    return plans, hits
 
 
 def test_a_very_long_job_has_a_page_of_less_than_two_megabytes_soon() -> None:
