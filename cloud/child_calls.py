@@ -96,7 +96,7 @@ def _call(function: types.FunctionType) -> Call:
 def _plain(hint: Any) -> Any:
     """Return what JSON can tell from others: any run of items is a tuple."""
     if get_origin(hint) in (Sequence, Collection):
-        return tuple[get_args(hint)[0], ...]
+        return types.GenericAlias(tuple, (get_args(hint)[0], ...))
     return hint
 
 

@@ -316,6 +316,7 @@ def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
     made = argparse.ArgumentParser(prog="python -m tests.bench.bench_accuracy")
     made.add_argument("--only", choices=("real", "emulated"))
+    made.add_argument("--models", help="of those that compute, such as MLP")
     made.add_argument("--shapes", type=parse_shapes, help="such as 2x1,4x2")
     made.add_argument("--links", default=",".join(KINDS_OF_LINKS))
     made.add_argument("--minibatches", type=int, default=0, help="that count, of each")
@@ -330,7 +331,9 @@ def rows_of(chosen: argparse.Namespace) -> Iterator[Row]:
     few = [(2, 1), (4, 2), (8, 3)]
     if chosen.only != "emulated":
         shapes = chosen.shapes or [(1, 1), (2, 1), (1, 2)]
-        models = MODELS[:1] if chosen.quick else MODELS
+        names = (chosen.models or "GPT,MLP").split(",")
+        models = [model for model in MODELS if model.name in names]
+        models = models[:1] if chosen.quick else models
         yield from real(shapes, models, MANNERS, chosen.minibatches or 4)
     if chosen.only != "real":
         shapes = chosen.shapes or (few if chosen.quick else every)

@@ -36,6 +36,7 @@ from spottrain.varuna_manager.server import (
     make_server,
     serve_many,
 )
+from spottrain.varuna_manager.settings import Limit
 from spottrain.wire import JobSpec
 
 FLEET = 10_000
@@ -53,6 +54,11 @@ class Deaf:
         raise NotImplementedError
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        raise NotImplementedError
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
         raise NotImplementedError
 
 

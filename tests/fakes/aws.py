@@ -102,7 +102,7 @@ class FakeAws:
         return self._http.post("/", content=body, headers=headers)
 
     def provider(
-        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+        self, clock: Callable[[], float] = time.monotonic, /, **settings: Any
     ) -> AwsProvider:
         """Return a new client of the account that gives up at the first failure.
 

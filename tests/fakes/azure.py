@@ -109,7 +109,7 @@ class FakeAzure:
         return AzureSettings(**wished | settings)
 
     def provider(
-        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+        self, clock: Callable[[], float] = time.monotonic, /, **settings: Any
     ) -> AzureProvider:
         """Return a new client of the account.
 

@@ -97,7 +97,7 @@ class FakeGcp:
         return self._http.request(method, target, content=content, headers=headers)
 
     def provider(
-        self, clock: Callable[[], float] = time.monotonic, **settings: Any
+        self, clock: Callable[[], float] = time.monotonic, /, **settings: Any
     ) -> GcpProvider:
         """Return a new client of the project that gives up at the first failure.
 

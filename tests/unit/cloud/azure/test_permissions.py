@@ -59,7 +59,7 @@ def test_the_page_lists_what_the_code_checks() -> None:
 
 def test_all_that_is_asked_of_azure_is_on_the_lists(azure: FakeAzure) -> None:
     subnet = azure.ask("users_own", group="theirs", region=REGION)
-    shared = {"resource_group": "theirs", "self_delete": False}
+    shared: dict[str, Any] = {"resource_group": "theirs", "self_delete": False}
     for provider in (
         azure.provider(),
         azure.provider(**shared),
