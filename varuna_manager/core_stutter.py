@@ -264,7 +264,7 @@ def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
     state, generation = turn.state, turn.state.generation
     assert generation is not None
     spare = _spare(state, generation, vm)
-    offer = None if spare is not None else best_offer(turn, 1)[0]
+    offer = None if spare is not None else best_offer(turn, 1, vm)[0]
     if spare is None and (offer is None or not _suits(vm, offer)):
         return False
     step_s = statistics.median(generation.step_times_s[-WINDOW:])

@@ -68,10 +68,18 @@ def launch_more(turn: Turn) -> None:
     )
 
 
-def best_offer(turn: Turn, wanted: int) -> tuple[Offer | None, int]:
-    """Return what to rent next and how many of up to ``wanted``; None if nothing."""
+def best_offer(
+    turn: Turn, wanted: int, instead_of: VmRecord | None = None
+) -> tuple[Offer | None, int]:
+    """Return what to rent next and how many of up to ``wanted``; None if nothing.
+
+    Args:
+        turn: The core's.
+        wanted: VMs at the most.
+        instead_of: A VM that is to go once there is another one.
+    """
     money, most = budget(turn.state), turn.state.job.max_vms
-    lacks = lacking(turn.state)
+    lacks = lacking(turn.state, instead_of)
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(turn.state.offers, turn.state.worths):
         borne = money.affords(offer.usd_per_hour, most)
@@ -101,12 +109,14 @@ def held(state: State) -> tuple[Held, ...]:
     )
 
 
-def lacking(state: State) -> Callable[[Offer], int]:
+def lacking(state: State, instead_of: VmRecord | None = None) -> Callable[[Offer], int]:
     """Return what tells how many more VMs of an offer the job's promise wants.
 
     Before it is known what VMs do, none on demand but to begin with.
     """
     have = {one.name: one.ready + one.booting for one in held(state)}
+    if instead_of is not None and instead_of.counts:
+        have[offer_key(instead_of.offer)] -= 1
     decision = state.promise.decision
     if decision is not None:
         wanted = dict(decision.wanted)

@@ -16,7 +16,7 @@ from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.report_page import page
 from spottrain.varuna_manager.state import State
 
-WORLDS = range(4)
+WORLDS = range(3)
 
 
 def past_of(job: World) -> Chronicle:

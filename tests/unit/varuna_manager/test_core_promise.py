@@ -13,10 +13,12 @@ from spottrain.pricing.offers import offer_key
 from spottrain.pricing.promise_terms import Fleet
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.launching import best_offer
 from spottrain.varuna_manager.promise_view import promise_line, promise_view
 from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase
+from spottrain.varuna_manager.turn import Turn
 
 FOUR = ("a", "b", "c", "d")
 SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
@@ -68,6 +70,14 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
     assert told.wished(c.IntendLaunch) == []
+
+
+def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
+    told = story(10 * TRAIN_S)
+    weigh(told)
+    turn = Turn(told.state, told.now_s)
+    assert best_offer(turn, 1) == (None, 0)
+    assert best_offer(turn, 1, told.state.vms["a"]) == (OFFER, 1)
 
 
 def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() -> None:
