@@ -10,9 +10,10 @@ from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.hazard import Hazards
-from spottrain.varuna_manager import core_promise
+from spottrain.varuna_manager import core_promise, tools
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.console import say
 from spottrain.varuna_manager.jobs import job_dir
 from spottrain.varuna_manager.launch import settings_of
 from spottrain.varuna_manager.market import own_market
@@ -103,6 +104,8 @@ def check_promise(
 ) -> str:
     """Check that deadline and budget can both be met, as far as that is known.
 
+    Where the machines to be rented are this one, it is measured if need be.
+
     Args:
         config: The job.
         facts: What the tracer found out about its model.
@@ -115,6 +118,10 @@ def check_promise(
         BudgetError: They cannot: which budget or which deadline would do.
     """
     promised = foretell(config, facts, offers=offers)
+    if promised is UNKNOWN and config.resources.provider == "local":
+        # This machine is what will be rented: it can be asked.
+        say(f"measuring {config.entrypoint} on this machine")
+        promised = foretell(config, facts, profile=tools.calibrate(config))
     if promised is None:
         return ""
     if promised.possible is False:

@@ -14,19 +14,23 @@ SETTINGS: dict[str, Any] = {
     "resources": {"max_vms": 2, "allow_on_demand": True},
     "budget": {"max_usd": 20},
     "slo": {"max_hours": 2},
-    "local": {"zones": [{"name": "a", "capacity": 2, "spot_usd_per_hour": 1.0}]},
+    "local": {
+        "zones": [
+            {
+                "name": "a",
+                "capacity": 2,
+                "spot_usd_per_hour": 1.0,
+                "on_demand_usd_per_hour": 3.0,
+            }
+        ]
+    },
 }
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_is_rented(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path, "hasty", **SETTINGS) as job:
-        profile = tmp_path / "profile.json"
-        made = job.run("calibrate", str(job.file), "--write", str(profile))
-        assert made.code == 0, made.err
-        job.settings |= {"profile": str(profile), "slo": {"max_hours": 1e-5}}
-        job.save()
+    with Job(tmp_path, "hasty", **SETTINGS | {"slo": {"max_hours": 1e-5}}) as job:
         for command in ("plan", "launch"):
             answer = job.run(command, str(job.file))
             assert answer.code == 4
@@ -44,7 +48,7 @@ def test_a_job_with_time_to_spare_is_told_when_it_will_be_done_and_for_how_much(
         job.until("a promise", lambda state: state.promise.decision)
         status = job.run("status", job.name, "-o", "json").report
         promise = status["promise"]
-        assert promise["mode"] == "spot"
+        assert promise["mode"] == "spot", promise
         assert 0 < promise["slack_s"] < 7200
         finish = promise["finish_s"]
         assert finish["low"] <= finish["expected"] <= finish["high"]
