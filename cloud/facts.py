@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from spottrain.cloud.errors import MisconfiguredError
 
 
 class Gpu(Protocol):
@@ -31,6 +33,25 @@ class Facts(Protocol):
 
     def find(self, cloud: str, instance_type: str) -> Machine | None:
         """Return a kind of machine, None if it is not known."""
+
+
+def check_types(facts: Facts, cloud: str, title: str, names: Iterable[str]) -> None:
+    """Refuse kinds of machines that nothing is known of.
+
+    Args:
+        facts: Who knows.
+        cloud: Whose kinds they are, as ``facts`` names it.
+        title: The same for people.
+        names: The kinds.
+
+    Raises:
+        MisconfiguredError: some are not known.
+    """
+    unknown = [name for name in names if facts.find(cloud, name) is None]
+    if unknown:
+        raise MisconfiguredError(
+            f"{title}: instance types that the catalogue does not know: {unknown}"
+        )
 
 
 OnDemandPrice = Callable[[str, str], float | None]

@@ -17,7 +17,7 @@ from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, explained
 from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.facts import Facts, OnDemandPrice
+from spottrain.cloud.facts import Facts, OnDemandPrice, check_types
 from spottrain.cloud.provider import (
     Finding,
     LaunchRequest,
@@ -60,11 +60,7 @@ class AwsProvider:
         clients: Clients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
-        if unknown:
-            raise MisconfiguredError(
-                f"AWS: instance types that the catalogue does not know: {unknown}"
-            )
+        check_types(facts, CLOUD, "AWS", settings.instance_types)
         self._settings = settings
         self._facts = facts
         self._clients = Clients(settings) if clients is None else clients

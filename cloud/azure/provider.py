@@ -25,7 +25,7 @@ from spottrain.cloud.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.facts import Facts
+from spottrain.cloud.facts import Facts, check_types
 from spottrain.cloud.host_keys import new_host_key
 from spottrain.cloud.provider import (
     Finding,
@@ -331,11 +331,7 @@ def _check(settings: AzureSettings, facts: Facts) -> None:
     Raises:
         MisconfiguredError: it cannot.
     """
-    unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
-    if unknown:
-        raise MisconfiguredError(
-            f"Azure: instance types that the catalogue does not know: {unknown}"
-        )
+    check_types(facts, CLOUD, "Azure", settings.instance_types)
     if not settings.image.startswith("/") and settings.image.count(":") != 3:
         raise MisconfiguredError(
             "Azure: an image is publisher:offer:sku:version or a resource id: got "

@@ -9,7 +9,7 @@ from typing import Any
 
 from spottrain.cloud import tags
 from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.facts import Facts
+from spottrain.cloud.facts import Facts, check_types
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.checks import Checks
 from spottrain.cloud.gcp.clients import Clients
@@ -58,11 +58,7 @@ class GcpProvider:
         clients: Clients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        unknown = [t for t in settings.instance_types if facts.find(CLOUD, t) is None]
-        if unknown:
-            raise MisconfiguredError(
-                f"GCP: instance types that the catalogue does not know: {unknown}"
-            )
+        check_types(facts, CLOUD, "GCP", settings.instance_types)
         self._settings = settings
         self._facts = facts
         self._clients = Clients(settings) if clients is None else clients
