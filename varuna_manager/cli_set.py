@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spottrain.pricing.money import is_amount
 from spottrain.varuna_manager import control, limits
 from spottrain.varuna_manager.console import (
     NameArgument,
@@ -19,7 +20,7 @@ from spottrain.varuna_manager.console import (
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, find
 from spottrain.varuna_manager.promise_view import promise_line, promise_view
-from spottrain.varuna_manager.state import budget, spent_usd
+from spottrain.varuna_manager.state import State, budget, spent_usd
 from spottrain.varuna_manager.words import NOTHING, dollars, number, utc
 
 SCHEMA_VERSION = 1
@@ -76,7 +77,20 @@ def describe(job: JobDir) -> dict[str, Any]:
         "usd_kept_back": budget(state).kept.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
         "promise": promise_view(state, state.now_s),
+        "notes": list(_notes(state)),
     }
+
+
+def _notes(state: State) -> Iterator[str]:
+    """Say which limits will let nothing be rented, as far as prices are known."""
+    cap, may_be_dear = state.job.max_usd_per_hour, state.job.allow_on_demand
+    prices = [offer.usd_per_hour for offer in state.offers if offer.spot or may_be_dear]
+    cheapest = min(filter(is_amount, prices), default=None)
+    if cap is not None and cheapest is not None and cap < cheapest:
+        yield (
+            f"budget.max_usd_per_hour: {dollars(cap)} pays for no machine now: the "
+            f"cheapest costs {dollars(cheapest)} per hour; the job waits for a lower price"
+        )
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
@@ -89,3 +103,4 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield f"least speed  {number(least, 1)} examples/s"
     if (promise := document["promise"]) is not None:
         yield f"promise      {promise_line(promise, document['deadline_s'])}"
+    yield from document["notes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Hashable, Iterator
 from datetime import date
@@ -18,7 +19,7 @@ from spottrain.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice."""
+    """A safe loader that refuses a key given twice, and reads 1e9 as a number."""
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
@@ -34,6 +35,27 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.1, which the base class reads, wants a dot in every such number; YAML 1.2 and
+# people do not.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"),
+    list("-+0123456789"),
+)
+
+
+def read_value(text: str) -> Any:
+    """Return one plain value as a job file would have it.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"must be a plain value: got {text!r}; mend it") from None
 
 
 def read_job_file(path: Path) -> Any:
@@ -104,6 +126,8 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
             message = str(detail["ctx"]["error"])
         case "timezone_aware":
             message = "must have a time zone, such as +00:00 at its end for UTC"
+        case kind if kind.startswith(("datetime_", "date_")):
+            message = "must be a moment, such as 2030-01-31T18:00:00+00:00"
         case _:
             message = detail["msg"].replace("Input should", "must", 1)
     got = detail["input"]

@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.money import NOTHING, Money
 from spottrain.varuna_manager import core, core_settings
 from spottrain.varuna_manager.config import JobConfig, parse_config
-from spottrain.varuna_manager.config_files import key_paths
+from spottrain.varuna_manager.config_files import key_paths, read_value
 from spottrain.varuna_manager.events import LimitsChanged
 from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.state import JobPhase, State, budget
@@ -72,11 +70,9 @@ def _scalar(key: str, text: str) -> Any:
     if text.lower() in _NO_BOUND:
         return None
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(
-            f"{key}: must be a plain value: got {text!r}; mend it"
-        ) from None
+        return read_value(text)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _check_keys(values: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.varuna_manager.story import FACTS
+from tests.unit.varuna_manager.story import FACTS, OFFER
 
 from spottrain.varuna_manager import launch
 from spottrain.varuna_manager.cli import main
@@ -21,6 +21,7 @@ from spottrain.varuna_manager.config import load_config
 from spottrain.varuna_manager.events import (
     LimitsChanged,
     ManagerStarted,
+    OffersSeen,
     StopRequested,
 )
 from spottrain.varuna_manager.follow import read_state
@@ -76,7 +77,7 @@ def submit(folder: Path) -> JobDir:
     return job
 
 
-def tell(job: JobDir, *events: ManagerStarted | StopRequested) -> None:
+def tell(job: JobDir, *events: ManagerStarted | OffersSeen | StopRequested) -> None:
     with contextlib.closing(Journal(job.journal)) as journal:
         journal.append(*events)
 
@@ -101,6 +102,7 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
         "usd_kept_back": 0.0,
         "usd_per_hour": 0.0,
         "promise": None,
+        "notes": [],
     }
     text = run("set", "demo", "budget.max_usd_per_hour=2").out
     for part in ("$60.00: $0.00 spent", "$2.00: $0.00 now", deadline, "1.5 examples/s"):
@@ -143,6 +145,17 @@ def test_a_wrong_change_changes_nothing(
     assert message in answer.err
     with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         assert not any(isinstance(e, LimitsChanged) for _, e in journal.read())
+
+
+def test_a_cap_below_all_prices_is_taken_but_told(run: Run, tmp_path: Path) -> None:
+    tell(submit(tmp_path), OffersSeen(at_s=time.time(), offers=(OFFER,)))
+    enough, less = OFFER.usd_per_hour, OFFER.usd_per_hour / 2
+    assert (
+        "no machine" not in run("set", "demo", f"budget.max_usd_per_hour={enough}").out
+    )
+    answer = run("set", "demo", f"budget.max_usd_per_hour={less}")
+    assert answer.code == 0
+    assert "pays for no machine now: the cheapest costs" in answer.out
 
 
 def test_a_job_that_has_ended_for_good_has_no_limits(run: Run, tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ def test_toml_reads_like_yaml(tmp_path: Path) -> None:
     assert load_config(toml, now) == load_config(write(tmp_path, data), now)
 
 
+def test_a_number_needs_no_dot_to_have_an_exponent(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    path.write_text(path.read_text() + "budget: {max_usd: 1e3}\n")
+    assert load_config(path).budget.max_usd == 1000.0
+
+
 def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     data = {**MINIMAL, "workdir": "code", "checkpoint": {"path": "../saved"}}
@@ -103,6 +109,10 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
         (
             {"microbatch_size": 3},
             "minibatch_size must be a multiple of microbatch_size: got 16 and 3",
+        ),
+        (
+            {"slo": {"deadline": "2030-01-31"}},
+            "slo.deadline: must be a moment, such as 2030-01-31T18:00:00+00:00: got",
         ),
         (
             {"slo": {"deadline": "2030-01-31T18:00:00"}},
