@@ -1,4 +1,6 @@
-"""Azure's notices: Scheduled Events of the kind Preempt, half a minute ahead at best.
+"""Azure's notices: Scheduled Events after which nothing runs on a VM any more.
+
+A preemption comes half a minute ahead at best, maintenance a quarter of an hour.
 
 The first question enables the service for the VM, so the agent asks from its start on.
 Machines of one availability set see each other's events. Standard library only; the
@@ -23,11 +25,13 @@ URL = "http://169.254.169.254"
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
+_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+"""Kinds of events that end all processes; a Freeze only makes them wait for seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
-    """An event by which a VM is taken."""
+class Ending:
+    """An event by which a VM is taken, or loses all that runs on it."""
 
     event_id: str
     not_before: str
@@ -47,13 +51,13 @@ class AzureSource:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self._name = ""
-        self._standing: tuple[Preemption, ...] = ()
+        self._standing: tuple[Ending, ...] = ()
 
     def ask(self) -> Outlook:
         """Return what the service says now; see ``Source``."""
         self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
         answer = self._metadata.ask("GET", EVENTS, _HEADERS)
-        self._standing = preemptions(answer.text(), self._name, answer.at_s)
+        self._standing = endings(answer.text(), self._name, answer.at_s)
         if not self._standing:
             return Outlook()
         first = min(self._standing, key=lambda one: one.lead_s)
@@ -68,8 +72,8 @@ class AzureSource:
             self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
 
 
-def preemptions(text: str, name: str, now_s: float) -> tuple[Preemption, ...]:
-    """Return the events by which one VM is taken.
+def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
+    """Return the events by which one VM is taken, or all that runs on it is lost.
 
     Args:
         text: A document of Scheduled Events.
@@ -81,16 +85,16 @@ def preemptions(text: str, name: str, now_s: float) -> tuple[Preemption, ...]:
     """
     try:
         return tuple(
-            _preemption(event, now_s)
+            _ending(event, now_s)
             for event in json.loads(text)["Events"]
-            if event["EventType"] == "Preempt"
+            if event["EventType"] in _ENDS
             and name.casefold() in [one.casefold() for one in event["Resources"]]
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
 
 
-def _preemption(event: dict[str, Any], now_s: float) -> Preemption:
+def _ending(event: dict[str, Any], now_s: float) -> Ending:
     not_before = event["NotBefore"]
     lead_s = max(0.0, http_date_s(not_before) - now_s) if not_before else 0.0
-    return Preemption(str(event["EventId"]), str(not_before), lead_s)
+    return Ending(str(event["EventId"]), str(not_before), lead_s)

@@ -6,7 +6,7 @@ with ``isinstance``, never by a provider's name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -119,6 +119,18 @@ class CloudProvider(Protocol):
 
 
 @runtime_checkable
+class HasParts(Protocol):
+    """Several clouds as one: each can be asked by itself, and fails by itself.
+
+    As a whole ``list_vms`` fails where one cloud does not answer: nobody shall take its
+    VMs for gone. Who can do with less asks the parts.
+    """
+
+    def parts(self) -> Mapping[str, CloudProvider]:
+        """Return the clouds by ``Offer.cloud``; VMs have the same ids there."""
+
+
+@runtime_checkable
 class StartsAgents(Protocol):
     """Can bring our agent to life on a running VM."""
 
@@ -140,6 +152,17 @@ class CarriesCalls(Protocol):
 
     def close(self) -> None:
         """Hang up everywhere; VMs go on."""
+
+
+@runtime_checkable
+class ExcusesSilence(Protocol):
+    """Knows when it is not a VM that is silent but the way from it that is broken."""
+
+    def out_of_reach(self) -> Collection[str]:
+        """Return the ids of VMs that cannot call now for no fault of theirs.
+
+        Asked often; must not block.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ which makes the files a checkpoint, is ``spottrain.manifest``.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,9 +25,9 @@ from spottrain.manifest import (
     Manifest,
     TensorRecord,
     hash_file,
-    sync_folder,
-    verify_file,
+    verified,
 )
+from spottrain.storage import StorageError, Store
 
 STATE_SEPARATOR = "//"
 """Stands between a parameter's name and the key of its optimizer state."""
@@ -54,12 +53,13 @@ def section_file(section: int, part: int | None = None) -> str:
 
 
 def save_section(
-    folder: Path, section: int, tensors: Tensors, part: int | None = None
+    store: Store, name: str, section: int, tensors: Tensors, part: int | None = None
 ) -> FileRecord:
     """Write one section, or a share of it, to a fresh file that survives power loss.
 
     Args:
-        folder: ``<root>/<checkpoint name>``, made if need be.
+        store: Where the job's checkpoints are.
+        name: Of the checkpoint.
         section: Index of the section.
         tensors: By plain name; must not change until this returns.
         part: Which share, when several replicas write one section.
@@ -68,24 +68,22 @@ def save_section(
         What the manifest says of the file.
 
     Raises:
-        CheckpointError: The disk refused, or the file exists.
+        CheckpointError: The store refused, or the file exists.
     """
-    path = folder / section_file(section, part)
+    file = section_file(section, part)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            raise CheckpointError(f"{path} exists: save under a new checkpoint name")
-        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, path)
-        with open(path, "rb") as stream:
-            os.fsync(stream.fileno())
-            num_bytes = os.fstat(stream.fileno()).st_size
-        sync_folder(folder)
-        sha256 = hash_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}") from error
+        with store.writing(f"{name}/{file}") as path:
+            save_file({k: v.detach().contiguous() for k, v in tensors.items()}, path)
+            num_bytes, sha256 = path.stat().st_size, hash_file(path)
+    except StorageError as error:
+        raise CheckpointError(str(error)) from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"cannot write {store.place}/{name}/{file}: {error}"
+        ) from error
     return FileRecord(
         section=section,
-        file=path.name,
+        file=file,
         num_bytes=num_bytes,
         sha256=sha256,
         tensors=_records(tensors),
@@ -93,7 +91,7 @@ def save_section(
 
 
 def load_section(
-    root: Path, manifest: Manifest, section: int
+    store: Store, manifest: Manifest, section: int
 ) -> dict[str, torch.Tensor]:
     """Return all tensors of one section, its files compared with their hashes first.
 
@@ -102,26 +100,27 @@ def load_section(
 
     Raises:
         CheckpointError: Names the file that is missing or damaged.
+        UnreachableError: The store cannot be asked.
     """
     tensors: dict[str, torch.Tensor] = {}
     for record in manifest.files_of(section):
-        path = root / manifest.name / record.file
-        verify_file(path, record)
-        found = _read(path)
+        where = f"{store.place}/{manifest.name}/{record.file}"
+        with verified(store, manifest.name, record) as path:
+            found = _read(path, where)
         if _records(found) != record.tensors:
-            raise CheckpointError(f"{path} is damaged: tensors are not the manifest's")
+            raise CheckpointError(f"{where} is damaged: tensors are not the manifest's")
         if twice := sorted(set(found) & set(tensors)):
-            raise CheckpointError(f"{path} is damaged: {twice[0]} is in two files")
+            raise CheckpointError(f"{where} is damaged: {twice[0]} is in two files")
         tensors |= found
     return tensors
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError(f"{where} is damaged: {error}") from error
 
 
 def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
@@ -148,17 +147,17 @@ class SnapshotOutcome:
 
 
 class SnapshotWriter:
-    """Writes snapshots to files in one background thread, in the order given.
+    """Writes snapshots to the store in one background thread, in the order given.
 
-    Trouble, such as a full disk, is an outcome like any other and never an exception
+    Trouble, such as a full disk or no network, is an outcome like any other and never an exception
     in training. Used as a context manager, or ended by ``close``.
 
     Args:
-        root: Where the job's checkpoints are.
+        store: Where the job's checkpoints are.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
         self._pending: deque[Future[SnapshotOutcome]] = deque()
 
@@ -207,10 +206,10 @@ class SnapshotWriter:
     def _write(
         self, name: str, sections: Mapping[int, Tensors], part: int | None
     ) -> SnapshotOutcome:
-        folder, files = self._root / name, []
+        files = []
         try:
             for section, tensors in sorted(sections.items()):
-                files.append(save_section(folder, section, tensors, part))
+                files.append(save_section(self._store, name, section, tensors, part))
         except CheckpointError as error:
             return SnapshotOutcome(name, (), str(error))
         return SnapshotOutcome(name, tuple(files), None)

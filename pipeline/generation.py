@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from spottrain import wire
+from spottrain import storage, wire
 from spottrain.morphing.schedule import make_schedule
 from spottrain.pipeline.agreement import Decision, fold
 from spottrain.pipeline.data import MicrobatchSource
@@ -79,6 +78,7 @@ class WorkerContext:
     vm_id: str
     slot: int
     memory: SlotMemory
+    checkpoints: storage.Store
     supervisor: Supervisor
     faults: FaultScript
 
@@ -98,9 +98,14 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         (arena.version for arena in context.memory.arenas.values()), default=0
     )
     store = connect_store(command.store_host, command.store_port, timeout_s)
-    checkpoints = Path(context.spec.checkpoint_path)
     result = hand_over(
-        command, rank, store, context.memory, checkpoints, timeout_s, context.faults
+        command,
+        rank,
+        store,
+        context.memory,
+        context.checkpoints,
+        timeout_s,
+        context.faults,
     )
     if rank >= len(command.plan.slots):
         context.supervisor.report(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from spottrain import wire
+from spottrain import storage, wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.agreement import (
     Agreement,
@@ -67,7 +66,7 @@ def hand_over(
     rank: int,
     store: Store,
     memory: SlotMemory,
-    checkpoints: Path,
+    checkpoints: storage.Store,
     timeout_s: float,
     faults: FaultScript,
 ) -> HandoverResult:
@@ -96,7 +95,7 @@ class _Handover:
         command: RunGeneration,
         rank: int,
         memory: SlotMemory,
-        checkpoints: Path,
+        checkpoints: storage.Store,
         faults: FaultScript,
     ) -> None:
         self._command = command

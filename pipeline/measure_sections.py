@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -39,6 +38,7 @@ from spottrain.pipeline.stage import StageModel
 from spottrain.pipeline.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.worker import LoadedJob
+from spottrain.storage import open_store
 from spottrain.wire import SectionProfile
 
 T = TypeVar("T")
@@ -98,10 +98,10 @@ class SectionBench:
         self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
         self.memory.hold(sections)
         if checkpoint:
-            root = Path(loaded.spec.checkpoint_path)
-            manifest = read_manifest(root, checkpoint)
+            store = open_store(loaded.spec.checkpoint_path)
+            manifest = read_manifest(store, checkpoint)
             for k in sections:
-                fill(self.memory.arenas[k], load_section(root, manifest, k))
+                fill(self.memory.arenas[k], load_section(store, manifest, k))
         elif sections:
             self._fill_from_model(sections)
         self._runs = [_SectionRun(loaded, k, self.memory) for k in sections]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +32,7 @@ from spottrain.pipeline.handover import tensors_of
 from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.links import gather_json
 from spottrain.pipeline.tracking import TensorTracker
+from spottrain.storage import StorageError
 from spottrain.wire import JobSpec, RunGeneration
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CheckpointRound:
             for section in arenas
             if section % command.plan.data_parallel_width == replica
         ]
-        self._writer = SnapshotWriter(Path(context.spec.checkpoint_path))
+        self._writer = SnapshotWriter(context.checkpoints)
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
@@ -174,15 +174,14 @@ class CheckpointRound:
             return
         size = self._command.plan.microbatch_size
         spec = dataclasses.replace(self._context.spec, microbatch_size=size)
-        root, name = Path(spec.checkpoint_path), self._name(step)
+        checkpoints, name = self._context.checkpoints, self._name(step)
+        manifest = make_manifest(spec, self._context.fingerprint, name, step, files)
         try:
-            write_manifest(
-                root, make_manifest(spec, self._context.fingerprint, name, step, files)
-            )
+            write_manifest(checkpoints, manifest)
             # First of all: it is there, also when an old one cannot be deleted.
             report(wire.CheckpointSaved(name=name, step=step))
-            retain(root, spec.checkpoint_keep, protect={name})
-        except CheckpointError as error:
+            retain(checkpoints, spec.checkpoint_keep, protect={name})
+        except (CheckpointError, StorageError) as error:
             report(wire.CheckpointFailed(step=step, reason=str(error)))
 
 

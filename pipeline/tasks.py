@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
 from spottrain.pipeline.calibrate import calibrate_here
@@ -13,6 +11,7 @@ from spottrain.pipeline.saving import make_manifest
 from spottrain.pipeline.sections import parameter_slots
 from spottrain.pipeline.skeleton import materialise
 from spottrain.pipeline.worker import LoadedJob, SupervisorLink, reason_of
+from spottrain.storage import StorageError, open_store
 
 
 def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
@@ -28,15 +27,16 @@ def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.Checkpoint
         name: getattr(*slots[0]).detach()
         for name, slots in parameter_slots(model).items()
     }
-    root, name = Path(loaded.spec.checkpoint_path), new_name(0, 0)
+    name = new_name(0, 0)
     try:
+        store = open_store(loaded.spec.checkpoint_path)
         files = [
-            save_section(root / name, k, {n: values[n] for n in names})
+            save_section(store, name, k, {n: values[n] for n in names})
             for k, names in enumerate(loaded.layout.parameters)
         ]
         manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
-        write_manifest(root, manifest)
-    except CheckpointError as error:
+        write_manifest(store, manifest)
+    except (CheckpointError, StorageError) as error:
         return wire.CheckpointFailed(step=0, reason=str(error))
     return wire.CheckpointSaved(name=name, step=0)
 
@@ -71,7 +71,12 @@ def measure_and_tell(
     """
     try:
         profile = calibrate_here(loaded, command, rank, link.report)
-    except (GenerationBrokenError, CheckpointError, RuntimeError) as error:
+    except (
+        GenerationBrokenError,
+        CheckpointError,
+        StorageError,
+        RuntimeError,
+    ) as error:
         link.report(
             wire.GenerationBroken(
                 generation=command.generation, slot=slot, reason=reason_of(error)

@@ -24,6 +24,7 @@ from spottrain.pipeline.heap import give_back
 from spottrain.pipeline.job import TrainingJob
 from spottrain.pipeline.sections import Layout
 from spottrain.pipeline.slot import SlotMemory
+from spottrain.storage import open_store
 from spottrain.wire import JobSpec
 
 _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
@@ -143,6 +144,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         vm_id=vm_id,
         slot=slot,
         memory=SlotMemory(link, loaded.job, loaded.specs),
+        checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
         faults=FaultScript.from_environment(),
     )

@@ -112,6 +112,8 @@ class Line:
 
     offer: Offer | None = None
     """As it was rented."""
+    trains: bool = True
+    """Whether it was rented to train; else the manager runs on it."""
     rate: Rate = FREE
     """Its price at launch."""
     on_demand: Rate = FREE
@@ -167,7 +169,7 @@ class Line:
         return Spending(
             spot=cost if self.offer.spot else NOTHING,
             on_demand=NOTHING if self.offer.spot else cost,
-            boot=self._cost(max(0, min(billed_us, ready_us))),
+            boot=self._cost(max(0, min(billed_us, ready_us) if self.trains else 0)),
             if_on_demand=self.on_demand.over_us(billed_us),
             billed_us=billed_us,
         )
@@ -220,6 +222,7 @@ class Ledger:
         on_demand_usd_per_hour: float,
         launched_at_s: float,
         seen_at_s: float,
+        trains: bool = True,
     ) -> Ledger:
         """The cloud gave us a VM, or still lists one that we believed gone.
 
@@ -230,6 +233,7 @@ class Ledger:
         new = replace(
             line,
             offer=offer,
+            trains=trains,
             rate=Rate.of(offer.usd_per_hour),
             on_demand=Rate.of(on_demand_usd_per_hour),
             from_us=floor_us(launched_at_s),

@@ -32,6 +32,8 @@ DROP = 0.25
 """Share by which VMs that are held may be dearer than examples are worth."""
 CALM = 3.0
 """Losses that are to pass before more on-demand VMs are needed near the deadline."""
+IN_A_ROW = 3
+"""Losses one after the other that the edge must bear: replacements may go as well."""
 CHURN = 2.0
 """Times that the losses to expect may eat up the slack before the deadline: they often
 come together, and slack may grow."""
@@ -139,7 +141,8 @@ class _Case:
         def least(spare_s: float) -> int:
             for kept in range(self.size):
                 share = 1 - rates[kept] / full
-                if self.jolt_s + self.net.start_s() * share <= spare_s:
+                jolts_s = min(IN_A_ROW, self.size - kept) * self.jolt_s
+                if jolts_s + self.net.start_s() * share <= spare_s:
                     return kept
             return self.size
 
@@ -210,10 +213,19 @@ class _Case:
         return self._hasten(lots, 0, "there is no deadline")
 
     def _haste(self) -> Decision:
+        if not self._has_bargains():
+            lots = self._bearable(self._lots(on_demand=True), self.fleet.most)
+            taken = self._take(lots, max(self.size, self._rate_size()))
+            return self._answer(taken, "net", "no spot VM costs less than on demand")
         kept = self.net.paid if self.slack_s < AGAIN * self.margin_s else 0
         lots = self._lots(on_demand=kept > 0 or self._needs_rate())
         lots = self._bearable(lots, max(0, self.fleet.most - kept))
         return self._hasten(lots, kept, f"slack {self.slack_s:.0f} s")
+
+    def _has_bargains(self) -> bool:
+        """Whether spot VMs may come that cost less than on-demand VMs."""
+        dear = self.net.prices[0] if self.net.prices else math.inf
+        return any(s.spot and s.usd_per_hour < dear for s in self.supplies)
 
     def _hasten(self, lots: Sequence[Lot], kept: int, why: str) -> Decision:
         spot = sum(lot.count for lot in lots if lot.spot)

@@ -6,12 +6,14 @@ how long it may last.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from spottrain.pricing.promise_terms import HOUR_S, Fleet, Supply
 
@@ -23,6 +25,8 @@ PERSISTS_S = 3600.0
 """For so long the market is expected to stay as it is."""
 PRIOR_LOOKS = 4
 """The present market counts for so many looks at those to come."""
+
+Array = npt.NDArray[np.float64]
 
 Market = tuple[tuple[float, int], ...]
 """Spot VMs by ascending effective price: (USD per hour, how many)."""
@@ -112,15 +116,15 @@ def plan(
     done = spent = 0.0  # in the present market alone
 
     def until(number: int, usd_per_example: float) -> Plan:
-        past_usd = each_s * costs[number]
-        rest = examples - done - each_s * rates[number]
+        past_usd = each_s * float(costs[number])
+        rest = examples - done - each_s * float(rates[number])
         return Plan(
             usd_per_example=usd_per_example,
             usd=spent + past_usd + max(0.0, rest) * usd_per_example,
         )
 
     for usd, rate in stairs(present, fleet, tuple(on_demand)):
-        below = bisect.bisect_left(prices, usd)
+        below = int(np.searchsorted(prices, usd))
         if done + each_s * rates[below] >= examples:
             break
         if done + each_s * rates[below] + rate * now_s >= examples:
@@ -128,22 +132,30 @@ def plan(
         done += rate * now_s
         spent += usd * rate * now_s
     if each_s <= 0 or done + each_s * rates[-1] < examples:
-        usd = spent + each_s * costs[-1]
+        usd = spent + each_s * float(costs[-1])
         return Plan(usd_per_example=math.inf, usd=usd)
-    number = bisect.bisect_left(rates, (examples - done) / each_s)
-    return until(max(0, number - 1), prices[max(0, number - 1)])
+    number = int(np.searchsorted(rates, (examples - done) / each_s))
+    return until(max(0, number - 1), float(prices[max(0, number - 1)]))
 
 
 @functools.lru_cache(maxsize=8)
 def _past(
     looks: tuple[Market, ...], fleet: Fleet, on_demand: tuple[float, ...]
-) -> tuple[list[float], list[float], list[float]]:
+) -> tuple[Array, Array, Array]:
     """Return all steps of all looks, cheapest first: their prices per example, and sums
     of rates and of costs per second over those before each, and over all."""
-    steps = sorted(step for seen in looks for step in stairs(seen, fleet, on_demand))
-    rates = [0.0, *itertools.accumulate(rate for _, rate in steps)]
-    costs = [0.0, *itertools.accumulate(usd * rate for usd, rate in steps)]
-    return [usd for usd, _ in steps], rates, costs
+    empty = np.empty((0, 2))
+    steps = [_stairs_array(seen, fleet, on_demand) for seen in looks]
+    table = np.concatenate([empty, *steps])
+    usd, rate = table[np.argsort(table[:, 0], kind="stable")].T
+    rates = np.concatenate([[0.0], np.cumsum(rate)])
+    costs = np.concatenate([[0.0], np.cumsum(usd * rate)])
+    return usd, rates, costs
+
+
+@functools.lru_cache(maxsize=4096)
+def _stairs_array(seen: Market, fleet: Fleet, on_demand: tuple[float, ...]) -> Array:
+    return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spottrain.pricing.promise_terms import HOUR_S, Fleet, Held, Supply
-from spottrain.pricing.worlds import PRICE_S, World
+from spottrain.pricing.worlds import GIVE_UP, PRICE_S, World
 
 REVIEW_S = 300.0
 """Time between two decisions when nothing happens; prices change at such moments."""
@@ -60,6 +60,10 @@ class Outcome:
     rule: str
     usd: float
     finished_s: float
+    """Or when it was given up."""
+    late_by: float
+    """The part of its time that the job was late by; 0 in time."""
+    finished: bool
     in_time: bool
     in_budget: bool
     on_demand_usd: float
@@ -133,7 +137,7 @@ class _Run:
         self.prices: dict[str, float] = {}
 
     def play(self) -> Outcome:
-        last_s = 10 * self.world.deadline_s
+        last_s = GIVE_UP * self.world.deadline_s
         while self.left > 0 and self.now_s < last_s:
             self._look()
             self._apply(self.rule.wanted(self._view()))
@@ -145,6 +149,8 @@ class _Run:
             rule=self.rule.name,
             usd=self.usd,
             finished_s=self.now_s,
+            late_by=max(0.0, self.now_s / world.deadline_s - 1),
+            finished=self.left <= 0,
             in_time=in_time and self.left <= 0,
             in_budget=self.usd <= world.max_usd * (1 + 1e-9),
             on_demand_usd=self.on_demand_usd,

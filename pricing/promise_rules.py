@@ -26,6 +26,7 @@ class Promise:
     """``promise.decide``."""
 
     name = "promise"
+    thrifty = True
 
     def __init__(self) -> None:
         self.outlook = Outlook()
@@ -36,9 +37,23 @@ class Promise:
         fleet = view.world.fleet
         rented = {vms.name: vms.ready + vms.booting for vms in view.held}
         self.outlook = look(self.outlook, view.now_s, fleet, view.supplies, rented)
-        decision = decide(standing(view), fleet, view.supplies, view.held, self.outlook)
+        decision = decide(
+            standing(view),
+            fleet,
+            view.supplies,
+            view.held,
+            self.outlook,
+            thrifty=self.thrifty,
+        )
         self.decision = decision
         return dict(decision.wanted)
+
+
+class Haste(Promise):
+    """``promise.decide`` for a job that is to be done soon."""
+
+    name = "promise, in haste"
+    thrifty = False
 
 
 class OnDemandOnly:
@@ -133,9 +148,10 @@ def _fill(
 
 RULES: tuple[type[Promise | OnDemandOnly | SpotOnlyWait | UniformProgress], ...] = (
     Promise,
+    Haste,
     OnDemandOnly,
     SpotOnlyWait,
     GreedyFailover,
     UniformProgress,
 )
-"""Ours first."""
+"""Ours first: thrifty, and in haste."""

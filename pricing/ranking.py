@@ -20,6 +20,7 @@ from spottrain.pricing.money import FREE, Rate, is_amount
 from spottrain.pricing.offers import offer_key, preference
 from spottrain.pricing.paces import Machine, Pace, Paces
 from spottrain.pricing.switching import (
+    CLOUD_USD_PER_GB,
     GB_BYTES,
     HOUR_S,
     NO_FRICTIONS,
@@ -85,8 +86,19 @@ class Terms:
     """Where the newest one is, if there is one."""
     copies: frozenset[str] = frozenset()
     """Clouds that hold the dataset."""
+    data_bytes: Mapping[str, float] = field(default_factory=dict)
+    """What each VM fetches when it boots, by the cloud that holds it."""
     corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By cloud and instance type: measured throughput over the predicted one."""
+
+    def fetched_usd(self, place: Place) -> float:
+        """Return the egress of what a VM fetches when it boots there.
+
+        From another region of the same cloud it counts as nothing: where a bucket is
+        within its cloud is not known.
+        """
+        elsewhere = [n for cloud, n in self.data_bytes.items() if cloud != place.cloud]
+        return sum(elsewhere) / GB_BYTES * CLOUD_USD_PER_GB
 
     def correction(self, place: Place) -> float:
         """Return what predictions are off by in a place.
@@ -306,10 +318,13 @@ def worth_of(pace: Pace, priced: Priced, terms: Terms) -> Worth:
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S
     once += frictions.dataset_usd(place.cloud, terms.copies)
+    fetched_usd = pace.vms * terms.fetched_usd(place)
+    once += fetched_usd
+    again = fetched_usd * priced.losses_per_hour
     if terms.checkpoint is not None:
         once += frictions.checkpoint_usd(terms.checkpoint, place)
     crossing = _crossing_usd(pace, place, terms) / step_s * HOUR_S
-    usd = (rent + storage + crossing) * terms.examples / per_hour + once
+    usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
     return Worth(
         examples_per_s=examples_per_s,
         net_examples_per_s=per_hour / HOUR_S,

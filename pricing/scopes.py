@@ -16,7 +16,12 @@ from typing import Literal, get_args
 from spottrain.cloud.provider import Offer
 from spottrain.pricing.offers import offer_key
 
-Refusal = Literal["no_capacity", "quota", "price", "auth", "misconfigured"]
+Refusal = Literal[
+    "no_capacity", "quota", "price", "auth", "misconfigured", "unreachable"
+]
+
+Span = Literal["region", "cloud", "any"]
+"""How far apart the VMs of a plan may be."""
 
 LONGEST_S = 1800.0
 """No scope is closed for longer than that at a time."""
@@ -51,6 +56,8 @@ def scope_of(offer: Offer, refusal: Refusal) -> str:
     match refusal:
         case "auth":
             return offer.cloud
+        case "unreachable":
+            return f"{offer.cloud} unreachable"
         case "misconfigured":
             return f"{offer.cloud}/{offer.region}/{offer.instance_type}"
         case "quota":
@@ -107,16 +114,29 @@ def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
     return max(times, default=-math.inf)
 
 
-def place_of(offer: Offer) -> tuple[str, str]:
-    """Return where VMs reach each other: (cloud, region)."""
-    return offer.cloud, offer.region
+def needs_a_person(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> bool:
+    """Return whether an offer is closed for what only a person can mend."""
+    scopes = (scope_of(offer, "auth"), scope_of(offer, "misconfigured"))
+    return any(scope in closed and closed[scope].until_s > now_s for scope in scopes)
 
 
-def home_of(held: Sequence[Offer]) -> tuple[str, str] | None:
-    """Return the region with most GPUs among what is rented; None if nothing is."""
-    gpus: dict[tuple[str, str], int] = {}
+def place_of(offer: Offer, span: Span = "region") -> tuple[str, ...]:
+    """Return where VMs reach each other: (cloud, region), (cloud,) or nothing."""
+    match span:
+        case "region":
+            return offer.cloud, offer.region
+        case "cloud":
+            return (offer.cloud,)
+        case "any":
+            return ()
+
+
+def home_of(held: Sequence[Offer], span: Span = "region") -> tuple[str, ...] | None:
+    """Return the place with most GPUs among what is rented; None if nothing is."""
+    gpus: dict[tuple[str, ...], int] = {}
     for offer in held:
-        gpus[place_of(offer)] = gpus.get(place_of(offer), 0) + offer.gpus
+        place = place_of(offer, span)
+        gpus[place] = gpus.get(place, 0) + offer.gpus
     return max(gpus, key=lambda place: (gpus[place], place), default=None)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spottrain.morphing.traces import Trace
 from spottrain.pricing.promise_terms import HOUR_S, Fleet
 
 PRICE_S = 1800.0
 """For so long a price holds."""
+GIVE_UP = 10.0
+"""After so many times the time to its deadline a job that still is not done never will."""
 DAY_S = 24 * HOUR_S
 
 Life = tuple[float, float]
@@ -50,6 +52,8 @@ class World:
     examples: float
     deadline_s: float
     max_usd: float
+    market_s: float = math.inf
+    """For so long its zones are known."""
 
     def on_demand(self) -> tuple[float, float]:
         """Return seconds and dollars of the fastest job on demand."""
@@ -57,6 +61,28 @@ class World:
         train_s = self.examples / fleet.rates[size]
         paid_s = fleet.boot_s + fleet.morph_s + train_s
         return paid_s, size * self.on_demand_usd_per_hour * paid_s / HOUR_S
+
+
+def prolonged(world: World) -> World:
+    """Return the world with markets that begin anew whenever they end.
+
+    So that those who are late can go on, until ``GIVE_UP``.
+    """
+    if world.market_s == math.inf:
+        return world
+    times = math.ceil(GIVE_UP * world.deadline_s / world.market_s)
+    starts_s = [number * world.market_s for number in range(times)]
+    zones = tuple(
+        replace(
+            zone,
+            lives=tuple(
+                (a + at_s, b + at_s) for at_s in starts_s for a, b in zone.lives
+            ),
+            usd_per_hour=zone.usd_per_hour * times,
+        )
+        for zone in world.zones
+    )
+    return replace(world, zones=zones, market_s=math.inf)
 
 
 def synthetic(seed: int) -> World:
@@ -89,6 +115,7 @@ def synthetic(seed: int) -> World:
         examples=examples,
         deadline_s=deadline_s,
         max_usd=usd * (1 + draw.random() ** 2),
+        market_s=end_s,
     )
 
 
@@ -222,4 +249,5 @@ def from_trace(
         examples=train_s * fleet.rates[-1],
         deadline_s=trace.end_s,
         max_usd=usd_per_hour * (start_s + train_s) / HOUR_S * budget_share,
+        market_s=trace.end_s,
     )

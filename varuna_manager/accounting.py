@@ -1,7 +1,7 @@
 """Where the rented time and its money went; pure.
 
-Every second that a VM is billed for goes to one of five: productive, morph, boot, idle,
-lost. A VM of several slots is split by slots: one of two in a plan is half a VM at work.
+Every second that a VM is billed for goes to one of six: productive, morph, boot, idle,
+lost, manager. A VM of several slots is split by slots: one of two in a plan is half a VM at work.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Rental:
     vm_id: str
     offer: Offer
     """As it was at launch."""
+    trains: bool = True
+    """Whether it was rented to train; else the manager ran on it."""
     slots: int
     launched_s: float
     ready_s: float
@@ -62,6 +64,7 @@ def rental(vm_id: str, line: Line, slots: int, at_s: float) -> Rental | None:
     return Rental(
         vm_id=vm_id,
         offer=line.offer,
+        trains=line.trains,
         slots=slots or max(1, line.offer.gpus),
         launched_s=line.from_us / 1e6,
         ready_s=max(ready_us, line.from_us) / 1e6,
@@ -97,6 +100,8 @@ class TimeSplit:
     """Ready, but in no plan, or there was none."""
     lost_s: float = 0.0
     """Computed and thrown away: in the air when a peer died, or undone by a restore."""
+    manager_s: float = 0.0
+    """VMs that the manager ran on."""
 
     @property
     def billed_s(self) -> float:
@@ -125,6 +130,8 @@ def split_time(rental: Rental, stretches: Sequence[Stretch]) -> TimeSplit:
         rental: The VM. What is billed beyond its life counts as idle.
         stretches: What the job did, by time, without overlaps.
     """
+    if not rental.trains:
+        return TimeSplit(manager_s=rental.billed_s)
     spent = dict.fromkeys(KINDS, 0.0)
     spent["boot"] = rental.ready_s - rental.launched_s
     first = bisect_right(stretches, rental.ready_s, key=lambda one: one.to_s)

@@ -8,6 +8,7 @@ When the agent exits the VM is over: its cloud ends it.
     manager <--HTTPS-- heartbeat thread --queue--> writer thread --stdin--> supervisor
     manager <--HTTPS-- report thread <--outbox-- reader thread <--stdout-- supervisor
                                         ^------- notice thread <-- the cloud's metadata
+    manager.address --> way thread, which breaks off calls that go elsewhere
 
 Exit codes: 0 retired or lease over, 1 failed, 3 fenced, 143 terminated.
 """
@@ -38,6 +39,7 @@ from spottrain.varuna_manager.manager_client import (
     FencedError,
     ManagerClient,
     UnreachableError,
+    Way,
 )
 from spottrain.varuna_manager.supervised import Outbox, Supervisor
 
@@ -50,6 +52,10 @@ CHECKPOINT_S = 120.0
 """How long workers may take to checkpoint when the lease is over."""
 FLUSH_S = 5.0
 """How long the last reports may take on their way."""
+WAY_LOOK_S = 0.5
+"""How soon an agent notices that its calls are taken elsewhere."""
+MANAGER_ADDRESS = "manager.address"
+"""In the VM's folder, written by the manager: where calls are taken."""
 _MAX_BATCH = 500
 
 
@@ -77,10 +83,6 @@ class Bootstrap:
         except (OSError, ValueError, TypeError) as error:
             raise AgentError(f"{path}: not an agent's bootstrap: {error}") from None
 
-    def client(self, wait_s: float = 0.0) -> ManagerClient:
-        """Return a connection of the caller's own, whose answers may take ``wait_s``."""
-        return ManagerClient(self.manager_url, self.ca_pem, self.token, wait_s)
-
 
 class Agent:
     """One VM's agent.
@@ -99,6 +101,8 @@ class Agent:
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._closing = threading.Event()
+        self._way = Way(bootstrap.manager_url, folder / MANAGER_ADDRESS)
+        self._clients: list[ManagerClient] = []
         self._ears = notices.source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
@@ -123,6 +127,7 @@ class Agent:
             "heartbeats": lambda: self._beat(spec, supervisor),
             "reports": self._post_reports,
             "notices": self._watch_notices,
+            "way": self._watch_way,
         }
         for name, target in threads.items():
             threading.Thread(
@@ -156,11 +161,18 @@ class Agent:
             self.end(FAILED, f"{threading.current_thread().name} thread: {error!r}")
             raise
 
+    def _client(self, wait_s: float = 0.0) -> ManagerClient:
+        """Return a connection of the caller's own, whose answers may take ``wait_s``."""
+        told = self._bootstrap
+        client = ManagerClient(self._way, told.ca_pem, told.token, wait_s)
+        self._clients.append(client)
+        return client
+
     # --- joining the job --------------------------------------------------------------
 
     def _join(self) -> wire.JobSpec:
         """Register, fetch the job and its workdir; return the job."""
-        client = self._bootstrap.client()
+        client = self._client()
         registration = wire.Registration(
             vm_id=self._bootstrap.vm_id,
             software_version=spottrain.__version__,
@@ -213,7 +225,7 @@ class Agent:
 
     def _beat(self, spec: wire.JobSpec, supervisor: Supervisor) -> None:
         """Heart-beat for ever; hand commands down; end when the lease is over."""
-        client, backoff = self._bootstrap.client(spec.heartbeat_s), Backoff()
+        client, backoff = self._client(spec.heartbeat_s), Backoff()
         received, sequence, heard_at = 0, 0, time.monotonic()
         while True:
             beat = wire.Heartbeat(
@@ -243,7 +255,7 @@ class Agent:
 
     def _post_reports(self) -> None:
         """Post reports for ever, each until the manager has it."""
-        client, backoff = self._bootstrap.client(), Backoff()
+        client, backoff = self._client(), Backoff()
         while True:
             first, reports = self._outbox.peek(_MAX_BATCH)
             batch = wire.ReportBatch(
@@ -257,6 +269,12 @@ class Agent:
                 continue
             backoff.reset()
             self._outbox.drop_before(int(json.loads(text)["received"]))
+
+    def _watch_way(self) -> None:
+        """Turn calls round that wait where nobody answers any more."""
+        while not self._closing.wait(WAY_LOOK_S):
+            for client in tuple(self._clients):
+                client.turn()
 
     def _watch_notices(self) -> None:
         notices.listen(

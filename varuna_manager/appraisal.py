@@ -202,6 +202,7 @@ class Appraiser:
             stored_bytes=float(job.spec.checkpoint_keep * checkpoint_bytes(job.facts)),
             storage_usd_per_gb_month=job.storage_usd_per_gb_month,
             zone_usd_per_gb=job.zone_usd_per_gb,
+            data_bytes=job.data_bytes,
             held=_held(state),
             corrections=dict(self._corrections),
         )

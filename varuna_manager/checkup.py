@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.provider import (
@@ -16,16 +17,44 @@ from spottrain.errors import CapacityError, SpottrainError
 from spottrain.varuna_manager.clouds import open_cloud, own_network
 from spottrain.varuna_manager.config_cloud import AnyCloud
 
+Told = tuple[Sequence[Offer], list[str]]
 
-def before_launch(cloud: AnyCloud) -> tuple[Sequence[Offer], list[str]]:
-    """Return what a cloud offers of what a job wants, and what to tell about it.
+
+def before_launch(clouds: Sequence[AnyCloud]) -> Told:
+    """Return what clouds offer of what a job wants, and what to tell about them.
+
+    They are asked at the same time. Of several, one that can be used is enough: what is
+    wrong with the others is told.
 
     Raises:
         ConfigError: who may enter the VMs is not named and cannot be found out.
         CloudError: something that the job needs is not there or not allowed.
         CapacityError: nothing that the job wants is offered.
     """
-    lines = [_let_in(cloud)]
+    with ThreadPoolExecutor(len(clouds)) as threads:
+        answers = tuple(threads.map(_look, clouds))
+    troubles = [answer for answer in answers if isinstance(answer, SpottrainError)]
+    if len(troubles) == len(answers):
+        raise troubles[0]
+    offers: list[Offer] = []
+    lines = [f"goes on without {trouble}" for trouble in troubles]
+    for answer in answers:
+        if not isinstance(answer, SpottrainError):
+            offers += answer[0]
+            lines += answer[1]
+    return offers, lines
+
+
+def _look(cloud: AnyCloud) -> Told | SpottrainError:
+    """Return what one cloud offers, or what is wrong with it."""
+    try:
+        return _look_at(cloud)
+    except SpottrainError as error:
+        return error
+
+
+def _look_at(cloud: AnyCloud) -> Told:
+    lines = [f"{cloud.cloud}: {_let_in(cloud)}"]
     provider = open_cloud(cloud)
     try:
         wrong = [one for one in account_findings(provider) if not one.ok]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ import typer
 from typer.exceptions import TyperException
 
 import spottrain
+from spottrain.cloud.provider import Offer
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.storage import is_url
 from spottrain.varuna_manager import (
     cli_calibrate,
     cli_cost,
@@ -28,6 +31,7 @@ from spottrain.varuna_manager import (
     cli_set,
     cli_ssh,
     control,
+    data_here,
     launch,
     tools,
 )
@@ -37,6 +41,7 @@ from spottrain.varuna_manager.console import (
     NameArgument,
     Output,
     OutputOption,
+    at_its_manager,
     console,
     say,
     show,
@@ -91,19 +96,31 @@ def launch_command(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Do not watch the job.")
     ] = False,
+    with_vm: Annotated[
+        bool,
+        typer.Option(
+            "--manager-vm",
+            help="Put the manager on a small VM: this machine may sleep.",
+        ),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Start a job and watch it; Ctrl-C stops it, a closed terminal does not."""
+    """Start a job and watch it; Ctrl-C stops it, a closed terminal does not.
+
+    With --manager-vm Ctrl-C only ends the watching.
+    """
     config = load_config(file)
     if dry_run:
         cli_preview.preview(config, output)
         return
     launch.check_name(config.name)
-    launch.check_checkpoint_path(config)
+    launch.check_manager(config, on_vm=with_vm)
     launch.check_budget(config)
     check_secrets(config.secrets)
     os.environ.update(config.env)
-    lines, offers = control.check_machines(config)
+    launch.check_checkpoint_path(config)
+    data_bytes = data_here.ready(config, say)
+    lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
         say(line)
     say(f"inspecting {config.entrypoint}")
@@ -113,12 +130,15 @@ def launch_command(
 
     if promised := check_promise(config, facts, offers):
         say(promised)
-    job, packed_bytes = launch.submit(config, facts)
+    job, packed_bytes = launch.submit(config, facts, data_bytes)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
-    _drive(job, launch.start_manager(job), detach, output)
+    if with_vm:
+        _drive_there(job, offers or (), detach, output)
+    else:
+        _drive(job, launch.start_manager(job), detach, output)
 
 
 @app.command()
@@ -139,14 +159,26 @@ def stop(
 
 @app.command()
 def resume(
-    name: NameArgument,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a job; or, from any machine, the URL where its checkpoints are.",
+            callback=at_its_manager,
+        ),
+    ],
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Do not watch the job.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Go on with a job that was stopped or whose manager is gone, and watch it."""
-    job = find(name)
+    if is_url(name):
+        # Not above: other commands have no use for it.
+        from spottrain.varuna_manager.takeover import take_over
+
+        job = take_over(name, say)
+    else:
+        job = find(name)
     _drive(job, control.resume_job(job), detach, output)
 
 
@@ -179,6 +211,25 @@ def _drive(
         _tell_how_to_go_on(job)
     elif code:
         cli_read.tell_failure(job)
+    raise typer.Exit(code)
+
+
+def _drive_there(
+    job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
+) -> None:
+    """Start the manager of a job on a VM and look on; exits with the job's exit code."""
+    # Not above: it imports what rents, which other commands do not need.
+    from spottrain.varuna_manager import manager_vm, manager_vm_home
+
+    manager_vm.begin(job, offers, say)
+    if detach:
+        if output is Output.JSON:
+            show_json({"name": job.name, "folder": str(job.path)})
+        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        return
+    code = manager_vm_home.watch(job)
+    if not job.away.exists():
+        cli_read.show_report(job, output)
     raise typer.Exit(code)
 
 

@@ -20,7 +20,7 @@ from spottrain.varuna_manager.console import (
 )
 from spottrain.varuna_manager.costs import By
 from spottrain.varuna_manager.jobs import find
-from spottrain.varuna_manager.report_words import KIND_WORDS, money_rows
+from spottrain.varuna_manager.report_words import kinds_of, money_rows
 from spottrain.varuna_manager.words import NOTHING, dollars, duration
 
 
@@ -71,7 +71,7 @@ def cost_parts(
 def _time_table(cost: Mapping[str, Any]) -> Table:
     table = _table("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
     seconds = cost["vm_seconds"]
-    for kind, words in KIND_WORDS.items():
+    for kind, words in kinds_of(cost).items():
         table.add_row(
             kind,
             f"{seconds[kind] / 3600:.2f}",
@@ -84,10 +84,11 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
 
 
 def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
-    kinds = (f"r:{kind.upper()}" for kind in KIND_WORDS)
+    shown = kinds_of(cost)
+    kinds = (f"r:{kind.upper()}" for kind in shown)
     table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
     for row in cost[f"by_{by}"]:
-        shares = (_share(row[kind], row["billed"]) for kind in KIND_WORDS)
+        shares = (_share(row[kind], row["billed"]) for kind in shown)
         hours = f"{row['billed'] / 3600:.2f}"
         table.add_row(row[by], str(row["vms"]), hours, *shares, f"${row['usd']:.4f}")
     return table

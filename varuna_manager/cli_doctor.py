@@ -78,10 +78,11 @@ def _of_all() -> Iterator[tuple[str, Finding]]:
 def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     yield "here", _ssh_client()
     yield "here", _secrets(config)
-    provider = config.resources.provider
-    if config.cloud is not None:
-        yield from _of_cloud(provider, config.cloud)
+    for cloud in config.clouds:
+        yield from _of_cloud(cloud.cloud, cloud)
+    if config.clouds:
         return
+    (provider,) = config.resources.providers
     try:
         told = (
             "; ".join(control.check_machines(config)[0]) or "this machine, nothing else"

@@ -86,12 +86,12 @@ def _asked(file: Path | None, names: Sequence[str] | None) -> dict[str, AnyCloud
     clouds = _CLOUDS
     if file is not None:
         config = load_config(file)
-        if config.cloud is None:
+        if not config.clouds:
             raise ConfigError(
                 f"{file.name}: resources.provider: nothing is rented from "
                 f"{config.resources.provider}; name a job file with a cloud"
             )
-        clouds = {config.cloud.cloud: config.cloud}
+        clouds = {cloud.cloud: cloud for cloud in config.clouds}
     for name in names or ():
         if name not in clouds:
             raise ConfigError(f"--cloud must be one of {', '.join(clouds)}: got {name}")

@@ -12,7 +12,7 @@ from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import Objective, PlanInputs
 from spottrain.pricing.ranking import EXACT
-from spottrain.varuna_manager import launch, planning, tools, weighing
+from spottrain.varuna_manager import data_here, launch, planning, tools, weighing
 from spottrain.varuna_manager.cli_replay import read_workload
 from spottrain.varuna_manager.config import JobConfig, load_config
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
@@ -187,13 +187,14 @@ def preview(
     launch.check_budget(config)
     if config.cloud is None:
         planning.check_capacity(config)
+    data_bytes = data_here.ready(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = tools.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
         profile = weighing.measured_elsewhere(facts)
     profile = profile or tools.calibrate(config)
-    document = weighing.weigh_job(config, facts, profile, elsewhere)
+    document = weighing.weigh_job(config, facts, profile, elsewhere, data_bytes)
     promised = None
     if config.cloud is None:  # a cloud's offers are asked for at launch
         promised = foretell(config, facts, profile=profile)

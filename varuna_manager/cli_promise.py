@@ -15,7 +15,14 @@ from rich.table import Table
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.traces import Trace, parse_trace
-from spottrain.pricing.promise_table import FREE, Case, examine_all, kept, rows
+from spottrain.pricing.promise_table import (
+    FREE,
+    Case,
+    blind_row,
+    examine_all,
+    kept,
+    rows,
+)
 from spottrain.pricing.promise_terms import Fleet
 from spottrain.pricing.worlds import World, from_trace, synthetic
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
@@ -25,12 +32,16 @@ SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)
 TRACE_SIZES = (8, 16)
 TRACE_SLACKS = (1.1, 1.5, 2.0)
 """Jobs on each trace: their most VMs, and the time they have."""
+OURS = 2
+"""Rules that are ours: the promise, and the promise in haste."""
 TRACE_FRICTION = 0.01
 """How much less each further VM adds."""
 
 LEGEND = (
-    "cost / bound: mean over jobs; of all: sum over sum; for each in time: paid by all "
-    "jobs for each that kept its deadline; the rest: parts of the cost"
+    "cost / bound: mean over jobs, who is late pays until the work is done; of all: sum "
+    "over sum; for each in time: paid by all jobs for each that kept its deadline; same "
+    "jobs: mean over those that this rule did in time, and what the promise took for "
+    "them; the rest: parts of the cost"
 )
 
 TracesOption = Annotated[
@@ -112,6 +123,7 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
         for low, high in itertools.pairwise(SLACKS)
     ]
     finish, usd = kept(told for case in cases for told in case.foretold)
+    soon = kept(told for case in cases for told in case.foretold_in_haste)
     ours = sorted(cases, key=lambda case: case.outcomes[0].usd / case.bound_usd)
     worst = ours[-1]
     return {
@@ -121,15 +133,21 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
             for low, high, some in groups
             if some
         ],
-        "intervals_kept": {"finish": finish, "usd": usd},
+        "intervals_kept": {
+            "finish": finish,
+            "usd": usd,
+            "finish_in_haste": soon[0],
+            "usd_in_haste": soon[1],
+        },
+        "one_zone": asdict(blind) if (blind := blind_row(cases)) else None,
         "worst": {
             "world": worst.world,
             "over_bound": worst.outcomes[0].usd / worst.bound_usd,
         },
         "broken": [
-            outcome.world
+            f"{outcome.world}, {outcome.rule}"
             for case in cases
-            for outcome in case.outcomes[:1]
+            for outcome in case.outcomes[:OURS]
             if not (outcome.in_time and outcome.in_budget)
         ],
     }
@@ -137,8 +155,8 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
 
 def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     table = Table(
-        *("rule", "in time", "in budget", "cost / bound", "of all", "for each in time"),
-        *("on demand", "booting", "paused"),
+        *("rule", "in time", "in budget", "late by", "cost / bound", "of all"),
+        *("for each in time", "same jobs", "on demand", "booting", "paused"),
         title=name,
     )
     for row in part["rules"]:
@@ -151,25 +169,43 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     for cells in by_slack:
         table.add_row(*cells)
     told = part["intervals_kept"]
-    worst = part["worst"]
+    worst, blind = part["worst"], part["one_zone"]
     return [
         table,
         LEGEND,
         f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
         f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
-        f"intervals of 90 % that held: {told['finish']:.1%} finish, {told['usd']:.1%} cost",
+        *([_blind_line(blind)] if blind else []),
+        (
+            f"intervals of 90 % that held: {told['finish']:.1%} finish, "
+            f"{told['usd']:.1%} cost; in haste: {told['finish_in_haste']:.1%} and "
+            f"{told['usd_in_haste']:.1%}"
+        ),
         *(f"promise broken: {world}" for world in part["broken"]),
     ]
 
 
+def _blind_line(blind: dict[str, Any]) -> str:
+    return (
+        f"{blind['jobs']} jobs of one zone: whoever does not know which VMs go pays at "
+        f"least {blind['blind_over_bound']:.3f} times the bound; the promise takes "
+        f"{blind['over_bound']:.3f} times the bound, {blind['over_blind']:.3f} times that"
+    )
+
+
 def _cells(title: str, row: dict[str, Any]) -> list[str]:
+    late = "" if row["late_by"] is None else f"{row['late_by']:.0%}"
+    never = f"{row['never']} never" if row["never"] else ""
+    same, ours = row["in_time_over_bound"], row["ours_over_bound"]
     return [
         title,
         f"{row['in_time']} of {row['jobs']}",
         f"{row['in_budget']} of {row['jobs']}",
+        ", ".join(filter(None, (late, never))),
         f"{row['over_bound']:.3f}",
         f"{row['total_over_bound']:.3f}",
         f"{row['kept_over_bound']:.3f}",
+        "" if same is None else f"{same:.3f}, ours {ours:.3f}",
         f"{row['on_demand']:.1%}",
         f"{row['booting']:.1%}",
         f"{row['paused']:.1%}",

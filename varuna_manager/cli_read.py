@@ -18,11 +18,13 @@ from spottrain.varuna_manager.console import (
     NameArgument,
     Output,
     OutputOption,
+    at_its_manager,
     console,
     say,
     show,
     show_json,
 )
+from spottrain.varuna_manager.copy_note import told_of
 from spottrain.varuna_manager.follow import Entry, Follower, read_past, read_state
 from spottrain.varuna_manager.jobs import JobDir, all_jobs, find
 from spottrain.varuna_manager.journal import JournalError
@@ -52,7 +54,10 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(help="A job; all without it.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A job; all without it.", callback=at_its_manager),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look on until the job ends.")
     ] = False,
@@ -68,10 +73,13 @@ def status(
     if watch:
         raise typer.Exit(_watch(job, output))
     document = _describe(job, views.status)
+    document["journal_copy"] = told_of(job, time.time())
     if output is Output.JSON:
         show_json(document)
-    else:
-        show(tables.live_panel(document, None), tables.fleet_table(document))
+        return
+    show(tables.live_panel(document, None), tables.fleet_table(document))
+    if document["journal_copy"]:
+        say(document["journal_copy"])
 
 
 def _show_all(output: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.provider import ReachedBySsh, SshTarget
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config_cloud import BastionConfig
+from spottrain.varuna_manager.config_cloud import AnyCloud, BastionConfig
 from spottrain.varuna_manager.console import NameArgument
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, find
@@ -71,13 +72,13 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
         CloudError: the VM is gone, boots still, or its cloud does not answer.
     """
     config = job.config()
-    if config.cloud is not None:
-        target, key_file = _rented(job, vm_id), job.cloud / "ssh_key"
-        bastion = config.cloud.bastion
-        return _argv(job, target, key_file, bastion, command)
+    if config.clouds:
+        cloud, own_id = _cloud_of(config.clouds, vm_id)
+        target, key_file = _rented(cloud, own_id), job.cloud / "ssh_key"
+        return argv_to(job, target, key_file, cloud.bastion, command)
     if config.resources.provider == "ssh":
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
-        return _argv(job, _own(job, vm_id), host.key_file, None, command)
+        return argv_to(job, _own(job, vm_id), host.key_file, None, command)
     raise ConfigError(
         f"job {job.name}: its VMs are processes of this machine; see "
         f"'spottrain logs {job.name}'"
@@ -96,12 +97,20 @@ def _own(job: JobDir, vm_id: str) -> SshTarget:
     return _there(provider, vm_id)
 
 
-def _rented(job: JobDir, vm_id: str) -> SshTarget:
+def _cloud_of(clouds: Sequence[AnyCloud], vm_id: str) -> tuple[AnyCloud, str]:
+    """Return the cloud that a VM is from, and its id there."""
+    if len(clouds) == 1:
+        return clouds[0], vm_id
+    from spottrain.cloud.several import split_vm_id
+
+    name, own_id = split_vm_id(vm_id)
+    return next(cloud for cloud in clouds if cloud.cloud == name), own_id
+
+
+def _rented(cloud: AnyCloud, vm_id: str) -> SshTarget:
     from spottrain.varuna_manager.clouds import open_cloud
 
-    config = job.config()
-    assert config.cloud is not None
-    provider = open_cloud(config.cloud)
+    provider = open_cloud(cloud)
     try:
         if not isinstance(provider, ReachedBySsh):
             raise CloudError(f"{provider.name}: its VMs are not entered by SSH")
@@ -117,13 +126,16 @@ def _there(provider: ReachedBySsh, vm_id: str) -> SshTarget:
     return target
 
 
-def _argv(
+def argv_to(
     job: JobDir,
     target: SshTarget,
     key_file: Path | None,
     bastion: BastionConfig | None,
     command: list[str],
 ) -> list[str]:
+    """Return the command line of ``ssh`` that enters a host of a job, or runs something
+    there; it accepts no other host keys than those of ``target``.
+    """
     known = job.path / "known_hosts"
     place = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
     known.write_text("".join(f"{place} {key}\n" for key in target.host_keys))

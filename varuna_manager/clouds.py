@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -24,10 +25,13 @@ from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.prices import fresh
 from spottrain.pricing.refresh import Wish, known, on_demand_prices
+from spottrain.pricing.scopes import Span
+from spottrain.varuna_manager.away import own_vm
 from spottrain.varuna_manager.config_cloud import AnyCloud
 from spottrain.varuna_manager.vm_lives import open_history
 
 if TYPE_CHECKING:
+    from spottrain.cloud.several import Several
     from spottrain.cloud.ssh.hosts import Payload
     from spottrain.cloud.ssh.rented import Rented
     from spottrain.varuna_manager.jobs import JobDir
@@ -47,6 +51,7 @@ def open_cloud(
     ssh_from: tuple[str, ...] = (),
     *,
     everywhere: bool = False,
+    inside: bool = False,
 ) -> ChildProvider:
     """Return a cloud's provider, in a child process; ``close`` it in the end.
 
@@ -56,22 +61,59 @@ def open_cloud(
         ssh_from: Networks that may enter them, where the job file names none.
         everywhere: Look at all regions that the account may use, not only at those of
             the job file.
+        inside: This machine is in the VMs' own network.
 
     Raises:
         CloudError: the settings do not fit each other, or the child does not start.
     """
-    settings = cloud.settings(public_key, ssh_from)
+    settings = replace(cloud.settings(public_key, ssh_from), inside=inside)
     if everywhere and isinstance(settings, AwsSettings):
         settings = replace(settings, regions=())
     return in_child(_FACTORIES[cloud.cloud], asdict(settings))
 
 
-def rent(job: JobDir, cloud: AnyCloud, payload: Payload) -> Rented:
-    """Return a cloud's provider with agents on its VMs, as a job's manager needs it.
+def rent(
+    job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload
+) -> Rented | Several:
+    """Return what a job's manager rents from: one cloud, or several as one.
+
+    Args:
+        job: Whose it is.
+        clouds: One or more.
+        span: How far apart the VMs of a plan may be.
+        payload: What each VM is given.
 
     Raises:
         ConfigError: who may enter the VMs is not named and cannot be found out.
-        CloudError: as ``open_cloud``.
+        CloudError: as ``open_cloud``. Of several clouds one that can be opened is enough.
+    """
+    if len(clouds) == 1:
+        return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
+    from spottrain.cloud.several import Branch, Several
+
+    def opener(cloud: AnyCloud) -> Callable[[], Rented]:
+        # VMs of several clouds that train together must have the same software.
+        folder = job.cloud if span == "any" else job.cloud / cloud.cloud
+        return lambda: _rent(job, folder, cloud, payload, Branch)
+
+    return Several({cloud.cloud: opener(cloud) for cloud in clouds})
+
+
+def _rent(
+    job: JobDir,
+    folder: Path,
+    cloud: AnyCloud,
+    payload: Payload,
+    wrap: Callable[[CloudProvider], CloudProvider],
+) -> Rented:
+    """Return a cloud's provider with agents on its VMs.
+
+    Args:
+        job: Whose it is.
+        folder: Where is remembered what was rented there.
+        cloud: What the job file says of it.
+        payload: What each VM is given.
+        wrap: What goes between the cloud and those who enter its VMs.
     """
     # Not above: paramiko takes longer to import than most commands run.
     from spottrain.cloud.ssh.guest import Access
@@ -84,11 +126,13 @@ def rent(job: JobDir, cloud: AnyCloud, payload: Payload) -> Rented:
         python=cloud.python,
         folder=cloud.folder,
         bastion=None if cloud.bastion is None else cloud.bastion.host(),
+        inside=own_vm(job) is not None,
     )
     payload = replace(payload, notices={"kind": cloud.cloud})
-    child = open_cloud(cloud, public_key, () if cloud.ssh_from else own_network(cloud))
+    networks = () if cloud.ssh_from else own_network(cloud)
+    child = open_cloud(cloud, public_key, networks, inside=access.inside)
     try:
-        return Rented(child, job.cloud, job.name, payload, access)
+        return Rented(wrap(child), folder, job.name, payload, access)
     except BaseException:
         child.close()
         raise

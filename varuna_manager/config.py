@@ -5,7 +5,6 @@ YAML or TOML, one model for both. Unknown keys are refused naming the nearest kn
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -25,17 +24,27 @@ from pydantic import (
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.inputs import Objective
+from spottrain.pricing.scopes import Span
+from spottrain.storage import is_url, local_folder
 from spottrain.varuna_manager.config_cloud import (
     AnyCloud,
     AwsConfig,
     AzureConfig,
     GcpConfig,
-    Span,
+    Provider,
     check_cloud,
+    provider_of,
 )
+from spottrain.varuna_manager.config_data import Data, absolute_data, check_data
 from spottrain.varuna_manager.config_files import explain, read_job_file, to_json
 from spottrain.varuna_manager.config_local import LocalConfig, ZoneConfig
-from spottrain.varuna_manager.config_section import Section
+from spottrain.varuna_manager.config_manager_vm import ManagerVmConfig
+from spottrain.varuna_manager.config_section import (
+    Entrypoint,
+    JobName,
+    Section,
+    StorePlace,
+)
 from spottrain.varuna_manager.config_ssh import SshConfig, Variable, check_ssh
 from spottrain.wire import JobSpec, Reduction, ScheduleKind
 
@@ -43,20 +52,6 @@ LARGEST_MEASURED_MICROBATCH = 16
 """Bound on the micro-batch sizes that are measured when the job file names none."""
 LARGEST_DEFAULT_MICROBATCH = 4
 """Bound on the micro-batch size that is chosen when the job file names none."""
-
-
-def _job_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
-        raise ValueError("must be at most 63 of a-z, 0-9 and -, no - at either end")
-    return name
-
-
-def _entrypoint(text: str) -> str:
-    module, colon, function = text.partition(":")
-    parts = [*module.split("."), function]
-    if not colon or not all(part.isidentifier() for part in parts):
-        raise ValueError("must be module:function, such as train:training_job")
-    return text
 
 
 def _local_path(text: str) -> str:
@@ -68,9 +63,9 @@ def _local_path(text: str) -> str:
 class ResourcesConfig(Section):
     """What may be rented."""
 
-    provider: Literal["local", "ssh", "aws", "azure", "gcp"] = "local"
+    provider: Annotated[Provider, BeforeValidator(provider_of)] = "local"
     """Where machines come from: `local` plays a spot market on this machine, `ssh` takes
-    your own hosts, the others rent from that cloud."""
+    your own hosts, the others rent from that cloud; several as a list: `[aws, gcp]`."""
     span: Span = "region"
     """How far apart the VMs of a plan may be: `region` keeps them where they reach each
     other; `cloud` and `any` take a network of yours that joins regions."""
@@ -85,6 +80,11 @@ class ResourcesConfig(Section):
     it."""
     capacity_wait_s: PositiveFloat | None = None
     """Give up after waiting that long without a single VM; by default wait on."""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of all providers, one as a rule."""
+        return (self.provider,) if isinstance(self.provider, str) else self.provider
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -146,9 +146,9 @@ class SloConfig(Section):
 class CheckpointConfig(Section):
     """Where and when the weights are saved."""
 
-    path: Annotated[str, AfterValidator(_local_path)] | None = None
-    """A folder that all VMs reach; relative to the job file. By default inside the
-    job's own state folder."""
+    path: StorePlace | None = None
+    """s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder that all
+    VMs reach, relative to the job file. By default inside the job's own state folder."""
     every_steps: PositiveInt = 100
     """Mini-batches from one checkpoint to the next."""
     keep: PositiveInt = 2
@@ -200,9 +200,9 @@ class ManagerConfig(Section):
 class JobConfig(Section):
     """A whole job file."""
 
-    name: Annotated[str, AfterValidator(_job_name)]
+    name: JobName
     """Name of the job, unique on this machine."""
-    entrypoint: Annotated[str, AfterValidator(_entrypoint)]
+    entrypoint: Entrypoint
     """`module:function` in workdir; the function returns a spottrain.TrainingJob."""
     workdir: str = "."
     """Folder with your code, sent to every VM; relative to the job file."""
@@ -231,12 +231,17 @@ class JobConfig(Section):
     secrets: tuple[Variable, ...] = ()
     """Names of further ones, whose values are taken from your environment at launch and
     at resume, and are written down nowhere."""
+    data: Data = Field(default_factory=dict)
+    """Datasets by name, for `spottrain.data_path(name)`; see docs/data.md."""
+    data_limit_s: PositiveFloat = 3600.0
+    """How long a VM may take to fetch them."""
     resources: ResourcesConfig = ResourcesConfig()
     budget: BudgetConfig = BudgetConfig()
     slo: SloConfig = SloConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     morphing: MorphingConfig = MorphingConfig()
     manager: ManagerConfig = ManagerConfig()
+    manager_vm: ManagerVmConfig = ManagerVmConfig()
     local: LocalConfig = LocalConfig()
     ssh: SshConfig = SshConfig()
     aws: AwsConfig = AwsConfig()
@@ -255,10 +260,12 @@ class JobConfig(Section):
 
     @model_validator(mode="after")
     def _provided(self) -> Self:
+        check_data(self.data, self.resources.providers)
         if self.resources.provider == "ssh":
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
-        elif self.cloud is not None:
-            check_cloud(self.cloud, self.checkpoint.path, self.resources.span)
+        elif self.clouds:
+            for cloud in self.clouds:
+                check_cloud(cloud, self.checkpoint.path, self.resources.span)
         elif self.setup:
             raise ValueError("setup is for VMs: the local provider's are this machine")
         return self
@@ -267,14 +274,19 @@ class JobConfig(Section):
     def zones(self) -> tuple[ZoneConfig, ...]:
         """The machines that the job file itself names, by kind."""
         own = {"local": self.local.zones, "ssh": self.ssh.zones}
-        return own.get(self.resources.provider, ())
+        return own.get(self.resources.providers[0], ())
+
+    @property
+    def clouds(self) -> tuple[AnyCloud, ...]:
+        """The clouds that the job rents from, if it does, as the job file orders them."""
+        known: dict[str, AnyCloud]
+        known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
+        return tuple(known[name] for name in self.resources.providers if name in known)
 
     @property
     def cloud(self) -> AnyCloud | None:
-        """The cloud that the job rents from, if it does."""
-        clouds: dict[str, AnyCloud]
-        clouds = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
-        return clouds.get(self.resources.provider)
+        """The first of ``clouds``, if there is one."""
+        return next(iter(self.clouds), None)
 
     @property
     def chosen_microbatch_size(self) -> int:
@@ -343,6 +355,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
         raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
     update: dict[str, Any] = {
         "workdir": str(workdir),
+        "data": absolute_data(config.data, base, config.resources.providers),
         **{
             name: getattr(config, name).absolute(base)
             for name in ("ssh", "aws", "azure", "gcp")
@@ -351,11 +364,11 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     if config.profile is not None:
         profile = (base / Path(config.profile).expanduser()).resolve()
         update["profile"] = str(profile)
-    if config.checkpoint.path is not None:
-        folder = (base / Path(config.checkpoint.path).expanduser()).resolve()
-        update["checkpoint"] = config.checkpoint.model_copy(
-            update={"path": str(folder)}
-        )
+    local = local_folder(config.checkpoint.path or "")
+    if config.checkpoint.path is not None and local is not None:
+        folder = (base / local.expanduser()).resolve()
+        place = folder.as_uri() if is_url(config.checkpoint.path) else str(folder)
+        update["checkpoint"] = config.checkpoint.model_copy(update={"path": place})
     return config.model_copy(update=update)
 
 

@@ -6,7 +6,7 @@ import getpass
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -29,12 +29,33 @@ from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.ssh.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import InstanceType, catalogue
+from spottrain.pricing.scopes import Span
 from spottrain.varuna_manager.config_section import Section
 from spottrain.varuna_manager.config_ssh import Folder
 
-Span = Literal["region", "cloud", "any"]
+CloudName = Literal["aws", "azure", "gcp"]
+Provider = Literal["local", "ssh"] | CloudName | tuple[CloudName, ...]
 Name = Annotated[str, Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def provider_of(value: Any) -> Any:
+    """Return a job file's provider; several clouds as a tuple, a list of one as that one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    clouds = get_args(CloudName)
+    if value in ("local", "ssh", *clouds):
+        return value
+    if isinstance(value, list | tuple) and value and all(v in clouds for v in value):
+        if len(set(value)) < len(value):
+            raise ValueError(f"must name each cloud once: got {', '.join(value)}")
+        return tuple(value) if len(value) > 1 else value[0]
+    raise ValueError(
+        "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]: "
+        f"got {value!r}"
+    )
 
 
 def _network(text: str) -> str:
@@ -345,7 +366,7 @@ def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> Non
     if checkpoint_path is None:
         raise ValueError(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
-            "machine reach, such as a network folder; VMs share nothing else"
+            "machine reach, such as s3://bucket/prefix; VMs share nothing else"
         )
     if span != "region" and not cloud.has_own_network:
         raise ValueError(

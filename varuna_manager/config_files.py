@@ -147,8 +147,9 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
     """Say which known key is nearest: in the same place first, then anywhere."""
     here: type[BaseModel] | None = model
     for part in loc[:-1]:
-        if here is not None and isinstance(part, str):
-            here = _model_in(here.model_fields[part].annotation)
+        # What is no field is a name that the user gave: a key of a mapping.
+        if here is not None and part in here.model_fields:
+            here = _model_in(here.model_fields[str(part)].annotation)
     wrong = str(loc[-1])
     known = list(here.model_fields) if here else []
     if near := difflib.get_close_matches(wrong, known, n=1):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from spottrain.storage import StorageError, local_folder, parse_url
 
 
 class Section(BaseModel):
@@ -15,3 +20,36 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+def _job_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+        raise ValueError("must be at most 63 of a-z, 0-9 and -, no - at either end")
+    return name
+
+
+def _entrypoint(text: str) -> str:
+    module, colon, function = text.partition(":")
+    parts = [*module.split("."), function]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ValueError("must be module:function, such as train:training_job")
+    return text
+
+
+def _store_place(text: str) -> str:
+    try:
+        if text and local_folder(text) is None:
+            parse_url(text)
+    except StorageError as error:
+        raise ValueError(f"{error}") from None
+    if not text:
+        raise ValueError("must be a folder or the URL of a bucket")
+    return text
+
+
+JobName = Annotated[str, AfterValidator(_job_name)]
+"""Usable in tags, paths and host names."""
+Entrypoint = Annotated[str, AfterValidator(_entrypoint)]
+"""Where the user's code begins."""
+StorePlace = Annotated[str, AfterValidator(_store_place)]
+"""A folder or a bucket's URL, see ``spottrain.storage``."""

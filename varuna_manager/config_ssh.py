@@ -183,7 +183,8 @@ def check_ssh(ssh: SshConfig, checkpoint_path: str | None, objective: str) -> No
     if checkpoint_path is None:
         raise ValueError(
             "resources.provider ssh needs a checkpoint.path that all hosts and this "
-            "machine reach, such as a network folder; hosts share nothing else"
+            "machine reach, such as s3://bucket/prefix or a network folder; hosts share "
+            "nothing else"
         )
     if objective == "examples_per_dollar" and not all(
         h.usd_per_hour for h in ssh.hosts

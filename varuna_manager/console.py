@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from spottrain.varuna_manager.jobs import job_dir
+
 LOG_WIDTH = 160
 """Columns of tables that go into a file or a pipe."""
 
@@ -25,7 +27,26 @@ OutputOption = Annotated[
     Output,
     typer.Option("--output", "-o", help="json prints one JSON document, nothing else."),
 ]
-NameArgument = Annotated[str, typer.Argument(help="Name of a job.")]
+
+
+def at_its_manager(context: typer.Context, name: str | None) -> str | None:
+    """Do a command where the job's manager is, if that is another machine.
+
+    Args:
+        context: Of the command.
+        name: The job that it is about, if it is about one.
+    """
+    if name is not None and (job := job_dir(name)).away.exists():
+        # Not above: it imports what rents, which most commands do not need.
+        from spottrain.varuna_manager.manager_vm_home import pass_on
+
+        pass_on(job, context.info_name or "")
+    return name
+
+
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of a job.", callback=at_its_manager)
+]
 
 
 def console(*, stderr: bool = False) -> Console:

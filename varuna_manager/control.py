@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
+from spottrain.cloud.data.wish import to_json
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.provider import (
@@ -27,8 +28,11 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.ssh.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.storage import is_object_url
+from spottrain.varuna_manager import data_here
 from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.config_data import wishes
 from spottrain.varuna_manager.config_ssh import check_secrets, environment_of
 from spottrain.varuna_manager.events import (
     LimitsChanged,
@@ -76,20 +80,35 @@ def open_provider(job: JobDir) -> CloudProvider:
         workdir=job.workdir,
         setup=config.setup,
         setup_limit_s=config.setup_limit_s,
+        data=to_json(wishes(config.data)) if config.data else "",
+        data_limit_s=config.data_limit_s,
+        buckets=_uses_buckets(config),
         environment=environment_of(config.env, config.secrets),
     )
     # Not above: paramiko takes longer to import than most commands run.
-    if config.cloud is not None:
+    if config.clouds:
         from spottrain.varuna_manager import clouds
 
-        return clouds.rent(job, config.cloud, payload)
+        return clouds.rent(job, config.clouds, config.resources.span, payload)
     from spottrain.cloud.ssh.provider import SshProvider
 
     return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
 
 
-def check_machines(config: JobConfig) -> tuple[list[str], tuple[Offer, ...] | None]:
+def _uses_buckets(config: JobConfig) -> bool:
+    """Whether machines talk to an object store, for checkpoints or data."""
+    places = (config.checkpoint.path, *(data.url for data in config.data.values()))
+    return any(is_object_url(place) for place in places if place is not None)
+
+
+def check_machines(
+    config: JobConfig, *, on_vm: bool = False
+) -> tuple[list[str], tuple[Offer, ...] | None]:
     """Check that a job can have its machines.
+
+    Args:
+        config: The job's.
+        on_vm: Its manager will be on a VM.
 
     Returns:
         What to tell about them, and what a cloud offers; ``None``: the job file tells.
@@ -102,24 +121,27 @@ def check_machines(config: JobConfig) -> tuple[list[str], tuple[Offer, ...] | No
     """
     if config.resources.provider == "local":
         return [], None
-    if config.cloud is not None:
+    if config.clouds:
         from spottrain.varuna_manager import checkup
 
-        offers, lines = checkup.before_launch(config.cloud)
+        offers, lines = checkup.before_launch(config.clouds)
         check_budget(config, offers)
-        return [*lines, _when_asleep(config)], tuple(offers)
+        return [*lines, _when_asleep(config, on_vm)], tuple(offers)
     from spottrain.cloud.ssh.check import check
 
     told = check(
         config.ssh.fleet(),
         least=config.resources.min_vms,
         needs_software=not config.setup,
+        buckets=_uses_buckets(config),
     )
     return [*told, _when_asleep(config)], None
 
 
-def _when_asleep(config: JobConfig) -> str:
-    """Return what happens when the machine that the manager runs on sleeps."""
+def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
+    """Return what happens when this machine sleeps."""
+    if on_vm:
+        return "this machine may sleep or go offline: the job has its manager on a VM"
     lease_s = config.manager.lease_s
     return (
         f"if this machine sleeps or goes offline: VMs train on for {lease_s:g} s "
@@ -260,6 +282,8 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     config = job.config()
     check_secrets(config.secrets)
     os.environ.update(config.env)
+    if config.resources.provider == "local":
+        data_here.have(config)
     return start_manager(job)
 
 
@@ -272,8 +296,13 @@ def end_job(job: JobDir) -> int:
         How many VMs had to be returned after the manager was gone.
 
     Raises:
+        FencedError: The job goes on elsewhere, with these VMs.
         CloudError: The cloud still lists VMs as running afterwards.
     """
+    # Not above: no other command has a use for it.
+    from spottrain.varuna_manager import journal_copy
+
+    journal_copy.check_here(job)
     if job.is_managed():
         _end_manager(job)
     with _manager_lock(job):
@@ -297,6 +326,8 @@ def end_job(job: JobDir) -> int:
         if isinstance(provider, CarriesCalls):
             provider.close()
         job.mark_down()
+        with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
+            journal_copy.end_copy(job)
     return len(live)
 
 

@@ -40,6 +40,7 @@ from spottrain.varuna_manager.events import (
     CommandFailed,
     Event,
     FleetWeighed,
+    JobMoved,
     JobReleased,
     JobSubmitted,
     LaunchIntended,
@@ -77,7 +78,11 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         return state, ()
     if state.phase is JobPhase.ENDED and isinstance(event, LimitsChanged):
         return core_settings.with_limits(state, event), ()
-    if state.phase is JobPhase.ENDED and not isinstance(event, ManagerStarted):
+    if state.phase is JobPhase.ENDED and isinstance(event, VmsListed):
+        return core_spending.settled(state, event), ()
+    if state.phase is JobPhase.ENDED and not isinstance(
+        event, ManagerStarted | JobMoved
+    ):
         return state, ()
     turn = Turn(state, event.at_s)
     _take_in(turn, event)
@@ -100,6 +105,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             _job_submitted(turn, event)
         case ManagerStarted():
             _manager_started(turn)
+        case JobMoved():
+            core_fleet.job_moved(turn, event)
         case StopRequested():
             core_ending.stop_requested(turn, event)
         case LimitsChanged():
@@ -216,7 +223,10 @@ def _manager_started(turn: Turn) -> None:
         launch_wished=False,
         prepare_since_s=turn.now_s,
         release=None,
-        intents={k: replace(v, retry_at_s=None) for k, v in state.intents.items()},
+        intents={
+            k: replace(v, retry_at_s=None, asked_at_s=turn.now_s)
+            for k, v in state.intents.items()
+        },
     )
     for intent in turn.state.intents.values():
         core_launches.launch(turn, intent)

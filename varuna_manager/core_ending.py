@@ -9,7 +9,12 @@ from dataclasses import replace
 
 from spottrain.pricing.budget import LAST_CHECKPOINT_S, Budget
 from spottrain.pricing.money import FREE, NOTHING, Money
-from spottrain.varuna_manager import core_generation, core_planning, core_release
+from spottrain.varuna_manager import (
+    core_generation,
+    core_planning,
+    core_release,
+    core_spending,
+)
 from spottrain.varuna_manager.commands import Finish, Outcome
 from spottrain.varuna_manager.core_fleet import return_vms
 from spottrain.varuna_manager.events import StopRequested
@@ -121,6 +126,7 @@ def advance(turn: Turn) -> None:
     return_vms(turn, turn.state.vms.values(), "the job is over")
     rents_nothing = not turn.state.vms and not turn.state.intents
     if rents_nothing and core_release.is_released(turn):
+        core_spending.managers_end(turn)  # the last thing that the manager's VM does
         turn.state = replace(turn.state, phase=JobPhase.ENDED)
         turn.do(Finish(outcome=state.outcome))
 

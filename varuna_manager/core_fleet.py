@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from spottrain.cloud import tags
 from spottrain.cloud.provider import Vm, VmState
+from spottrain.pricing.budget import reserve_s
 from spottrain.varuna_manager import (
     core_calibration,
     core_generation,
@@ -25,6 +27,7 @@ from spottrain.varuna_manager.events import (
     AgentRegistered,
     AgentStarting,
     CommandFailed,
+    JobMoved,
     ProviderAnswered,
     VmsListed,
     VmsReturned,
@@ -38,7 +41,7 @@ from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
 
 BOOT_BOUND_S = 900.0
-"""A VM whose supervisor is not ready by then is returned."""
+"""A VM whose supervisor is not ready by then, the user's setup aside, is returned."""
 RETRY_S = 5.0
 """Pause before a failed command is repeated."""
 _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
@@ -53,13 +56,16 @@ def vms_listed(turn: Turn, event: VmsListed) -> None:
     listed = {vm.vm_id: vm for vm in event.vms}
     for record in tuple(turn.state.vms.values()):
         vm = listed.get(record.vm_id)
+        told = event.cloud in ("", record.offer.cloud)
         if vm is not None:
             _update(turn, record, vm)
-        elif record.known_at_s < event.asked_at_s:
+        elif told and record.known_at_s < event.asked_at_s:
             gone(turn, record, "the provider no longer lists it")
     core_spending.listed(turn, event.vms)
+    core_spending.managers_listed(turn, event.vms, event.cloud)
     for vm in event.vms:
-        adopt(turn, vm)
+        if vm.intent != tags.MANAGER:
+            adopt(turn, vm)
 
 
 def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
@@ -160,6 +166,17 @@ def gone(turn: Turn, vm: VmRecord, reason: str) -> None:
     )
 
 
+def job_moved(turn: Turn, event: JobMoved) -> None:
+    """Return all VMs: they trust keys that stayed behind.
+
+    What was being launched is not asked for again: the answer would be VMs of that kind.
+    Names of later launches differ from any that the journal may have lost.
+    """
+    turn.state = replace(turn.state, intents={}, moved_in=event.epoch)
+    turn.say(f"the job goes on on {event.host}, with new keys: its VMs are returned")
+    return_vms(turn, turn.state.vms.values(), "it trusts keys that stayed behind")
+
+
 def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
     """Give VMs back; whatever they hold is lost from now on."""
     going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
@@ -225,10 +242,28 @@ def vm_heard(turn: Turn, vm_id: str) -> None:
 
 def command_failed(turn: Turn, event: CommandFailed) -> None:
     """Repeat what failed for a VM after a pause; see ``advance``."""
+    turn.say(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
         if vm := turn.state.vms.get(vm_id):
             turn.put_vm(replace(vm, retry_at_s=turn.now_s + RETRY_S))
-    turn.say(f"{event.command.replace('_', ' ')} failed: {event.reason}")
+            _give_up_on(turn, vm)
+
+
+def _give_up_on(turn: Turn, vm: VmRecord) -> None:
+    """Return a silent VM whose cloud does not answer either, once it must have ended.
+
+    Until its lease has run out it may train on with others that are cut off as it is:
+    in its place another generation would train at the same time.
+    """
+    since_s, lease_s = vm.silent_since_s, reserve_s(turn.state.job.spec.lease_s)
+    if since_s is None or turn.now_s - since_s < lease_s:
+        return
+    if vm.phase is VmPhase.RETURNING:
+        return
+    reason = f"silent for {lease_s:g} s, and {vm.offer.cloud} does not answer"
+    if vm.leaves_at_s is None:
+        history.interrupted(turn, "silence", vm.vm_id, reason)
+    return_vms(turn, (vm,), reason)
 
 
 # --- What time brings -----------------------------------------------------------------------
@@ -240,8 +275,9 @@ def advance(turn: Turn) -> None:
         if vm.retry_at_s is not None and turn.due(vm.retry_at_s):
             turn.put_vm(replace(vm, retry_at_s=None))
             ask_again(turn, vm)
-        if vm.is_coming and turn.due(vm.known_at_s + BOOT_BOUND_S):
-            return_vms(turn, (vm,), f"not ready in {BOOT_BOUND_S:g} s")
+        bound_s = BOOT_BOUND_S + turn.state.job.busy_s
+        if vm.is_coming and turn.due(vm.known_at_s + bound_s):
+            return_vms(turn, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
             return_vms(turn, (vm,), vm.shed or "handed over before the cloud takes it")
         elif vm.slow is not None and vm.is_replaced and not _is_needed(turn, vm):

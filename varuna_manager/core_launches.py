@@ -16,10 +16,18 @@ from spottrain.varuna_manager.events import (
     OffersSeen,
     VmsLaunched,
 )
-from spottrain.varuna_manager.launching import is_open, next_intent, room, strays
+from spottrain.varuna_manager.launching import (
+    may_elsewhere,
+    next_intent,
+    room,
+    strays,
+)
 from spottrain.varuna_manager.records import Intent, PriceChange
 from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
+
+UNHEARD_S = 60.0
+"""A cloud that leaves a launch open for so long is not waited for if there are others."""
 
 
 def offers_seen(turn: Turn, event: OffersSeen) -> None:
@@ -69,7 +77,11 @@ def launch_intended(turn: Turn, event: LaunchIntended) -> None:
     if not new or state.phase is not JobPhase.ACTIVE or event.count > room(state):
         return
     intent = Intent(
-        intent=event.intent, token=event.token, offer=event.offer, count=event.count
+        intent=event.intent,
+        token=event.token,
+        offer=event.offer,
+        count=event.count,
+        asked_at_s=turn.now_s,
     )
     turn.state = replace(
         state,
@@ -117,6 +129,9 @@ def launch_refused(turn: Turn, event: LaunchRefused) -> None:
         return
     turn.say(f"no VM from {intent.offer.zone}: {event.reason}")
     if event.refusal == "throttled" or event.refusal == "unknown":
+        if _may_give_up(turn, intent):
+            _give_up(turn, intent)
+            return
         retry_at_s = turn.now_s + event.retry_after_s
         intents = {
             **turn.state.intents,
@@ -126,11 +141,33 @@ def launch_refused(turn: Turn, event: LaunchRefused) -> None:
         return
     _close_intent(turn, event.intent)
     _cool_down(turn, intent.offer, event.refusal)
-    hopeless = event.refusal in ("auth", "misconfigured") and not (
-        turn.state.vms or any(is_open(turn, offer) for offer in turn.state.offers)
-    )
-    if hopeless:
+    if event.refusal in ("auth", "misconfigured") and _is_hopeless(turn):
         turn.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
+
+
+def _is_hopeless(turn: Turn) -> bool:
+    """Whether nothing is rented, nor can be before a person does something."""
+    state = turn.state
+    return not state.vms and all(
+        scopes.needs_a_person(state.cooldowns, offer, turn.now_s)
+        for offer in state.offers
+        if offer.spot or state.job.allow_on_demand
+    )
+
+
+def _may_give_up(turn: Turn, intent: Intent) -> bool:
+    """Whether a cloud has left an intent open for too long while others could meet it."""
+    unheard = turn.now_s - intent.asked_at_s >= UNHEARD_S
+    return unheard and may_elsewhere(turn, intent.offer.cloud)
+
+
+def _give_up(turn: Turn, intent: Intent) -> None:
+    """Meet an intent elsewhere; see ``State.given_up``."""
+    _close_intent(turn, intent.intent)
+    given_up = turn.state.given_up | {intent.intent}
+    turn.state = replace(turn.state, given_up=given_up)
+    _cool_down(turn, intent.offer, "unreachable")
+    turn.say(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
 
 
 def _close_intent(turn: Turn, name: str) -> Intent | None:
@@ -151,7 +188,7 @@ def _cool_down(turn: Turn, offer: Offer, refusal: scopes.Refusal) -> None:
 def advance(turn: Turn) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
-    return_vms(turn, strays(turn.state), "in another region than those that train")
+    return_vms(turn, strays(turn), "in another region than those that train")
     for intent in turn.state.intents.values():
         if intent.retry_at_s is not None and turn.due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from spottrain.pricing import scopes
 from spottrain.pricing.offers import offer_key
 from spottrain.pricing.promise import decide
 from spottrain.pricing.promise_net import feasible
@@ -199,8 +198,8 @@ def standing(state: State) -> Standing:
 def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
     """Return what can be had of the kind of machine that the terms are about.
 
-    Where the job's VMs have to be near each other, there. Spot VMs that cost as much as
-    on-demand VMs beside them are none.
+    Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
+    vain, or cost as much as on-demand VMs beside them, there are none for now.
     """
     state = turn.state
     here = {one.name for one in launching.held(state)}
@@ -208,7 +207,7 @@ def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
     kind = [
         offer
         for offer in state.offers
-        if terms.is_for(offer) and (where is None or scopes.place_of(offer) == where)
+        if terms.is_for(offer) and launching.is_at(state, where, offer)
     ]
     open_keys = {offer_key(o) for o in kind if launching.is_open(turn, o)}
     dear = {
@@ -221,7 +220,7 @@ def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
         key = offer_key(offer)
         bound = dear.get((offer.region, offer.zone), math.inf)
         is_dear = offer.spot and offer.usd_per_hour >= bound
-        if key in here or (key in open_keys and not is_dear):
+        if offer.spot or key in here or key in open_keys:
             losses = terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0
             found.append(
                 Supply(

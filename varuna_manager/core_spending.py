@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from spottrain.cloud import tags
 from spottrain.cloud.provider import Offer, Vm, VmState
 from spottrain.pricing.ledger import EXACT, TERMS
 from spottrain.pricing.money import Money, Rate, is_amount
 from spottrain.pricing.offers import offer_key
+from spottrain.varuna_manager.events import VmsListed
 from spottrain.varuna_manager.state import State
 from spottrain.varuna_manager.turn import Turn
 
@@ -44,8 +46,40 @@ def opened(turn: Turn, vm: Vm) -> None:
         on_demand_usd_per_hour=on_demand_price(state.offers, offer),
         launched_at_s=max(vm.launched_at, state.submitted_at_s),
         seen_at_s=turn.now_s,
+        trains=vm.intent != tags.MANAGER,
     )
     turn.state = replace(state, ledger=ledger)
+
+
+def managers_listed(turn: Turn, vms: Iterable[Vm], cloud: str = "") -> None:
+    """Count the VMs that the job's manager runs on from their launch on.
+
+    Args:
+        turn: The core's.
+        vms: What is listed.
+        cloud: Of which cloud alone; empty: of all.
+    """
+    alive = {
+        vm.vm_id: vm
+        for vm in vms
+        if vm.intent == tags.MANAGER and vm.state in (VmState.STARTING, VmState.RUNNING)
+    }
+    for vm in alive.values():
+        opened(turn, vm)
+    elsewhere = {
+        vm_id
+        for vm_id, line in turn.state.ledger.open.items()
+        if cloud and line.offer is not None and line.offer.cloud != cloud
+    }
+    managers_end(turn, alive.keys() | elsewhere)
+
+
+def managers_end(turn: Turn, alive: Collection[str] = ()) -> None:
+    """Count those VMs no longer that managers ran on, but for the ones named."""
+    for vm_id, line in turn.state.ledger.open.items():
+        if not line.trains and vm_id not in alive:
+            ledger = turn.state.ledger.gone(vm_id, turn.now_s)
+            turn.state = replace(turn.state, ledger=ledger)
 
 
 def listed(turn: Turn, vms: Iterable[Vm]) -> None:
@@ -56,11 +90,20 @@ def listed(turn: Turn, vms: Iterable[Vm]) -> None:
             continue
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
-        if not known and vm.intent in state.intents:
+        ours = vm.intent in state.intents or vm.intent in state.given_up
+        if not known and ours:
             opened(turn, vm)  # it lived and died between two looks
-        if known or vm.intent in state.intents:
+        if known or ours:
             ledger = turn.state.ledger.ended(vm.vm_id, vm.ended_at)
             turn.state = replace(turn.state, ledger=ledger)
+
+
+def settled(state: State, event: VmsListed) -> State:
+    """Take the cloud's word on when VMs ended though the job is over: that of its manager
+    outlives it."""
+    turn = Turn(state, event.at_s)
+    listed(turn, event.vms)
+    return replace(state, ledger=turn.state.ledger)
 
 
 def prices_moved(turn: Turn, offers: Iterable[Offer]) -> None:

@@ -154,6 +154,7 @@ def cheapest_fixed(
     Returns:
         None: nothing was rented, or no offer was there all the time.
     """
+    rented = [one for one in rented if one.trains]
     if not rented:
         return None
     memory = min(one.offer.gpu_memory_bytes for one in rented)

@@ -7,11 +7,9 @@ out, or that it failed. It never raises for what a cloud does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.errors import (
@@ -21,18 +19,19 @@ from spottrain.cloud.errors import (
 from spottrain.cloud.provider import (
     AgentBootstrap,
     CloudProvider,
+    HasParts,
     LaunchRequest,
     ReleasesJob,
     StartsAgents,
     Vm,
-    VmState,
 )
 from spottrain.errors import ConfigError, UserCodeError
-from spottrain.manifest import list_checkpoints
+from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.inputs import question_of
 from spottrain.pricing.history import VmLife
+from spottrain.storage import StorageError, open_store
 from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.certificates import Identity, token_sha256
 from spottrain.varuna_manager.commands import (
@@ -40,6 +39,7 @@ from spottrain.varuna_manager.commands import (
     ComputePlan,
     KeepProfile,
     LaunchVms,
+    ReleaseJob,
     StartAgent,
     TerminateVms,
 )
@@ -58,10 +58,10 @@ from spottrain.varuna_manager.events import (
     SetupFailed,
     VmLost,
     VmsLaunched,
-    VmsListed,
     VmsReturned,
 )
 from spottrain.varuna_manager.links import Links
+from spottrain.varuna_manager.looking import Looks
 from spottrain.varuna_manager.market_watch import MarketWatch
 from spottrain.varuna_manager.refusals import refusal_of, retry_after_s
 from spottrain.varuna_manager.settings import JobSettings
@@ -73,8 +73,8 @@ CALL_S = 120.0
 """How long a cloud may take to answer one call."""
 RELEASE_S = 660.0
 """How long removing a network may take: its VMs have to be gone first."""
-POLL_S = 1.0
-"""From one look at offers and VMs to the next."""
+STORE_PAUSE_S = 10.0
+"""From one try to list the checkpoints to the next, where their store is down."""
 _THREADS = 32
 _STARTERS = 64
 """Agents that are started at the same time: each may wait for its VM to boot."""
@@ -126,9 +126,10 @@ class Errands:
         self._planning = asyncio.Lock()
         self._newest_plan = ""
         self._market = MarketWatch(desk)
-        self._vms: tuple[Vm, ...] | None = None
-        self._trouble = ""
-        self._hurry = asyncio.Event()
+        self._parts: Mapping[str, CloudProvider] = (
+            provider.parts() if isinstance(provider, HasParts) else {"": provider}
+        )
+        self.looks = Looks(desk, self._parts, self._call, self._market)
 
     def close(self) -> None:
         """Give up what has not begun, wait for what has: no cloud is asked any more."""
@@ -235,30 +236,44 @@ class Errands:
         except CloudError as error:
             self._fail("start_agent", (vm_id,), error)
 
+    def _part_of(self, vm_id: str) -> CloudProvider:
+        """Return the cloud that a VM is from; all of them if it is unknown."""
+        vm = self._desk.state.vms.get(vm_id)
+        return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
+
     async def terminate(self, command: TerminateVms) -> None:
-        """Fence VMs, then return them."""
+        """Fence VMs, then return them, those of each cloud by themselves."""
+        wanted: dict[CloudProvider, list[str]] = {}
         for vm_id in command.vm_ids:
             self._links.revoke(vm_id)
+            wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
+        await asyncio.gather(
+            *(self._return(part, tuple(ids)) for part, ids in wanted.items())
+        )
+
+    async def _return(self, part: CloudProvider, vm_ids: tuple[str, ...]) -> None:
         try:
-            await self._call(self._provider.terminate, command.vm_ids)
+            await self._call(part.terminate, vm_ids)
         except CloudError as error:
-            self._fail("terminate_vms", command.vm_ids, error)
+            self._fail("terminate_vms", vm_ids, error)
         else:
-            vms = await self._ends(command.vm_ids)
+            vms = await self._ends(part, vm_ids)
             self._desk.feed(
-                VmsReturned(at_s=self._desk.now_s(), vm_ids=command.vm_ids, vms=vms)
+                VmsReturned(at_s=self._desk.now_s(), vm_ids=vm_ids, vms=vms)
             )
 
-    async def _ends(self, vm_ids: tuple[str, ...]) -> tuple[Vm, ...]:
+    async def _ends(
+        self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
+    ) -> tuple[Vm, ...]:
         """Ask when the billing of VMs ended; without an answer it ended just now."""
         wanted = {*vm_ids, *self._desk.state.ledger.unconfirmed}
         try:
-            vms = await self._call(self._provider.list_vms, self._job.spec.name)
+            vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError:
             return ()
         return tuple(vm for vm in vms if vm.vm_id in wanted)
 
-    async def release(self) -> None:
+    async def release(self, _: ReleaseJob) -> None:
         """Remove what the job's VMs shared in the cloud."""
         provider = self._provider
         try:
@@ -269,14 +284,18 @@ class Errands:
             self._fail("release_job", (), error)
         else:
             # Some clouds tell only now when the last VMs ended.
-            vms = await self._ends(())
-            self._desk.feed(VmsReturned(at_s=self._desk.now_s(), vm_ids=(), vms=vms))
+            for part in self._parts.values():
+                vms = await self._ends(part)
+                self._desk.feed(
+                    VmsReturned(at_s=self._desk.now_s(), vm_ids=(), vms=vms)
+                )
             self._desk.feed(JobReleased(at_s=self._desk.now_s()))
 
     async def ask(self, command: AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
-            vms = await self._call(self._provider.list_vms, self._job.spec.name)
+            part = self._part_of(command.vm_id)
+            vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError as error:
             self._fail("ask_provider", (command.vm_id,), error)
             return
@@ -330,11 +349,20 @@ class Errands:
     # --- looking around -----------------------------------------------------------------
 
     async def list_checkpoints(self) -> None:
-        """Tell which complete checkpoints the store holds."""
-        root = Path(self._job.spec.checkpoint_path)
-        found = await asyncio.to_thread(list_checkpoints, root)
+        """Tell which complete checkpoints the store holds, once it answers."""
+        while True:
+            try:
+                found = await asyncio.to_thread(self._find_checkpoints)
+                break
+            except StorageError as error:
+                # To take it for empty would be to train from the beginning.
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(STORE_PAUSE_S)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
         self._desk.feed(CheckpointsListed(at_s=self._desk.now_s(), checkpoints=refs))
+
+    def _find_checkpoints(self) -> list[CheckpointEntry]:
+        return list_checkpoints(open_store(self._job.spec.checkpoint_path))
 
     async def list_profiles(self) -> None:
         """Tell which profiles of the job's model this machine keeps."""
@@ -347,52 +375,3 @@ class Errands:
             await asyncio.to_thread(profiles.keep, command.profile)
         except ConfigError as error:
             logger.warning("profile not kept: %s", error)
-
-    async def look_around(self) -> None:
-        """Look at offers and VMs for ever, and tell what has changed."""
-        while True:
-            try:
-                await self.look_at_vms()
-                await self._look_at_offers()
-                trouble = ""
-            except CloudError as error:
-                trouble = str(error)
-            if trouble and trouble != self._trouble:
-                logger.warning("%s", trouble)
-            self._trouble = trouble
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._hurry.wait()
-            self._hurry.clear()
-
-    def hurry(self) -> None:
-        """Look at once: something in the fleet has broken."""
-        self._hurry.set()
-
-    async def look_at_vms(self) -> None:
-        """Look at the VMs once, and tell what has changed.
-
-        Raises:
-            CloudError: they cannot be listed.
-        """
-        asked_at_s = self._desk.now_s()
-        listed = await self._call(self._provider.list_vms, self._job.spec.name)
-        state = self._desk.state
-        unconfirmed = state.ledger.unconfirmed
-        vms = tuple(
-            vm
-            for vm in listed
-            if vm.state is not VmState.TERMINATED
-            or vm.vm_id in state.vms
-            or vm.intent in state.intents
-            or vm.vm_id in unconfirmed
-        )
-        unlisted = state.vms.keys() - {vm.vm_id for vm in vms}
-        if vms != self._vms or unlisted:
-            self._vms = vms
-            self._desk.feed(
-                VmsListed(at_s=self._desk.now_s(), asked_at_s=asked_at_s, vms=vms)
-            )
-
-    async def _look_at_offers(self) -> None:
-        await self._market.seen(await self._call(self._provider.offers))

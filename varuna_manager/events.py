@@ -56,6 +56,20 @@ class ManagerStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobMoved:
+    """The job was taken over from its checkpoint store, on a machine without its keys.
+
+    Nobody can talk to VMs rented before any more, and what happened last may be unknown.
+    """
+
+    at_s: float
+    epoch: int
+    """Of the claim (``stored_job.Claim``); above that of any earlier move."""
+    host: str
+    """The machine it is on now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """A person wants the job to stop; it can be resumed."""
 
@@ -194,6 +208,8 @@ class VmsListed:
     asked_at_s: float
     """When the call began: a VM that we learned of later may be missing from it."""
     vms: tuple[Vm, ...]
+    cloud: str = ""
+    """Whose truth it is; empty: of all that the job rents from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +347,7 @@ class SetupFailed:
 Event = (
     JobSubmitted
     | ManagerStarted
+    | JobMoved
     | StopRequested
     | LimitsChanged
     | ClockSet

@@ -10,6 +10,8 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        manager.json     its pid and url
                        manager.log, identity.pem, cloud/, checkpoints/
                        report.html          once the job is over
+                       folder.id, copy.json tells this folder from its like on other
+                                        machines; how far the journal's copy is
     <home>/cache/                       facts and profiles by fingerprint
 """
 
@@ -73,6 +75,16 @@ class JobDir:
     def page(self) -> Path:
         """The report as a page, written when the job ends."""
         return self.path / "report.html"
+
+    @property
+    def copy_note(self) -> Path:
+        """How far the copy of the journal is, if it is copied."""
+        return self.path / "copy.json"
+
+    @property
+    def away(self) -> Path:
+        """The VM of the job's manager, if it is not on this machine; see ``away.py``."""
+        return self.path / "away.json"
 
     @property
     def cloud(self) -> Path:

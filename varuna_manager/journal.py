@@ -10,10 +10,10 @@ import dataclasses
 import functools
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,6 +44,15 @@ class JournalError(SpottrainError):
 
 class JournalWriteError(JournalError):
     """The disk refused an event; it may have room again later."""
+
+
+class Row(NamedTuple):
+    """An event as it is written down."""
+
+    seq: int
+    at_s: float
+    kind: str
+    body: str
 
 
 class Journal:
@@ -85,19 +94,8 @@ class Journal:
             JournalError: the file is damaged.
         """
         rows = [(e.at_s, type(e).__name__, _encode(e)) for e in events]
-        with self._explained():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                self._db.executemany(
-                    "INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows
-                )
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            last = self._db.execute("SELECT max(seq) FROM events").fetchone()[0]
-            return int(last or 0)
+        self._insert("INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows)
+        return self.last_seq()
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield (number, event) of every event numbered above ``after_seq``.
@@ -121,6 +119,38 @@ class Journal:
                 return
             after_seq = rows[-1][0]
 
+    def rows(self, first: int, last: int) -> list[Row]:
+        """Return the events numbered ``first`` to ``last`` as they are written down.
+
+        Raises:
+            JournalError: the file is damaged.
+        """
+        with self._explained():
+            found = self._db.execute(
+                "SELECT seq, at_s, kind, body FROM events WHERE seq BETWEEN ? AND ? "
+                "ORDER BY seq",
+                (first, last),
+            )
+            return [Row(*row) for row in found]
+
+    def take_over(self, rows: Iterable[Row]) -> None:
+        """Add events under the numbers that they had in another journal, all or none.
+
+        Raises:
+            JournalError: the disk refused, or a number is taken.
+        """
+        self._insert("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+
+    def last_seq(self) -> int:
+        """Return the number of the newest event; 0 if there is none.
+
+        Raises:
+            JournalError: the file is damaged.
+        """
+        with self._explained():
+            last = self._db.execute("SELECT max(seq) FROM events").fetchone()[0]
+            return int(last or 0)
+
     def replay(self) -> State:
         """Return the state that the events lead to.
 
@@ -135,6 +165,18 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def _insert(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Add rows, all or none."""
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]

@@ -8,15 +8,18 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.budget import WORTH_S, reserve_s
 from spottrain.pricing.money import Money, Rate, is_amount
+from spottrain.storage import StorageError, check_writable, is_url, open_store
 from spottrain.varuna_manager.config import JobConfig
+from spottrain.varuna_manager.config_manager_vm import IDENTITY
 from spottrain.varuna_manager.events import JobSubmitted
 from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir, job_dir
@@ -29,6 +32,10 @@ from spottrain.wire import ModelFacts
 
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.manager")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
+MOST_VMS_HERE = 128
+"""Rented VMs that a manager on a user's own machine looks after."""
+STORE_PATIENCE_S = 10.0
+"""How long a checkpoint store that does not answer is asked before nothing is rented."""
 
 
 def end_of(job: JobDir) -> str:
@@ -74,6 +81,44 @@ def check_name(name: str) -> None:
     )
 
 
+def check_manager(config: JobConfig, *, on_vm: bool) -> None:
+    """Check that a job can have its manager where it is wished.
+
+    Args:
+        config: The job's.
+        on_vm: On a VM of its own; else on this machine.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if not on_vm:
+        most = config.resources.max_vms
+        if config.clouds and most > MOST_VMS_HERE:
+            raise ConfigError(
+                f"resources.max_vms: a manager on your own machine looks after "
+                f"{MOST_VMS_HERE} rented VMs at most: got {most}; launch with "
+                "--manager-vm, or lower it"
+            )
+        return
+    if len(config.clouds) != 1:
+        raise ConfigError(
+            "--manager-vm: the manager's VM is rented from the one cloud of the job: got "
+            f"resources.provider {', '.join(config.resources.providers)}"
+        )
+    if not is_url(config.checkpoint.path or ""):
+        raise ConfigError(
+            "--manager-vm: checkpoint.path must be in an object store, such as "
+            "s3://bucket/job, which outlives the manager's VM: got "
+            f"{config.checkpoint.path}"
+        )
+    if not config.manager_vm.identity:
+        name = config.clouds[0].cloud
+        raise ConfigError(
+            "--manager-vm needs manager_vm.identity: what the VM acts as when it rents "
+            f"(as {name}.{IDENTITY[name]}); docs/permissions.md says what it must allow"
+        )
+
+
 def check_checkpoint_path(config: JobConfig) -> None:
     """Check that checkpoints can be written where the job file says.
 
@@ -82,16 +127,10 @@ def check_checkpoint_path(config: JobConfig) -> None:
     """
     if config.checkpoint.path is None:
         return
-    folder = Path(config.checkpoint.path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"checkpoint.path: cannot write to {folder}: {error.strerror}; "
-            "choose a folder that you may write to"
-        ) from None
+        check_writable(open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S))
+    except StorageError as error:
+        raise ConfigError(f"checkpoint.path: {error}") from None
 
 
 def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
@@ -159,14 +198,23 @@ def settings_of(
         profile=given_profile(config, facts),
         debounce_s=config.morphing.debounce_s,
         span=config.resources.span,
+        busy_s=config.setup_limit_s * bool(config.setup)
+        + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
     )
 
 
-def submit(config: JobConfig, facts: ModelFacts) -> tuple[JobDir, int]:
+def submit(
+    config: JobConfig, facts: ModelFacts, data_bytes: Mapping[str, float] | None = None
+) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: whole, or not at all.
 
     An ended job of the same name is kept beside it as ``<name>.1``, ``<name>.2``, …
+
+    Args:
+        config: The job.
+        facts: What the tracer found out about its model.
+        data_bytes: What each VM fetches, by the cloud that holds it.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
@@ -175,19 +223,18 @@ def submit(config: JobConfig, facts: ModelFacts) -> tuple[JobDir, int]:
         ConfigError: The name is in use.
     """
     job = job_dir(config.name)
-    with _draft_of(job) as draft:
+    with draft_of(job) as draft:
         workdir = Path(config.workdir)
         size = pack(workdir, packed_files(workdir), draft.workdir)
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
         settings = settings_of(config, facts, job, at_s)
+        settings = replace(settings, data_bytes=dict(data_bytes or {}))
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
         check_name(config.name)
-        if job.path.exists():
-            job.mark_down()
-            job.path.rename(_free_archive(job.path))
+        archive(job)
         try:
             draft.path.rename(job.path)
         except OSError:
@@ -197,7 +244,7 @@ def submit(config: JobConfig, facts: ModelFacts) -> tuple[JobDir, int]:
 
 
 @contextmanager
-def _draft_of(job: JobDir) -> Iterator[JobDir]:
+def draft_of(job: JobDir) -> Iterator[JobDir]:
     """Make a folder that becomes the job's by renaming; else it goes away."""
     job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
@@ -207,11 +254,15 @@ def _draft_of(job: JobDir) -> Iterator[JobDir]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_archive(path: Path) -> Path:
+def archive(job: JobDir) -> None:
+    """Keep a job that is over, if there is one, beside: as ``<name>.1``, …"""
+    if not job.path.exists():
+        return
+    job.mark_down()
     number = 1
-    while (archive := path.with_name(f"{path.name}.{number}")).exists():
+    while (free := job.path.with_name(f"{job.name}.{number}")).exists():
         number += 1
-    return archive
+    job.path.rename(free)
 
 
 def start_manager(job: JobDir) -> subprocess.Popen[bytes]:

@@ -22,7 +22,8 @@ OFFER_LAG_S = 10.0
 
 def next_intent(state: State) -> str:
     """Return the name that the next launch intent will bear."""
-    return f"intent-{state.next_intent}"
+    moved = f"{state.moved_in}-" if state.moved_in else ""
+    return f"intent-{moved}{state.next_intent}"
 
 
 CHEAPER = 0.1
@@ -132,40 +133,64 @@ def is_open(turn: Turn, offer: Offer) -> bool:
     return not unwanted and turn.due(scopes.open_at_s(turn.state.cooldowns, offer))
 
 
-def home(state: State) -> tuple[str, str] | None:
-    """Return the region where VMs train together; None if they may be anywhere."""
-    if state.job.span != "region":
-        return None
+def may_elsewhere(turn: Turn, cloud: str) -> bool:
+    """Return whether the job may ask another cloud than ``cloud`` now."""
+    return any(o.cloud != cloud and is_open(turn, o) for o in turn.state.offers)
+
+
+def home(state: State) -> tuple[str, ...] | None:
+    """Return the place where VMs train together (``place_of``); None if there is none."""
     staying = [vm.offer for vm in state.vms.values() if vm.counts]
-    return scopes.home_of([*staying, *(one.offer for one in state.intents.values())])
+    coming = [intent.offer for intent in state.intents.values()]
+    return scopes.home_of([*staying, *coming], state.job.span)
+
+
+def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
+    """Return whether VMs of an offer can train with those at ``where``."""
+    return where is None or scopes.place_of(offer, state.job.span) == where
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs that can train together."""
     where = home(state)
+    return tuple(vm for vm in state.vms.values() if is_at(state, where, vm.offer))
+
+
+def strays(turn: Turn) -> tuple[VmRecord, ...]:
+    """Return VMs that cannot train with the others, once those are enough.
+
+    Where they are too few in each place and there is room for no more, only those stay
+    that are where more can be had.
+    """
+    state, where = turn.state, home(turn.state)
+    here = at_home(state)
+    if sum(vm.is_usable for vm in here) < state.job.min_vms:
+        enough = sum(vm.counts for vm in here) >= state.job.min_vms
+        if enough or state.intents or room(state) > 0:
+            return ()
+        best = in_order(state.offers, state.worths)
+        giving = (offer for offer in best if available(turn, offer) > 0)
+        if (offer := next(giving, None)) is None:
+            return ()
+        where = scopes.place_of(offer, state.job.span)
     return tuple(
         vm
         for vm in state.vms.values()
-        if where is None or scopes.place_of(vm.offer) == where
+        if vm.counts and not is_at(state, where, vm.offer)
     )
-
-
-def strays(state: State) -> tuple[VmRecord, ...]:
-    """Return VMs that cannot train with the others, once those are enough."""
-    here = at_home(state)
-    if sum(vm.is_usable for vm in here) < state.job.min_vms:
-        return ()
-    names = {vm.vm_id for vm in here}
-    return tuple(vm for vm in state.vms.values() if vm.vm_id not in names and vm.counts)
 
 
 def _near(state: State, offers: list[Offer]) -> list[Offer]:
     """Return the offers where the other VMs are. Where there are none, and too few VMs
     to train, all others: the job moves."""
     where = home(state)
-    near = [o for o in offers if where is None or scopes.place_of(o) == where]
-    enough = sum(vm.counts for vm in at_home(state)) >= state.job.min_vms
-    return near if near or enough else offers
+    near = [offer for offer in offers if is_at(state, where, offer)]
+    here = sum(vm.counts for vm in at_home(state)) + sum(
+        intent.count - intent.arrived
+        for intent in state.intents.values()
+        if is_at(state, where, intent.offer)
+    )
+    return near if near or here >= state.job.min_vms else offers
 
 
 def _held_by_zone(state: State) -> Counter[str]:

@@ -24,11 +24,13 @@ import uvloop
 
 from spottrain.cloud.provider import CarriesCalls, CloudProvider
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.away import own_vm
 from spottrain.varuna_manager.certificates import ensure_identity
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.control import ShutsDown, open_provider
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.journal_copy import JournalCopy, begin_copy
 from spottrain.varuna_manager.report_page import PageError, write_page
 from spottrain.varuna_manager.server import listen, make_server, serve_many
 from spottrain.varuna_manager.shell import Shell
@@ -39,7 +41,11 @@ logger = logging.getLogger(__name__)
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are carried
-to it (``CarriesCalls``)."""
+to it (``CarriesCalls``). On a VM of its own they reach it at its private address."""
+LEAVE_S = 5.0
+"""How long a manager that is told to leave waits for the copy of its journal."""
+DURABLE_COPY = "--durable-copy"
+"""Given after the folder: no VM is rented before its intent is in the checkpoint store."""
 _LOCK_S = 2.0
 
 
@@ -71,21 +77,27 @@ def only_manager(job_dir: Path) -> Iterator[None]:
         yield
 
 
-async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
+async def manage(
+    job: JobDir, provider: CloudProvider, copy: JournalCopy | None = None
+) -> Outcome | None:
     """Manage a job to its end; ``None`` if this process was told to leave.
 
     Args:
         job: A job that was submitted; the caller holds its lock.
         provider: The cloud that it rents from.
+        copy: What copies its journal to its checkpoint store, if anything does.
 
     Raises:
+        FencedError: another machine has taken the job over.
         SpottrainError: it cannot be managed: no port, a damaged journal or identity.
     """
-    listener = listen(job.path, ADDRESS)
-    url = f"https://{ADDRESS}:{listener.getsockname()[1]}"
-    identity = ensure_identity(job.path, (ADDRESS, "localhost"))
+    own = own_vm(job)
+    address = ADDRESS if own is None else own.private_address
+    listener = listen(job.path, address)
+    url = f"https://{address}:{listener.getsockname()[1]}"
+    identity = ensure_identity(job.path, (address, "localhost"))
     journal = Journal(job.journal)
-    shell = Shell(journal, provider, identity, url, job.workdir)
+    shell = Shell(journal, provider, identity, url, job.workdir, copy)
     server = make_server(shell.channel, identity.path)
     _publish(job.path, url)
     if isinstance(provider, CarriesCalls):
@@ -104,12 +116,18 @@ async def manage(job: JobDir, provider: CloudProvider) -> Outcome | None:
         loop.add_signal_handler(number, leave)
     try:
         outcome = await running
+        if copy is not None:
+            await copy.finish()
         _leave_page(job, shell)
         return outcome
     except asyncio.CancelledError:
         logger.info("told to leave: VMs train on, 'spottrain resume' goes on")
+        if copy is not None:
+            await copy.finish(LEAVE_S)
         return None
     finally:
+        if copy is not None:
+            copy.close()
         server.should_exit = True
         await serving
         listener.close()
@@ -136,7 +154,7 @@ def _publish(job_dir: Path, url: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the manager of the job in folder ``argv[0]``."""
+    """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -144,9 +162,10 @@ def main(argv: Sequence[str]) -> int:
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
+            copy = begin_copy(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
             try:
-                outcome = uvloop.run(manage(job, provider))
+                outcome = uvloop.run(manage(job, provider, copy))
             finally:
                 if isinstance(provider, CarriesCalls):
                     provider.close()

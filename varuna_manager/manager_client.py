@@ -8,15 +8,19 @@ AgentError
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
+import socket
 import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from spottrain.errors import SpottrainError
 
 _ANSWER_S = 15.0
+_CONNECT_S = 5.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 
 
@@ -36,30 +40,84 @@ class RefusedError(AgentError):
     """The manager will never accept this request."""
 
 
+class Way:
+    """Where calls to the manager are taken; may change while an agent runs.
+
+    Args:
+        url: ``https://address:port`` of the manager, whose certificate bears that address.
+        file: Holds ``address:port`` where calls are taken instead, once it exists.
+    """
+
+    def __init__(self, url: str, file: Path | None = None) -> None:
+        parts = urlsplit(url)
+        self.name = parts.hostname or ""
+        self._port = parts.port or 443
+        self._file = file
+
+    def address(self) -> tuple[str, int]:
+        """Return the address and port of now."""
+        try:
+            told = "" if self._file is None else self._file.read_text()
+        except OSError:
+            told = ""
+        host, _, port = told.rpartition(":")
+        return (host, int(port)) if host else (self.name, self._port)
+
+
+class _Connection(http.client.HTTPSConnection):
+    """Goes where the way leads, and there insists on the manager's certificate."""
+
+    def __init__(self, way: Way, context: ssl.SSLContext, answer_s: float) -> None:
+        super().__init__(way.name, timeout=answer_s, context=context)
+        self._way = way
+        self._tls = context
+        self.leads_to: tuple[str, int] | None = None
+
+    def connect(self) -> None:
+        """Connect."""
+        self.leads_to = self._way.address()
+        plain = socket.create_connection(self.leads_to, _CONNECT_S)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+        self.sock.settimeout(self.timeout)
+
+
 class ManagerClient:
     """One kept-alive connection; not for use by two threads at once.
 
     Args:
-        url: ``https://address:port``.
+        way: To the manager; its URL will do.
         ca_pem: The only authority that is trusted.
         token: This VM's bearer token.
         wait_s: How long the manager may let a long poll wait.
     """
 
-    def __init__(self, url: str, ca_pem: str, token: str, wait_s: float = 0.0) -> None:
-        parts = urlsplit(url)
+    def __init__(
+        self, way: Way | str, ca_pem: str, token: str, wait_s: float = 0.0
+    ) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=ca_pem)
-        self._connection = http.client.HTTPSConnection(
-            parts.hostname or "",
-            parts.port,
-            timeout=_ANSWER_S + wait_s,
-            context=context,
-        )
+        self._way = Way(way) if isinstance(way, str) else way
+        self._connection = _Connection(self._way, context, _ANSWER_S + wait_s)
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
         }
+
+    def turn(self) -> None:
+        """Break a call off that is under way to where calls are not taken any more.
+
+        For another thread; whoever calls tries again, where the way leads now.
+        """
+        connection, there = self._connection, self._way.address()
+        plain = connection.sock
+        if plain is not None and connection.leads_to != there:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(plain, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""

@@ -78,7 +78,7 @@ def own_market(
         is_measured: Whether the profile was measured; what the file says of the speed of
             its machines makes an estimate in any case.
     """
-    provider = config.resources.provider
+    (provider,) = config.resources.providers
     markets = (True, False) if provider == "local" else (True,)
     found = []
     for zone in config.zones:

@@ -71,6 +71,8 @@ class Intent:
     count: int
     arrived: int = 0
     """VMs that the provider listed before it answered."""
+    asked_at_s: float = 0.0
+    """When it was asked for first, by the manager that runs now."""
     retry_at_s: float | None = None
     """When to ask again, after an answer that left it open."""
 

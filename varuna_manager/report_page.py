@@ -19,10 +19,10 @@ from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.costs import rentals
 from spottrain.varuna_manager.report_style import STYLE
 from spottrain.varuna_manager.report_words import (
-    KIND_WORDS,
     Row,
     events_rows,
     interruption_rows,
+    kinds_of,
     money_rows,
     plan_rows,
     summary,
@@ -127,7 +127,7 @@ def _spending(report: Mapping[str, Any]) -> str:
     seconds = cost["vm_seconds"]
     billed_s = seconds["billed"]
     bar, rows = "", []
-    for kind, words in KIND_WORDS.items():
+    for kind, words in kinds_of(cost).items():
         css = "morph-time" if kind == "morph" else kind
         share = seconds[kind] / billed_s if billed_s else 0.0
         if share > 0:

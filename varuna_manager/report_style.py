@@ -59,6 +59,7 @@ svg .shape, svg .name { fill: var(--ink); font-weight: 600; }
   overflow: hidden; white-space: nowrap; border-right: 1.5px solid var(--ground); }
 .productive { background: #0072b2; } .morph-time { background: #b04e00; }
 .boot { background: #8a6100; } .idle { background: #6b7682; } .lost { background: #c0392b; }
+.manager { background: #4b5fa5; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .45em; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; }

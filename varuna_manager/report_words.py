@@ -21,8 +21,21 @@ KIND_WORDS = {
     "boot": "launch until ready; measuring, and writing the first weights",
     "idle": "ready but in no plan, going back, or billed beyond its life",
     "lost": "computed and thrown away",
+    "manager": "the VM that the manager runs on",
 }
 """What the time of rented VMs is split into."""
+
+
+def kinds_of(cost: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``KIND_WORDS`` without a manager's VM where there is none.
+
+    Args:
+        cost: As ``costs.cost`` gives it.
+    """
+    seconds = cost["vm_seconds"]
+    return {k: v for k, v in KIND_WORDS.items() if k != "manager" or seconds[k]}
+
+
 _ENDS = {
     "succeeded": "succeeded after {wall}",
     "failed": "failed after {wall}: {reason}",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from spottrain.morphing.choose import Objective
+from spottrain.pricing.scopes import Span
 from spottrain.wire import JobSpec, ModelFacts, Profile, ScheduleKind
-
-Span = Literal["region", "cloud", "any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,10 @@ class JobSettings:
     """Heartbeats missing for this long make a VM suspect."""
     debounce_s: float = 2.0
     """How long the fleet must be quiet before a plan is made for growth."""
+    data_bytes: dict[str, float] = field(default_factory=dict)
+    """What each VM fetches when it boots, by the cloud whose buckets hold it."""
+    busy_s: float = 0.0
+    """How long a VM may be busy with the user's data and setup before it is ready."""
     boot_wait_s: float = 60.0
     """How long the first plan waits for VMs that are still booting."""
     cooldown_s: float = 30.0

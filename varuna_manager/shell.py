@@ -13,9 +13,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import spottrain
 from spottrain import wire
@@ -54,6 +54,7 @@ from spottrain.varuna_manager.events import (
     VmSilent,
 )
 from spottrain.varuna_manager.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.journal_copy import JournalCopy
 from spottrain.varuna_manager.limits import check as check_limits
 from spottrain.varuna_manager.links import Links, OutOfStepError
 from spottrain.varuna_manager.records import VmPhase
@@ -62,6 +63,8 @@ from spottrain.varuna_manager.settings import Limit
 from spottrain.varuna_manager.vm_lives import LifeBook
 
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C", LaunchVms, TerminateVms, ReleaseJob)
 
 RECONNECT_S = 5.0
 """How long agents that outlived a manager may take to find the next one."""
@@ -82,6 +85,7 @@ class Shell:
         identity: The manager's certificates and tokens.
         url: Where agents find this manager.
         workdir: The user's code, packed.
+        copy: What copies the journal to the checkpoint store, if anything does.
     """
 
     def __init__(
@@ -91,8 +95,11 @@ class Shell:
         identity: Identity,
         url: str,
         workdir: Path,
+        copy: JournalCopy | None = None,
     ) -> None:
         self._journal = journal
+        self._copy = copy
+        self._seq = 0
         self.state, self.past = fold(journal)
         self._clock = Clock(self.state.now_s)
         self._lives = LifeBook(self.state)
@@ -126,11 +133,13 @@ class Shell:
         for work in (
             self._errands.list_checkpoints(),
             self._errands.list_profiles(),
-            self._errands.look_around(),
+            self._errands.looks.look_around(),
             self._look_for_silence(),
             self._watch_clock(),
         ):
             self._start(work)
+        if self._copy is not None:
+            self._start(self._copy.run())
         folding = asyncio.create_task(self._fold())
         try:
             await asyncio.wait(
@@ -204,7 +213,9 @@ class Shell:
         give_up_at_s = time.monotonic() + JOURNAL_PATIENCE_S
         while True:
             try:
-                self._journal.append(*events)
+                self._seq = self._journal.append(*events)
+                if self._copy is not None:
+                    self._copy.wake()
                 return
             except JournalWriteError as error:
                 if time.monotonic() > give_up_at_s:
@@ -228,13 +239,13 @@ class Shell:
                     )
                 )
             case LaunchVms():
-                self._start(self._errands.launch(command))
+                self._start(self._ask_cloud(self._errands.launch, command, self._seq))
             case StartAgent():
                 self._start(self._errands.start_agent(command))
             case TerminateVms():
-                self._start(self._errands.terminate(command))
+                self._start(self._ask_cloud(self._errands.terminate, command))
             case ReleaseJob():
-                self._start(self._errands.release())
+                self._start(self._ask_cloud(self._errands.release, command))
             case AskProvider():
                 self._start(self._errands.ask(command))
             case ComputePlan():
@@ -249,6 +260,23 @@ class Shell:
                 pass  # _fold has returned
             case _:
                 assert_never(command)
+
+    async def _ask_cloud(
+        self,
+        errand: Callable[[C], Coroutine[Any, Any, None]],
+        command: C,
+        seq: int | None = None,
+    ) -> None:
+        """Perform what changes the cloud, unless another manager has taken over.
+
+        Args:
+            errand: Performs it.
+            command: What to perform.
+            seq: Of the event that has to be in a durable copy of the journal before.
+        """
+        if self._copy is not None:
+            await self._copy.permit(seq)
+        await errand(command)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` beside everything else; a bug in it ends the manager."""
@@ -341,7 +369,7 @@ class Shell:
             for number, report in enumerate(new, first)
         ]
         if any(isinstance(report, _BROKEN) for report in new):
-            self._errands.hurry()
+            self._errands.looks.hurry()
         if journalled:
             await asyncio.gather(*journalled)
         return max(vm.reports_received, batch.first + len(batch.reports))

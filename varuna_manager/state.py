@@ -85,7 +85,12 @@ class State:
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused of late, by scope (``pricing.scopes``): it is left alone."""
     intents: Mapping[str, Intent] = field(default_factory=dict)
+    given_up: frozenset[str] = frozenset()
+    """Intents that a cloud did not answer, met elsewhere since: what may still come of
+    them is paid for and sent back."""
     next_intent: int = 0
+    moved_in: int = 0
+    """Epoch in which the job came to this machine; 0: it began here."""
     launch_wished: bool = False
     """Whether ``LaunchIntended`` for the next intent is on its way."""
     vms: Mapping[str, VmRecord] = field(default_factory=dict)

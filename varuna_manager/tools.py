@@ -20,7 +20,7 @@ import spottrain
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError, WireError
 from spottrain.morphing.profiles import is_noisy
-from spottrain.varuna_manager import profiles
+from spottrain.varuna_manager import data_here, profiles
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.jobs import home
 from spottrain.varuna_manager.measuring import OnProgress, measure_here
@@ -78,6 +78,7 @@ def calibrate(
         known = profiles.find(facts, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile
+    data_here.have(config)
     profile = measure_here(config, on_progress)
     if not is_noisy(profile):
         profiles.keep(profile)
@@ -91,6 +92,7 @@ def _ask(tool: str, arguments: list[str], cls: Any, config: JobConfig) -> Any:
     try:
         return decode(cls, kept.read_bytes())
     except (FileNotFoundError, WireError):
+        data_here.have(config)
         answer = decode(cls, run_tool(tool, arguments, config.steps))
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = kept.with_suffix(f".{os.getpid()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,11 @@ NOWHERE = Elsewhere()
 
 
 def weigh_job(
-    config: JobConfig, facts: ModelFacts, profile: Profile, elsewhere: Elsewhere
+    config: JobConfig,
+    facts: ModelFacts,
+    profile: Profile,
+    elsewhere: Elsewhere,
+    data_bytes: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return what a launch would begin with and all offers that were weighed.
 
@@ -60,6 +64,7 @@ def weigh_job(
         facts: What the tracer found out about its model.
         profile: What was measured of it.
         elsewhere: Which clouds to look at too.
+        data_bytes: What each VM fetches, by the cloud that holds it.
 
     Raises:
         BudgetError: The budget does not pay for a step.
@@ -68,7 +73,7 @@ def weigh_job(
         PlanError: The profile does not fit the model.
     """
     inputs = planning.job_inputs(config, facts, profile)
-    terms = planning.terms_of(config, facts)
+    terms = replace(planning.terms_of(config, facts), data_bytes=data_bytes or {})
     paces = Paces(inputs, config.resources.min_vms)
     now_s = time.time()
     with open_history() as history:
@@ -79,8 +84,8 @@ def weigh_job(
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, paces, terms, history, now_s, elsewhere)
     warnings += [*own.warnings, *others.warnings, *more]
-    provider = config.resources.provider
-    ours = [r.priced for r in ranking.rows if r.priced.offer.cloud == provider]
+    clouds = config.resources.providers
+    ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, paces, terms, exact=elsewhere.exact)
     document = planning.preview(config, inputs, best, terms)
     return document | ranking_view(ranking, now_s, warnings)
@@ -124,9 +129,8 @@ def _own(
     now_s: float,
     elsewhere: Elsewhere,
 ) -> Market:
-    """Return what the job's own provider rents."""
-    cloud = config.cloud
-    if cloud is None:
+    """Return what the job's own providers rent."""
+    if not config.clouds:
         return own_market(
             config,
             hazards_of(history, now_s),
@@ -134,14 +138,21 @@ def _own(
             is_measured=profile.origin == "measured",
         )
     base = base_of(profile, facts, elsewhere.measured_on)
-    return cloud_market(
-        history,
-        base,
-        now_s,
-        clouds=(cloud.cloud,),
-        regions=cloud.regions,
-        zones=cloud.zones,
-        instance_types=cloud.kinds(),
+    markets = [
+        cloud_market(
+            history,
+            base,
+            now_s,
+            clouds=(cloud.cloud,),
+            regions=cloud.regions,
+            zones=cloud.zones,
+            instance_types=cloud.kinds(),
+        )
+        for cloud in config.clouds
+    ]
+    return Market(
+        offers=tuple(offer for market in markets for offer in market.offers),
+        warnings=tuple(line for market in markets for line in market.warnings),
     )
 
 

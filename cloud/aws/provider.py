@@ -231,7 +231,7 @@ class AwsProvider:
         with explained(f"looking for the address of {vm_id}"):
             _, instance = self._instance(region, instance_id)
             address = instance.get("PublicIpAddress", "")
-            if not self._settings.public_addresses:
+            if self._settings.inside or not self._settings.public_addresses:
                 address = instance.get("PrivateIpAddress", "")
             ec2 = self._clients.get("ec2", region)
             console = ec2.get_console_output(InstanceId=instance_id, Latest=True)

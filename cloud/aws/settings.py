@@ -40,6 +40,9 @@ class AwsSettings:
     """Networks (CIDR) from which our own group lets SSH in: where the manager is."""
     public_addresses: bool = True
     """Whether VMs get a public address; False: they are reached inside the network."""
+    inside: bool = False
+    """Whether whoever asks is in the VMs' network: they are entered at their private
+    addresses, whatever others they have."""
     instance_profile: str = ""
     """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""

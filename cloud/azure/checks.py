@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from spottrain.cloud.azure import requests
@@ -65,6 +65,8 @@ OWN_IDENTITY_ACTIONS = (
 """Where VMs delete themselves by an identity of the job's own."""
 IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",)
 """Where VMs delete themselves."""
+LOG_ACTIONS = ("Microsoft.Insights/eventtypes/values/read",)
+"""To know to the second when VMs ended; jobs run without."""
 OTHER_ACTIONS = (
     "Microsoft.Authorization/permissions/read",
     "Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read",
@@ -96,6 +98,7 @@ class Checks:
         if not first.ok:
             return
         yield _try("permissions", self._permissions)
+        yield _try("activity log", self._activity_log)
         for region in self._settings.regions:
             yield _try(f"types {region}", lambda r=region: self._types(r))  # type: ignore[misc]
             yield _try(f"image {region}", lambda r=region: self._image(r))  # type: ignore[misc]
@@ -113,6 +116,22 @@ class Checks:
         Raises:
             AuthError: something is not.
         """
+        due = needed_actions(self._settings)
+        if missing := self._denied(due):
+            raise AuthError(f"Azure does not allow {', '.join(missing)}; ask an owner")
+        return f"all {len(due)} actions are allowed"
+
+    def _activity_log(self) -> str:
+        """Return whether Azure tells when VMs ended; that it does not is no fault."""
+        if missing := self._denied(LOG_ACTIONS):
+            return (
+                "may not be read, so a VM that is taken costs until a look misses it; "
+                f"for its end to the second allow {', '.join(missing)}"
+            )
+        return "tells when VMs ended"
+
+    def _denied(self, due: Sequence[str]) -> list[str]:
+        """Return those of some actions that the account may not do."""
         scope = f"/subscriptions/{self._clients.subscription}"
         if self._settings.resource_group:
             scope += f"/resourceGroups/{self._settings.resource_group}"
@@ -121,10 +140,7 @@ class Checks:
                 f"{scope}/providers/Microsoft.Authorization/permissions",
                 api_version=_PERMISSIONS_VERSION,
             ).as_dict()
-        due = needed_actions(self._settings)
-        if missing := [a for a in due if not _allowed(a, told["value"])]:
-            raise AuthError(f"Azure does not allow {', '.join(missing)}; ask an owner")
-        return f"all {len(due)} actions are allowed"
+        return [action for action in due if not _allowed(action, told["value"])]
 
     def _types(self, region: str) -> str:
         """Return which types the region has.

@@ -11,12 +11,14 @@ from spottrain.cloud import tags
 from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.checks import Checks
 from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.ends import Ends
 from spottrain.cloud.azure.launches import Launches, Told
 from spottrain.cloud.azure.market import Market
 from spottrain.cloud.azure.network import Network
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained, is_missing
+from spottrain.cloud.ended import taken_at_once
 from spottrain.cloud.errors import (
     CloudError,
     MisconfiguredError,
@@ -43,6 +45,8 @@ _AT_ONCE = 16
 """Calls at a time for one launch, one end of many VMs, or many regions."""
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these it is known that there is no VM."""
+
+_ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -74,6 +78,7 @@ class AzureProvider:
         self._network = Network(self._clients, settings)
         self._market = Market(self._clients, settings, facts)
         self._launches = Launches(self._clients, settings)
+        self._ends = Ends(self._clients, settings, clock)
         self._recent = Recent(clock=clock)
         self._addresses: dict[str, str] = {}
 
@@ -111,8 +116,14 @@ class AzureProvider:
             self._network.forget(request.job)
             raise
         group = requests.group_of(request.job, self._settings)
+        names = requests.vm_names(request)
+        past = self._ends.of_launch(request.job, request.token, names)
 
         def make(name: str) -> Vm | CloudError:
+            if life := past.get(name):  # a name is used for one machine alone
+                vm_id = requests.vm_id_of(group, name)
+                from_s = life.until_s if life.from_s is None else life.from_s
+                return taken_at_once(request, vm_id, from_s, life.until_s)
             body = requests.virtual_machine(
                 request, name, place, new_host_key(), self._settings
             )
@@ -122,7 +133,7 @@ class AzureProvider:
                 return error
             return answers.vm_of(told, self._facts)
 
-        return self._result(request, _all_at_once(make, requests.vm_names(request)))
+        return self._result(request, _all_at_once(make, names))
 
     def _result(
         self, request: LaunchRequest, outcomes: Iterable[Vm | CloudError]
@@ -133,7 +144,8 @@ class AzureProvider:
                 errors.append(outcome)
             else:
                 vms.append(outcome)
-        self._recent.launched(vms)
+        self._recent.launched(vm for vm in vms if vm.ended_at is None)
+        self._ends.note(vm for vm in vms if vm.ended_at is None)
         for error in errors:
             if not isinstance(error, _REFUSALS):
                 # Asked again with the same token, it finds what came of the others.
@@ -144,7 +156,8 @@ class AzureProvider:
         return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job; one that is gone is listed no more.
+        """Return the VMs of a job; one that is gone is listed for an hour more once the
+        Activity Log tells when it ended, else no more.
 
         What Azure failed to make though it had agreed to is deleted on the way.
 
@@ -159,7 +172,7 @@ class AzureProvider:
             if answers.has_failed(told):
                 self._launches.end(group, told["name"])
         vms = self._vms(group, listed)
-        return self._recent.amend(job, vms, self._still_there)
+        return self._ends.add(job, self._recent.amend(job, vms, self._still_there))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Ask for the end of VMs; unknown and gone ones are no error.
@@ -196,9 +209,8 @@ class AzureProvider:
         Raises:
             CloudError: VMs of the job still run, or the removal takes long.
         """
-        alive = [
-            vm.vm_id for vm in self.list_vms(job) if vm.state is not VmState.STOPPING
-        ]
+        vms = self.list_vms(job)
+        alive = [vm.vm_id for vm in vms if vm.state in _ALIVE]
         if alive:
             raise CloudError(
                 f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
@@ -291,7 +303,7 @@ class AzureProvider:
                 group, name, expand="IPConfigurations/PublicIPAddress"
             ).as_dict()
         address = card["properties"]["ipConfigurations"][0]["properties"]
-        if not self._settings.public_addresses:
+        if self._settings.inside or not self._settings.public_addresses:
             return str(address.get("privateIPAddress", ""))
         public = address.get("publicIPAddress", {}).get("properties", {})
         return str(public.get("ipAddress", ""))

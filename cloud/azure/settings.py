@@ -42,6 +42,9 @@ class AzureSettings:
     """Networks (CIDR) from which our own rules let SSH in: where the manager is."""
     public_addresses: bool = True
     """Whether VMs get a public address; False: takes ``subnets``."""
+    inside: bool = False
+    """Whether whoever asks is in the VMs' network: they are entered at their private
+    addresses, whatever others they have."""
     max_usd_per_hour: float | None = None
     """Above this price a spot VM is neither made nor kept; None: the on-demand price,
     and none is taken for its price."""

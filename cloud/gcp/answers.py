@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -89,35 +88,6 @@ def vm_of(instance: Mapping[str, Any], facts: Facts) -> Vm:
         private_address=_interface(instance).get("network_i_p", ""),
         launched_at=launched_at,
     )
-
-
-def gone(job: str, zone: str, name: str, at_s: float) -> Vm:
-    """Return a VM of which no more is known than that it was a job's and has ended."""
-    return Vm(
-        vm_id=requests.vm_id_of(zone, name),
-        job=job,
-        intent="",
-        state=VmState.TERMINATED,
-        offer=Offer(
-            cloud=CLOUD,
-            region=requests.region_of(zone),
-            zone=zone,
-            instance_type="",
-            spot=True,
-            usd_per_hour=0.0,
-            observed_at=at_s,
-            gpus=0,
-            gpu_memory_bytes=0,
-        ),
-        private_address="",
-        launched_at=at_s,
-        ended_at=at_s,
-    )
-
-
-def ended(vm: Vm, at_s: float) -> Vm:
-    """Return a VM that is gone."""
-    return replace(vm, state=VmState.TERMINATED, ended_at=at_s)
 
 
 def public_address(instance: Mapping[str, Any]) -> str:

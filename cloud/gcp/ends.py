@@ -7,21 +7,20 @@ restarted still learns what ended while nobody looked.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from spottrain.cloud.ended import Ended, ended, gone
 from spottrain.cloud.gcp import requests
-from spottrain.cloud.gcp.answers import ended, gone, last_part, moment
+from spottrain.cloud.gcp.answers import last_part, moment
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import explained
 from spottrain.cloud.provider import Vm
 
-KEEP_S = 3600.0
-"""How long an ended VM is listed."""
-Noted = dict[str, tuple[float, Vm]]
+CLOCKS_APART_S = 60.0
+"""What two of Google's moments may be apart, though the one was before the other."""
 _ENDINGS = (
     "delete",
     "compute.instances.preempted",
@@ -30,7 +29,7 @@ _ENDINGS = (
 
 
 class Ends:
-    """Remembers VMs that were listed, and finds out when they ended.
+    """Finds out when VMs ended, and remembers it.
 
     Args:
         clients: Whom to ask.
@@ -46,19 +45,11 @@ class Ends:
     ) -> None:
         self._clients = clients
         self._settings = settings
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._seen: Noted = {}
-        self._ended: Noted = {}
-        self._recalled: set[str] = set()
+        self._known = Ended(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
         """Note VMs that exist."""
-        now_s = self._clock()
-        with self._lock:
-            self._seen |= {
-                vm.vm_id: (now_s, vm) for vm in vms if vm.vm_id not in self._ended
-            }
+        self._known.note(vms)
 
     def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
         """Return what is listed of a job and what was, of late.
@@ -68,37 +59,28 @@ class Ends:
         Raises:
             CloudError: Google cannot be asked when VMs ended.
         """
-        self.note(listed)
-        if job not in self._recalled:
-            self._recall(job)
-        there = {vm.vm_id for vm in listed}
-        with self._lock:
-            missing = [
-                vm
-                for _, vm in self._seen.values()
-                if vm.job == job and vm.vm_id not in there
-            ]
-        found = self._look_up(missing) if missing else []
-        now_s = self._clock()
-        with self._lock:
-            for vm in found:
-                self._seen.pop(vm.vm_id, None)
-                self._ended.setdefault(vm.vm_id, (now_s, vm))
-            self._seen = _younger(self._seen, now_s - KEEP_S)
-            self._ended = _younger(self._ended, now_s - KEEP_S)
-            past = [vm for _, vm in self._ended.values() if vm.job == job]
-            ids = set(self._ended)
-        return (*(vm for vm in listed if vm.vm_id not in ids), *past)
+        return self._known.add(job, listed)
 
-    def find(self, zone: str, names: Collection[str]) -> dict[str, float]:
+    def find(
+        self, zone: str, names: Collection[str], since_s: float
+    ) -> dict[str, float]:
         """Return when VMs ended, by name; those that have not are left out.
+
+        Two weeks of operations may be thousands: the newest are read first, and none
+        that is older than the VMs.
+
+        Args:
+            zone: Where they were.
+            names: Google's own.
+            since_s: When the first of them was made, in seconds since the epoch.
 
         Raises:
             CloudError: Google cannot be asked.
         """
+        asked = self._asked | {"zone": zone, "order_by": "creationTimestamp desc"}
         with explained(f"asking when VMs in {zone} ended"):
-            asked = self._asked | {"zone": zone}
-            ends = _ends(self._clients.all("zone_operations", "list", asked))
+            told = self._clients.all("zone_operations", "list", asked)
+            ends = _ends(_until(told, since_s - CLOCKS_APART_S))
         return {name: at_s for name, at_s in ends.items() if name in names}
 
     @property
@@ -108,24 +90,26 @@ class Ends:
             "filter": requests.any_of("operationType", _ENDINGS),
         }
 
-    def _recall(self, job: str) -> None:
-        """Note the VMs of a job that ended before this process looked."""
-        now_s, prefix = self._clock(), requests.vm_prefix(job)
+    def _recall(self, job: str) -> list[Vm]:
+        """Return the VMs of a job that ended before this process looked."""
+        prefix = requests.vm_prefix(job)
         with explained("asking when VMs ended"):
             zones = list(self._clients.scopes("global_operations", self._asked))
-        past = [
-            gone(job, zone, name, at_s)
+        return [
+            gone(
+                requests.CLOUD,
+                requests.region_of(zone),
+                zone,
+                requests.vm_id_of(zone, name),
+                job,
+                at_s,
+            )
             for zone, told in zones
             for name, at_s in _ends(told.get("operations", ())).items()
             if name.startswith(prefix)
         ]
-        with self._lock:
-            for vm in past:
-                if vm.vm_id not in self._seen:  # of those more is known
-                    self._ended.setdefault(vm.vm_id, (now_s, vm))
-            self._recalled.add(job)
 
-    def _look_up(self, missing: Sequence[Vm]) -> list[Vm]:
+    def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:
         """Return those that have ended; of the others the lists lag behind."""
         by_zone: dict[str, dict[str, Vm]] = {}
         for vm in missing:
@@ -134,8 +118,22 @@ class Ends:
         return [
             ended(vms[name], at_s)
             for zone, vms in by_zone.items()
-            for name, at_s in self.find(zone, vms).items()
+            for name, at_s in self.find(zone, vms, _first(vms.values())).items()
         ]
+
+
+def _first(vms: Iterable[Vm]) -> float:
+    return min(vm.launched_at for vm in vms)
+
+
+def _until(
+    operations: Iterable[Mapping[str, Any]], since_s: float
+) -> Iterator[Mapping[str, Any]]:
+    """Yield operations, newest first, until they are too old."""
+    for operation in operations:
+        if moment(operation["insert_time"]) < since_s:
+            return
+        yield operation
 
 
 def _ends(operations: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -147,7 +145,3 @@ def _ends(operations: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             at_s = moment(operation["end_time"])
             ends[name] = min(at_s, ends.get(name, at_s))
     return ends
-
-
-def _younger(noted: Noted, than_s: float) -> Noted:
-    return {key: (at_s, vm) for key, (at_s, vm) in noted.items() if at_s > than_s}

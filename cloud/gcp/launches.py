@@ -11,6 +11,7 @@ import itertools
 import time
 
 from spottrain.cloud import tags
+from spottrain.cloud.ended import taken_at_once
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.facts import Facts
 from spottrain.cloud.gcp import answers, requests
@@ -22,6 +23,8 @@ from spottrain.cloud.gcp.translate import raise_failed
 from spottrain.cloud.provider import LaunchRequest, LaunchResult, Vm, VmState
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
+_TRIES_AT_ONCE = 8
+"""Tries of one launch whose operations are looked for together."""
 
 
 class Launches:
@@ -50,8 +53,10 @@ class Launches:
             CloudError: it is not known yet what came of it; ask again.
         """
         until_s = time.monotonic() + self._settings.launch_s
-        begun = self._begun(request.offer.zone)
+        begun: dict[str, Message] = {}
         for attempt in itertools.count():
+            if attempt % _TRIES_AT_ONCE == 0:
+                begun = self._begun(request, attempt)
             operation = begun.get(requests.request_id(request.token, attempt))
             before = operation is not None
             if operation is None:
@@ -67,12 +72,19 @@ class Launches:
                 raise_failed(operation)
         raise AssertionError("unreachable")
 
-    def _begun(self, zone: str) -> dict[str, Message]:
-        """Return the launches of the last weeks, by the id of their request."""
+    def _begun(self, request: LaunchRequest, first: int) -> dict[str, Message]:
+        """Return what tries of a launch have begun, by the id of their request.
+
+        Args:
+            request: The launch.
+            first: The first of the tries; some more follow.
+        """
+        tries = range(first, first + _TRIES_AT_ONCE)
+        ids = [requests.request_id(request.token, each) for each in tries]
         asked = {
             "project": self._settings.project,
-            "zone": zone,
-            "filter": requests.any_of("operationType", ["bulkInsert"]),
+            "zone": request.offer.zone,
+            "filter": requests.any_of("clientOperationId", ids),
         }
         found = self._clients.all("zone_operations", "list", asked)
         return {each.get("client_operation_id", ""): each for each in found}
@@ -102,8 +114,10 @@ class Launches:
                     found[name] = vm
         if len(found) < due:
             began_s = answers.moment(operation["insert_time"])
-            for name, at_s in self._ends.find(zone, set(names)).items():
-                found.setdefault(name, _gone(request, name, began_s, at_s))
+            for name, at_s in self._ends.find(zone, names, began_s).items():
+                vm_id = requests.vm_id_of(zone, name)
+                past = taken_at_once(request, vm_id, began_s, at_s)
+                found.setdefault(name, past)
         if len(found) < due:
             raise CloudError(
                 f"GCP: of {due} VMs made in {zone} only {len(found)} are to be found; "
@@ -121,17 +135,3 @@ def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:
     missing = request.count - len(vms)
     refusal = f"{request.offer.zone} had {missing} machines too few" * (missing > 0)
     return LaunchResult(vms=vms, refusal=refusal)
-
-
-def _gone(request: LaunchRequest, name: str, began_s: float, ended_s: float) -> Vm:
-    """Return a VM of a launch that was taken back before it was seen."""
-    return Vm(
-        vm_id=requests.vm_id_of(request.offer.zone, name),
-        job=request.job,
-        intent=request.intent,
-        state=VmState.TERMINATED,
-        offer=request.offer,
-        private_address="",
-        launched_at=began_s,
-        ended_at=ended_s,
-    )

@@ -200,7 +200,7 @@ class GcpProvider:
         """
         zone, instance = self._instance(vm_id)
         address = answers.public_address(instance)
-        if not self._settings.public_addresses:
+        if self._settings.inside or not self._settings.public_addresses:
             address = answers.vm_of(instance, self._facts).private_address
         asked = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with explained(f"asking for the host keys of {vm_id}"):

@@ -49,6 +49,9 @@ class GcpSettings:
     """Networks (CIDR) from which our own rule lets SSH in: where the manager is."""
     public_addresses: bool = True
     """Whether VMs get a public address; False: they are reached inside the network."""
+    inside: bool = False
+    """Whether whoever asks is in the VMs' network: they are entered at their private
+    addresses, whatever others they have."""
     service_account: str = ""
     """Email of the VMs' service account. One that may delete instances lets a VM
     that hears no manager delete itself; else it switches itself off."""

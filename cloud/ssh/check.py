@@ -13,7 +13,9 @@ from spottrain.errors import CapacityError
 _THREADS = 32
 
 
-def check(hosts: Sequence[Host], *, least: int, needs_software: bool) -> list[str]:
+def check(
+    hosts: Sequence[Host], *, least: int, needs_software: bool, buckets: bool = False
+) -> list[str]:
     """Try all hosts at the same time; return what to tell the user, a line each.
 
     One that does not answer may do so later; one that answers wrongly never will.
@@ -22,6 +24,7 @@ def check(hosts: Sequence[Host], *, least: int, needs_software: bool) -> list[st
         hosts: To try.
         least: How many must answer.
         needs_software: Whether they must have what workers need already.
+        buckets: Whether that includes what talks to a bucket.
 
     Raises:
         CloudError: the first host that is not what it should be.
@@ -38,7 +41,7 @@ def check(hosts: Sequence[Host], *, least: int, needs_software: bool) -> list[st
         )
     fleet = ready[0][1]
     for host, software in ready if needs_software else ():
-        check_software(host.place, software, lambda _: fleet)
+        check_software(host.place, software, lambda _: fleet, buckets)
     what = f": {fleet['machine']}, Python {fleet['python']}"
     if needs_software:
         what += f", torch {fleet['torch']}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ class Access:
     """Ours on a VM, relative to the home of whoever logs in."""
     bastion: Host | None = None
     """What leads to VMs without a public address."""
+    inside: bool = False
+    """Whether whoever enters is on a VM of the job itself."""
 
     def dial(self) -> tuple[Dial, Bastion | None]:
         """Return the way to VMs, and what must be closed in the end."""
@@ -69,8 +73,12 @@ class Guest:
     """What the start is at."""
     left: bool = False
     """It has been given back."""
+    told: str = ""
+    """Where its agent was told that calls are taken; empty if it was not."""
     woken: threading.Event = field(default_factory=threading.Event)
     """Ends every pause."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _users: int = 0
     _ran: bool = False
     _pause_s: float = _FIRST_PAUSE_S
     _next_look_s: float = 0.0
@@ -100,19 +108,35 @@ class Guest:
         self.left = True
         self.woken.set()
 
+    @contextlib.contextmanager
+    def in_use(self, may_hang_up: Callable[[Guest], bool]) -> Iterator[None]:
+        """Keep the connection that a caller needs; see afterwards if anybody else does.
+
+        Args:
+            may_hang_up: Whether the manager can do without a connection to it.
+        """
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users and self.line is not None and may_hang_up(self):
+                    self.line.hang_up()
+
     @property
-    def needs_look(self) -> bool:
-        """Whether it is due that somebody looks whether its agent's calls travel."""
+    def may_be_looked_at(self) -> bool:
+        """Whether somebody may look whether its agent runs, and tell it what is new."""
         if any(x is not None and not x.done() for x in (self.look, self.start)):
             return False
-        broke = self._ran and not (self.line is not None and self.line.carries)
-        return broke or time.monotonic() >= self._next_look_s
+        return self._ran or time.monotonic() >= self._next_look_s
 
     def looked(self, *, runs: bool) -> None:
         """Note what somebody saw; while no agent runs, looks come ever more rarely."""
         self._ran = runs
-        self._pause_s = (
-            _FIRST_PAUSE_S if runs else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        )
-        wait_s = _LONGEST_PAUSE_S if runs else self._pause_s
-        self._next_look_s = time.monotonic() + wait_s
+        if runs:
+            self._pause_s = _FIRST_PAUSE_S
+        else:
+            self._next_look_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

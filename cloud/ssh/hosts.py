@@ -80,7 +80,17 @@ class Payload:
     setup: str = ""
     """Shell commands, run once a VM in the unpacked workdir."""
     setup_limit_s: float = 600.0
+    data: str = ""
+    """What data to bring, see ``cloud.data.wish.to_json``; nothing if empty."""
+    data_limit_s: float = 3600.0
+    buckets: bool = False
+    """Whether checkpoints or data are in a bucket, which takes obstore."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """For setup and workers; may hold secrets."""
     notices: Mapping[str, Any] = field(default_factory=lambda: {"kind": "none"})
     """Where the agent hears that its VM will be taken; see ``cloud.notices.watch``."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long a host may be busy with what the user wants done there."""
+        return self.setup_limit_s + (self.data_limit_s if self.data else 0.0)

@@ -46,8 +46,10 @@ class Line:
         self._session: Session | None = None
         self._tunnel: Tunnel | None = None
         self._port: int | None = None
+        self._taken_at = ""
         self._pause_s = _FIRST_PAUSE_S
         self._next_try_s = 0.0
+        self._answered_s = 0.0
 
     @property
     def free(self) -> bool:
@@ -62,8 +64,15 @@ class Line:
 
     @property
     def carries(self) -> bool:
-        """Whether calls of the VM's agent travel over it now."""
-        return self.connected and self._port is not None
+        """Whether calls of agents travel over it now."""
+        return self.connected and self._taken_at != ""
+
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing has come over it, as far as calls travel over it."""
+        tunnel = self._tunnel
+        heard_s = self._answered_s if tunnel is None else tunnel.heard_s
+        return time.monotonic() - max(heard_s, self._answered_s)
 
     def session(self) -> Session:
         """Return the connection.
@@ -100,7 +109,7 @@ class Line:
         self._next_try_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def look(self) -> tuple[dict[str, Any] | None, str]:
+    def look(self, timeout_s: float = _LOOK_S) -> tuple[dict[str, Any] | None, str]:
         """Return the claim on the host and how its VM is; see ``on_host.Hands.look``.
 
         Raises:
@@ -108,11 +117,12 @@ class Line:
         """
         session = self.session()
         try:
-            seen = session.call("look", _LOOK_S)
+            seen = session.call("look", timeout_s)
         except UnreachableHostError as error:
             session.close()
             self._missed(error)
             raise
+        self._answered_s = time.monotonic()
         return seen["claim"], seen["state"]
 
     def end(self, vm_id: str, timeout_s: float = _END_S) -> dict[str, str]:
@@ -123,46 +133,45 @@ class Line:
         """
         session = self.session()
         logs: dict[str, str] = session.call("end", timeout_s, vm_id=vm_id)
-        if self._port is not None:
-            session.stop_forwarding(self._port)
-        self._close_tunnel()
+        self._stop_carrying(session)
         return logs
 
-    def carry(self, vm_id: str, manager: tuple[str, int], port: int) -> int:
-        """Carry the calls of a VM's agent to the manager from now on.
+    def carry(
+        self, vm_id: str, manager: tuple[str, int], *, relay: bool = False
+    ) -> str:
+        """Carry calls to the manager from now on; the VM's agent is told.
 
         Args:
             vm_id: The VM on this host.
             manager: Its address and port.
-            port: Where the agent calls, on the host; 0: any.
+            relay: Take the calls of other VMs as well, at the host's private address.
 
         Returns:
-            Where it calls.
+            Address and port where calls are taken.
 
         Raises:
             CloudError: the host does not let us.
         """
         with self.lock:
             session = self.session()
-            if self._port is not None:
-                return self._port
-            tunnel = Tunnel(manager, self.host.name)
-            taken = session.forward(port, tunnel.take)
-            if taken is None:
-                tunnel.close()
-                if not port:
+            if self._tunnel is not None:
+                return self._taken_at
+            self._tunnel = Tunnel(manager, self.host.name)
+            self._port = session.forward(self._tunnel.take)
+            try:
+                if self._port is None:
                     raise UnfitHostError(
                         f"{self.host.place}: refuses to forward ports; set "
                         "AllowTcpForwarding yes in its sshd_config"
                     )
-                session.call("take_over", vm_id=vm_id)
-                raise UnreachableHostError(
-                    f"{self.host.place}: port {port} is held by an older connection; "
-                    "trying again"
+                at = session.private_address if relay else ""
+                self._taken_at = session.call(
+                    "carry", vm_id=vm_id, port=self._port, relay_at=at
                 )
-            self._tunnel, self._port = tunnel, taken
-            session.call("note", vm_id=vm_id, port=taken)
-            return taken
+            except CloudError:
+                self._stop_carrying(session)
+                raise
+            return self._taken_at
 
     def hang_up(self) -> None:
         """Close the connection; what runs on the host goes on."""
@@ -172,8 +181,13 @@ class Line:
                 self._session = None
             self._close_tunnel()
 
+    def _stop_carrying(self, session: Session) -> None:
+        if self._port is not None:
+            session.stop_forwarding(self._port)
+        self._close_tunnel()
+
     def _close_tunnel(self) -> None:
-        self._port = None
+        self._port, self._taken_at = None, ""
         if self._tunnel is not None:
             self._tunnel.close()
             self._tunnel = None

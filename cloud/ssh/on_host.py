@@ -57,6 +57,7 @@ class Hands:
         self._root = root
         self._claim_file = root / "claim.json"
         self._keepers: list[subprocess.Popen[bytes]] = []
+        self._data: Any = None
 
     # --- whose the host is ----------------------------------------------------------
 
@@ -80,22 +81,32 @@ class Hands:
             self._write_claim(claim)
             return claim
 
-    def note(self, vm_id: str, port: int) -> None:
-        """Note by which connection the VM's calls travel, and the port they take."""
-        with self._locked():
-            claim = self._claim_of(vm_id)
-            carrier = {"pid": os.getppid(), "started": _started_at(os.getppid())}
-            self._write_claim({**claim, "port": port, "carrier": carrier})
+    def carry(self, vm_id: str, port: int, relay_at: str = "") -> str:
+        """Have calls travel over this connection, from ``port`` on; return from where.
 
-    def take_over(self, vm_id: str) -> None:
-        """End the connection that still holds the VM's port; its other end is gone."""
+        The connection that did before is ended. At ``relay_at``, a private address, the
+        calls of other VMs are taken as well.
+        """
         with self._locked():
-            carrier = self._claim_of(vm_id).get("carrier")
-            if carrier is None or carrier["pid"] == os.getppid():
-                return
-            if _started_at(carrier["pid"]) == carrier["started"]:
+            claim, ours = self._claim_of(vm_id), os.getppid()
+            carrier = {"pid": ours, "started": _started_at(ours)}
+            old = claim.get("carrier", carrier)
+            if old != carrier and _started_at(old["pid"]) == old["started"]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(carrier["pid"], signal.SIGTERM)
+                    os.kill(old["pid"], signal.SIGTERM)
+            self._write_claim({**claim, "carrier": carrier})
+        address = f"127.0.0.1:{port}"
+        if relay_at:
+            relay = self._import("spottrain.cloud.ssh.relay").Relay(relay_at, port)
+            address = f"{relay_at}:{relay.port}"
+        self.point(vm_id, address)
+        return address
+
+    def point(self, vm_id: str, address: str) -> None:
+        """Tell the VM's agent where its calls are taken from now on."""
+        with self._locked():
+            self._claim_of(vm_id)
+            _write_private(self._root / vm_id / "manager.address", address.encode())
 
     def end(self, vm_id: str) -> dict[str, str]:
         """End a VM, give the host back, and return the VM's logs by name."""
@@ -117,15 +128,17 @@ class Hands:
         return logs
 
     def _kill(self, vm_id: str) -> None:
-        packages = sorted(self._root.glob("package-*"))
-        if not packages:
+        if not any(self._root.glob("package-*")):
             return  # no process of the VM's can have been started
-        sys.path.insert(0, str(packages[0]))
+        self._import("spottrain.cloud.local.processes").kill_all([vm_id])
+
+    def _import(self, name: str) -> Any:
+        """Return a module of our software that was brought here."""
+        sys.path.insert(0, str(min(self._root.glob("package-*"))))
         try:
-            processes = importlib.import_module("spottrain.cloud.local.processes")
+            return importlib.import_module(name)
         finally:
             sys.path.pop(0)
-        processes.kill_all([vm_id])
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -230,6 +243,23 @@ class Hands:
                 done.touch()
         return {"code": code, "output": _tail(log, 4096)}
 
+    def data(
+        self, vm_id: str, package: str, environment: dict[str, str], **what: Any
+    ) -> Any:
+        """Bring the job's data; return how far that is, see ``cloud.data.running``."""
+        self._claim_of(vm_id)
+        wait_s = what.pop("wait_s")
+        if self._data is None:
+            given = self._environment(vm_id, environment, package)
+            cache = self._root.with_name(f"{self._root.name}-data")  # it stays here
+            running = self._import("spottrain.cloud.data.running").Running
+            log = self._root / vm_id / "data.log"
+            self._data = running(cache=cache, log=log, environment=given, **what)
+        seen = self._data.look(wait_s)
+        if seen["code"] is not None:
+            self._data = None  # whoever asks again has it tried again
+        return seen
+
     def probe(self) -> dict[str, str]:
         """Return the versions that all hosts of a fleet must share; '' if absent."""
         importlib.invalidate_caches()
@@ -242,6 +272,7 @@ class Hands:
                 cuda = found[1] if found else ""
         nccl = [_version(f"nvidia-nccl-cu{major}") for major in (11, 12, 13)]
         return {
+            "system": platform.system(),
             "machine": platform.machine(),
             "python": ".".join(map(str, sys.version_info[:2])),
             "torch": _version("torch"),
@@ -249,6 +280,7 @@ class Hands:
             "nccl": next(filter(None, nccl), ""),
             "numpy": _version("numpy"),
             "safetensors": _version("safetensors"),
+            "obstore": _version("obstore"),
         }
 
     def start(
@@ -265,10 +297,7 @@ class Hands:
                 return
             folder = self._root / vm_id
             _write_private(folder / "agent.json", json.dumps(agent).encode())
-            given = self._environment(vm_id, environment)
-            given["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(self._root / package), given.get("PYTHONPATH")])
-            )
+            given = self._environment(vm_id, environment, package)
             self._spawn_keeper(folder, given)
             self._write_claim({**claim, "started": True})
 
@@ -296,12 +325,18 @@ class Hands:
             patience.cancel()
             keeper.stdout.close()
 
-    def _environment(self, vm_id: str, given: dict[str, str]) -> dict[str, str]:
-        """Return what a VM's processes find in their environment."""
+    def _environment(
+        self, vm_id: str, given: dict[str, str], package: str = ""
+    ) -> dict[str, str]:
+        """Return what a VM's processes find in their environment; ours with a package."""
         ours = os.path.dirname(sys.executable)
         path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         marker = {"SPOTTRAIN_VM": vm_id, "OMP_NUM_THREADS": "1"}
-        return {**os.environ, "PATH": path, **given, **marker}
+        found = {**os.environ, "PATH": path, **given, **marker}
+        if package:
+            paths = [str(self._root / package), found.get("PYTHONPATH")]
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return found
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:

@@ -1,7 +1,8 @@
 """The software that is carried to a host: our own modules, as they are here.
 
 Standard library on the agent's side; what the runtime needs beside (torch, numpy,
-safetensors) is compiled for a machine and must be on the host.
+safetensors) is compiled for a machine and must be on the host. obstore, which few have
+and only buckets take, travels along where the host is of the same kind as this machine.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import importlib.util
 import io
+import platform
 import tarfile
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,36 +27,68 @@ class Package:
     """A packed package."""
 
     archive: bytes
-    """tar.gz whose only top folder is ``spottrain``."""
+    """tar.gz whose top folders are packages: ``spottrain``, and obstore if asked for."""
     sha256: str
 
 
 _packing = threading.Lock()
 
 
-def package() -> Package:
-    """Return this very software, packed; the same bytes each time."""
+def package(with_obstore: bool = False) -> Package:
+    """Return this very software, packed; the same bytes each time.
+
+    Args:
+        with_obstore: Also obstore as it is here; see ``carries_obstore``.
+    """
     with _packing:  # many hosts are made ready at once: else each thread would pack
-        return _packed()
+        return _packed(with_obstore)
+
+
+def carries_obstore(host: Mapping[str, str]) -> bool:
+    """Whether the obstore that is installed here works on a host, too.
+
+    Args:
+        host: What ``probe`` found there.
+    """
+    here = {"system": platform.system(), "machine": platform.machine()}
+    alike = all(host[name] == value for name, value in here.items())
+    return alike and _obstore() is not None
+
+
+def _obstore() -> Path | None:
+    found = importlib.util.find_spec("obstore")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def _obstore_files() -> Iterator[tuple[str, Path]]:
+    if (root := _obstore()) is not None:
+        for pattern in ("**/*.py", "*.so"):
+            for path in sorted(root.glob(pattern)):
+                yield f"obstore/{path.relative_to(root).as_posix()}", path
+
+
+def _our_files() -> Iterator[tuple[str, Path]]:
+    root = Path(errors.__file__).parent
+    for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
+        pattern = "*.py" if folder == root else "**/*.py"
+        # In a checkout the folders are links, which would lead nowhere elsewhere.
+        for path in sorted(folder.resolve().glob(pattern)):
+            below = path.relative_to(folder.resolve()).as_posix()
+            name = f"{folder.relative_to(root).as_posix()}/{below}"
+            yield f"spottrain/{name.removeprefix('./')}", path
 
 
 @functools.cache
-def _packed() -> Package:
-    root = Path(errors.__file__).parent
+def _packed(with_obstore: bool) -> Package:
     buffer = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
-        for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
-            pattern = "*.py" if folder == root else "**/*.py"
-            # In a checkout the folders are links, which would lead nowhere elsewhere.
-            for path in sorted(folder.resolve().glob(pattern)):
-                below = path.relative_to(folder.resolve()).as_posix()
-                name = f"{folder.relative_to(root).as_posix()}/{below}"
-                member = tarfile.TarInfo(f"spottrain/{name.removeprefix('./')}")
-                content = path.read_bytes()
-                member.size, member.mode = len(content), 0o644
-                archive.addfile(member, io.BytesIO(content))
+        for name, path in (*_our_files(), *(_obstore_files() if with_obstore else ())):
+            member = tarfile.TarInfo(name)
+            content = path.read_bytes()
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
     data = buffer.getvalue()
     return Package(data, hashlib.sha256(data).hexdigest())

@@ -213,7 +213,7 @@ class SshProvider:
                         ours = self._clear_up(line, ours, state)
                 self._note(line, ours)
             if ours is not None and state == "running" and self._manager is not None:
-                line.carry(ours["vm_id"], self._manager, ours.get("port", 0))
+                line.carry(ours["vm_id"], self._manager)
         except CloudError as error:
             logger.debug("%s", error)
             self._count_as_ended(line)
@@ -296,7 +296,7 @@ class SshProvider:
                     "job": request.job,
                     "intent": request.intent,
                     "launched_at": now_s,
-                    "expires_at": now_s + _UNSTARTED_S + self._payload.setup_limit_s,
+                    "expires_at": now_s + _UNSTARTED_S + self._payload.limit_s,
                     "lease_s": request.lease_s,
                     "private_address": session.private_address,
                     "offer": dataclasses.asdict(offer),
@@ -342,9 +342,13 @@ class SshProvider:
     def _start(self, line: Line, vm_id: str, bootstrap: AgentBootstrap) -> None:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
+
+        def tell() -> None:
+            line.carry(vm_id, manager)
+
         try:
             same = self._memory.same_software
-            bring_up(line, vm_id, bootstrap, manager, self._payload, same)
+            bring_up(line, vm_id, bootstrap, tell, self._payload, same)
         except UnfitHostError as error:
             line.unfit = error
             self._terminate(self._memory.read().rented[vm_id])

@@ -18,6 +18,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from spottrain.cloud import tags
 from spottrain.cloud.child_calls import ABILITIES, calls_of
 from spottrain.cloud.errors import (
     AuthError,
@@ -32,6 +33,7 @@ from spottrain.cloud.provider import (
     LaunchResult,
     Offer,
     ReachedBySsh,
+    ReleasesJob,
     Vm,
     VmState,
 )
@@ -45,6 +47,7 @@ from spottrain.cloud.ssh.hosts import (
 )
 from spottrain.cloud.ssh.line import Line
 from spottrain.cloud.ssh.memory import Memory
+from spottrain.cloud.ssh.relays import Relays
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +100,6 @@ class Rented:
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = Memory(state_dir)
-        self._manager: tuple[str, int] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
         self._lock = threading.Lock()
@@ -105,10 +107,13 @@ class Rented:
         self._guests: dict[str, Guest] = {}
         self._strikes: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
+        self._relays = Relays(self._running, self._for_each, self._enter)
         self._lend_abilities()
 
     def _lend_abilities(self) -> None:
         for ability in ABILITIES.values():
+            if ability is ReleasesJob and self._access.inside:
+                continue  # our own VM uses what would be removed
             if isinstance(self._inner, ability) and not isinstance(self, ability):
                 for call in calls_of(ability):
                     setattr(self, call.name, getattr(self._inner, call.name))
@@ -148,6 +153,7 @@ class Rented:
             known = [self._guests[i] for i in vm_ids if i in self._guests]
         for guest in known:
             guest.leave()
+        self._relays.care()  # a relay may be among them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
@@ -179,7 +185,11 @@ class Rented:
 
     def serve(self, manager_url: str) -> None:
         """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
-        self._manager = _address(manager_url)
+        self._relays.serve(_address(manager_url))
+
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs whose region is without a way to us; see ``ExcusesSilence``."""
+        return self._relays.out_of_reach()
 
     def close(self) -> None:
         """Hang up everywhere, and leave the cloud; VMs go on."""
@@ -188,6 +198,7 @@ class Rented:
                 return
             self._closing = True
             guests = tuple(self._guests.values())
+        self._relays.close()
         for guest in guests:
             guest.woken.set()
         wait_for([self._threads.submit(_hang_up, guest) for guest in guests])
@@ -231,29 +242,20 @@ class Rented:
         with self._lock:
             if self._closing:
                 return
-            living = {vm.vm_id: vm for vm in vms if vm.state not in _ENDED}
+            ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
+            living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
             gone = [self._guests.pop(i) for i in self._guests.keys() - living.keys()]
             for guest in gone:
                 guest.leave()
                 self._threads.submit(_hang_up, guest)
             for vm_id, vm in living.items():
-                guest = self._guests.setdefault(vm_id, Guest(vm))
-                runs = vm.state is VmState.RUNNING and not guest.left
-                if runs and self._manager is not None and guest.needs_look:
-                    guest.look = self._threads.submit(self._look, guest, self._manager)
+                self._guests.setdefault(vm_id, Guest(vm)).vm = vm
+        self._relays.care()
 
-    def _look(self, guest: Guest, manager: tuple[str, int]) -> None:
-        """Carry the calls of an agent that runs, be it from before our time."""
-        runs = False
-        try:
-            if (line := self._enter(guest)) is not None:
-                claim, state = line.look()
-                runs = claim is not None and state == "running"
-                if claim is not None and runs:
-                    line.carry(guest.vm.vm_id, manager, claim.get("port", 0))
-        except CloudError as error:
-            logger.debug("%s", error)
-        guest.looked(runs=runs)
+    def _running(self) -> list[Guest]:
+        with self._lock:
+            guests = tuple(self._guests.values())
+        return [g for g in guests if g.vm.state is VmState.RUNNING and not g.left]
 
     def _enter(self, guest: Guest) -> Line | None:
         """Return the line to a VM, None if its cloud cannot say yet how to enter it.
@@ -277,30 +279,42 @@ class Rented:
         """Keep the logs of a VM, if there is a connection to it."""
         line, vm_id = guest.line, guest.vm.vm_id
         try:
-            if line is not None and line.connected:
-                self._memory.keep_logs(vm_id, line.end(vm_id, _LOGS_S))
+            if line is not None and (line.connected or guest.told):
+                with guest.in_use(self._relays.may_hang_up):
+                    self._memory.keep_logs(vm_id, line.end(vm_id, _LOGS_S))
         except (CloudError, OSError) as error:
             logger.info("%s: its logs are lost: %s", guest.place, error)
 
     # --- How an agent is brought to life ------------------------------------------------
 
     def _start(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
-        vm_id = guest.vm.vm_id
         try:
-            line = self._reach(guest)
-            self._claim(line, vm_id)
-            guest.doing = "software, setup and agent"
-            manager = _address(bootstrap.manager_url)
-            same = self._memory.same_software
-            bring_up(line, vm_id, bootstrap, manager, self._payload, same)
+            with guest.in_use(self._relays.may_hang_up):
+                self._bring_up(guest, bootstrap)
         except UnreachableHostError:
             guest.check_there()
-            self._ways.ssh_target(vm_id)  # whoever is gone cannot answer
+            self._ways.ssh_target(guest.vm.vm_id)  # whoever is gone cannot answer
             raise
         except (UnfitHostError, AuthError) as error:
             self._give_back(guest, error)
             raise VmNotFoundError(str(error)) from None
+        guest.looked(runs=True)
         self._strikes.pop(_kind(guest.vm.offer), None)
+
+    def _bring_up(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
+        line = self._reach(guest)
+        self._claim(line, guest.vm.vm_id)
+        guest.doing = "software, setup and agent"
+        manager = _address(bootstrap.manager_url)
+
+        def tell() -> None:
+            self._relays.tell(guest, line, manager)
+
+        def note(doing: str) -> None:
+            guest.doing = doing
+
+        same = self._memory.same_software
+        bring_up(line, guest.vm.vm_id, bootstrap, tell, self._payload, same, note)
 
     def _reach(self, guest: Guest) -> Line:
         """Wait until a VM lets us in.
@@ -350,7 +364,7 @@ class Rented:
             "vm_id": vm_id,
             "owner": owner,
             "job": self._job,
-            "expires_at": time.time() + ANSWER_S + self._payload.setup_limit_s,
+            "expires_at": time.time() + ANSWER_S + self._payload.limit_s,
         }
         line.session().call("claim", claim=claim)
 

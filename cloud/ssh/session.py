@@ -129,13 +129,10 @@ class Session:
         what = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
         self._wait(self._send("unpack", what, archive), f"unpack {name}", timeout_s)
 
-    def forward(
-        self, port: int, handler: Callable[[paramiko.Channel], None]
-    ) -> int | None:
+    def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
         """Have the host listen on its loopback; return the port, None if refused.
 
         Args:
-            port: 0 for any.
             handler: Given each connection; must not block.
         """
         transport = self._client.get_transport()
@@ -143,7 +140,7 @@ class Session:
             return None
         try:
             return transport.request_port_forward(
-                "127.0.0.1", port, lambda channel, origin, server: handler(channel)
+                "127.0.0.1", 0, lambda channel, origin, server: handler(channel)
             )
         except (paramiko.SSHException, OSError, EOFError):
             return None

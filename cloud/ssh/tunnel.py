@@ -11,6 +11,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 
 import paramiko
 
@@ -29,6 +30,8 @@ class Tunnel:
 
     def __init__(self, target: tuple[str, int], name: str) -> None:
         self._target = target
+        self.heard_s = time.monotonic()
+        """When something last came from the host."""
         self._arrived: queue.SimpleQueue[paramiko.Channel | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(
@@ -54,6 +57,8 @@ class Tunnel:
             while True:
                 for key, _ in selector.select():
                     if key.data is not None:
+                        if isinstance(key.fileobj, paramiko.Channel):
+                            self.heard_s = time.monotonic()
                         if not _move(key.data[0], key.data[1]):
                             _part(selector, key.data)
                     elif not self._accept(selector):

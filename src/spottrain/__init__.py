@@ -1,7 +1,8 @@
 """spottrain: train large models on preemptible VMs.
 
 A user's entrypoint returns a ``TrainingJob``; ``CutPoint`` marks cuts by hand in models
-without repeated blocks. Importing this package never imports torch.
+without repeated blocks; ``data_path`` leads to the data that the job file names.
+Importing this package never imports torch.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from spottrain.datasets import data_path
     from spottrain.pipeline.job import CutPoint, TrainingJob
 
-__all__ = ["CutPoint", "TrainingJob", "__version__"]
+__all__ = ["CutPoint", "TrainingJob", "__version__", "data_path"]
 
 
 def __getattr__(name: str) -> object:
@@ -22,4 +24,8 @@ def __getattr__(name: str) -> object:
         from spottrain.pipeline import job
 
         return getattr(job, name)
+    if name == "data_path":
+        from spottrain.datasets import data_path
+
+        return data_path
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
 """What makes a folder of files a checkpoint: its manifest, put there last.
 
-Standard library only; manager and workers share it. Layout (design: section 7)::
+Standard library only; manager and workers share it. Names in a store (design: section 7)::
 
-    <root>/step-<n>-g<generation>-<nonce>/section-<k>[.part-<j>].safetensors
-    <root>/step-<n>-g<generation>-<nonce>/manifest.json
+    step-<n>-g<generation>-<nonce>/section-<k>[.part-<j>].safetensors
+    step-<n>-g<generation>-<nonce>/manifest.json
 
 No manifest, no checkpoint; never a second write into a folder. Nothing in it depends on
 the pipeline depth or data-parallel width that wrote it.
@@ -11,18 +11,24 @@ the pipeline depth or data-parallel width that wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
-import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
+from spottrain.storage import (
+    ExistsError,
+    MissingError,
+    StorageError,
+    Store,
+    UnreachableError,
+)
 from spottrain.wire import SCHEMA_VERSION, decode
 
 MANIFEST_FILE = "manifest.json"
@@ -33,6 +39,10 @@ _CHUNK_BYTES = 1 << 20
 
 class CheckpointError(SpottrainError):
     """A checkpoint is damaged, or cannot be read or written."""
+
+
+class NoManifestError(CheckpointError):
+    """Nothing of that name was ever completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,101 +128,137 @@ def parse_name(name: str) -> CheckpointEntry | None:
     return CheckpointEntry(name, int(match[1])) if match else None
 
 
-def write_manifest(root: Path, manifest: Manifest) -> None:
-    """Make a checkpoint complete, atomically, once all its files are on disk.
+def write_manifest(store: Store, manifest: Manifest) -> None:
+    """Make a checkpoint complete, at one stroke, once all its files are in the store.
 
     Raises:
-        CheckpointError: The disk refused, or the checkpoint was complete already.
+        CheckpointError: The store refused, or the checkpoint was complete already.
     """
-    folder = root / manifest.name
-    final = folder / MANIFEST_FILE
-    temporary = folder / f"{MANIFEST_FILE}.{secrets.token_hex(4)}"
-    if final.exists():
-        raise CheckpointError(f"checkpoint {folder} is complete: use a new name")
+    name = f"{manifest.name}/{MANIFEST_FILE}"
+    data = json.dumps(asdict(manifest), indent=1).encode()
     try:
-        with open(temporary, "x", encoding="utf-8") as stream:
-            json.dump(asdict(manifest), stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, final)
-        sync_folder(folder)
-        sync_folder(root)
-    except OSError as error:
-        raise CheckpointError(_cannot("write", final, error)) from error
+        try:
+            store.put_new(name, data)
+        except ExistsError:
+            # Ours, if the answer was lost and the store was asked again.
+            if store.get(name) != data:
+                raise
+    except ExistsError as error:
+        raise CheckpointError(
+            f"checkpoint {store.place}/{manifest.name} is complete: use a new name"
+        ) from error
+    except StorageError as error:
+        raise CheckpointError(str(error)) from error
 
 
-def read_manifest(root: Path, name: str) -> Manifest:
+def read_manifest(store: Store, name: str) -> Manifest:
     """Return the manifest of checkpoint ``name``.
 
     Raises:
-        CheckpointError: It is missing, or not what its schema says.
+        CheckpointError: It is not what its schema says.
+        NoManifestError: There is none.
+        UnreachableError: The store cannot be asked.
     """
-    path = root / name / MANIFEST_FILE
+    path = f"{name}/{MANIFEST_FILE}"
     try:
-        manifest = decode(Manifest, path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(_cannot("read", path, error)) from error
+        manifest = decode(Manifest, store.get(path))
+    except UnreachableError:
+        raise
+    except MissingError as error:
+        raise NoManifestError(str(error)) from error
+    except StorageError as error:
+        raise CheckpointError(str(error)) from error
     except WireError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError(f"{store.place}/{path} is damaged: {error}") from error
     assert isinstance(manifest, Manifest)
     if manifest.name != name:
-        raise CheckpointError(f"{path} is of another checkpoint: got {manifest.name}")
+        raise CheckpointError(
+            f"{store.place}/{path} is of another checkpoint: got {manifest.name}"
+        )
     return manifest
 
 
-def list_checkpoints(root: Path) -> list[CheckpointEntry]:
-    """Return the complete checkpoints, newest first; files are not looked into."""
-    return [entry for entry in _folders(root) if _is_complete(root, entry.name)]
+def list_checkpoints(store: Store) -> list[CheckpointEntry]:
+    """Return the complete checkpoints, newest first; files are not looked into.
+
+    Raises:
+        StorageError: The store cannot be asked.
+    """
+    return [entry for entry in _folders(store) if _is_complete(store, entry.name)]
 
 
-def verify(root: Path, name: str) -> None:
+def verify(store: Store, name: str) -> None:
     """Read every file of checkpoint ``name`` and compare sizes and hashes.
 
     Raises:
         CheckpointError: Names the first file that is not as it was written.
+        UnreachableError: The store cannot be asked.
     """
-    for record in read_manifest(root, name).files:
-        verify_file(root / name / record.file, record)
+    for record in read_manifest(store, name).files:
+        with verified(store, name, record):
+            pass
 
 
-def verify_file(path: Path, record: FileRecord) -> None:
-    """Compare size and hash of one file with its record.
+@contextlib.contextmanager
+def verified(store: Store, name: str, record: FileRecord) -> Iterator[Path]:
+    """Give a local file of checkpoint ``name``, its size and hash compared.
 
     Raises:
         CheckpointError: The file is missing, or not as it was written.
+        UnreachableError: The store cannot be asked.
     """
+    where = f"{name}/{record.file}"
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(store.reading(where))
+            _compare(path, record, f"{store.place}/{where}")
+        except UnreachableError:
+            raise
+        except StorageError as error:
+            raise CheckpointError(str(error)) from error
+        yield path
+
+
+def _compare(path: Path, record: FileRecord, where: str) -> None:
     try:
         num_bytes = path.stat().st_size
         if num_bytes != record.num_bytes:
             raise CheckpointError(
-                f"{path} is damaged: must be {record.num_bytes} bytes, got {num_bytes}"
+                f"{where} is damaged: must be {record.num_bytes} bytes, got {num_bytes}"
             )
         found = hash_file(path)
     except OSError as error:
-        raise CheckpointError(_cannot("read", path, error)) from error
+        raise CheckpointError(
+            f"cannot read {where}: {error.strerror or error}"
+        ) from error
     if found != record.sha256:
         raise CheckpointError(
-            f"{path} is damaged: sha256 must be {record.sha256}, got {found}"
+            f"{where} is damaged: sha256 must be {record.sha256}, got {found}"
         )
 
 
 def newest_valid(
-    root: Path,
+    store: Store,
     skip: Collection[str] = (),
     on_damaged: Callable[[str, CheckpointError], None] | None = None,
 ) -> CheckpointEntry | None:
     """Return the newest checkpoint whose every file is as it was written.
 
     Args:
-        root: Where the job's checkpoints are.
+        store: Where the job's checkpoints are.
         skip: Names known to be damaged.
         on_damaged: Called with the name and the error of each one passed over.
+
+    Raises:
+        StorageError: The store cannot be asked.
     """
-    for entry in _folders(root):
-        if entry.name in skip or not (root / entry.name / MANIFEST_FILE).exists():
+    for entry in _folders(store):
+        if entry.name in skip:
             continue
         try:
-            verify(root, entry.name)
+            verify(store, entry.name)
+        except NoManifestError:
+            continue
         except CheckpointError as error:
             if on_damaged is not None:
                 on_damaged(entry.name, error)
@@ -221,34 +267,36 @@ def newest_valid(
     return None
 
 
-def retain(root: Path, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:
+def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:
     """Delete what is no longer needed and return the names of it.
 
     That is: complete checkpoints beyond the newest ``keep``, and folders without a
     manifest that are of an earlier step than the newest complete one.
 
     Args:
-        root: Where the job's checkpoints are.
+        store: Where the job's checkpoints are.
         keep: Complete checkpoints to keep, at least 1.
         protect: Names never to delete: in use, or being written.
 
     Raises:
-        CheckpointError: A folder could not be deleted.
+        StorageError: The store cannot be asked, or does not let it be deleted.
     """
-    complete = list_checkpoints(root)
+    complete = list_checkpoints(store)
     if not complete:
         return ()
     newest, kept = complete[0], {entry.name for entry in complete[: max(keep, 1)]}
     is_complete = {entry.name for entry in complete}
     doomed = tuple(
         entry.name
-        for entry in _folders(root)
+        for entry in _folders(store)
         if entry.name not in kept
         and entry.name not in protect
         and (entry.name in is_complete or entry.step < newest.step)
     )
     for name in doomed:
-        _delete(root / name)
+        # In this order: half of a checkpoint is never taken for the whole.
+        store.delete([f"{name}/{MANIFEST_FILE}"])
+        store.delete_folder(name)
     return doomed
 
 
@@ -261,24 +309,9 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` survive a loss of power."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _folders(root: Path) -> list[CheckpointEntry]:
+def _folders(store: Store) -> list[CheckpointEntry]:
     """Return every folder named like a checkpoint, newest first."""
-    if not root.is_dir():
-        return []
-    found = (
-        parse_name(path.name)
-        for path in root.iterdir()
-        if path.is_dir() and not path.is_symlink()
-    )
+    found = (parse_name(name) for name in store.folders())
     return sorted(
         (entry for entry in found if entry),
         key=lambda entry: (entry.step, _generation(entry.name), entry.name),
@@ -291,25 +324,9 @@ def _generation(name: str) -> int:
     return int(match[2]) if match else -1
 
 
-def _is_complete(root: Path, name: str) -> bool:
+def _is_complete(store: Store, name: str) -> bool:
     try:
-        read_manifest(root, name)
+        read_manifest(store, name)
     except CheckpointError:
         return False
     return True
-
-
-def _delete(folder: Path) -> None:
-    """Delete a checkpoint so that half of it is never taken for the whole."""
-    try:
-        (folder / MANIFEST_FILE).unlink(missing_ok=True)
-        sync_folder(folder)
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return  # another one deletes it too
-    except OSError as error:
-        raise CheckpointError(_cannot("delete", folder, error)) from error
-
-
-def _cannot(verb: str, path: Path, error: OSError) -> str:
-    return f"cannot {verb} {path}: {error.strerror or error}"

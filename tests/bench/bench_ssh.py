@@ -8,13 +8,16 @@ With --rented they are VMs of AWS's fake: the calls to it and their boot count a
 from __future__ import annotations
 
 import argparse
+import resource
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import KIND, ZONE
+from tests.fakes.machines import connections_to
 from tests.integration.aws_vms import aws_vms, wish
 from tests.integration.ssh_hosts import ssh_hosts, vm_processes
 
@@ -54,6 +57,12 @@ def measure(folder: Path, count: int) -> None:
         assert not any(host.left() for host in hosts)
 
 
+def resident_bytes() -> int:
+    """Return how much memory this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def measure_rented(folder: Path, count: int) -> None:
     """Print how long each part took, of VMs rented from AWS's fake."""
     with aws_vms(folder) as cloud:
@@ -69,6 +78,10 @@ def measure_rented(folder: Path, count: int) -> None:
         print(f"VMs                   {count}")
         print(f"rented after          {rented_s - began_s:.1f} s")
         print(f"agents started after  {started_s - began_s:.1f} s")
+        print(f"SSH connections       {len(connections_to(cloud.port))} at rest")
+        print(f"threads               {threading.active_count()}")
+        print(f"memory                {resident_bytes() / 1e6:.0f} MB")
+        started_s = time.perf_counter()
         provider.terminate([vm.vm_id for vm in vms])
         print(f"given back in         {time.perf_counter() - started_s:.1f} s")
         assert cloud.fake.ask("switched_on") == []

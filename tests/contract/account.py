@@ -57,6 +57,8 @@ class Account:
     """Names what costs money or lies about in the cloud, of whatever kind."""
     markets: frozenset[bool] = frozenset({True, False})
     """Whether offers are spot, and whether they are on demand."""
+    clouds: frozenset[str] = frozenset()
+    """Names of the clouds of offers; empty: the provider's own."""
 
     def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
         token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"

@@ -10,7 +10,15 @@ from tests.contract.aws_account import aws
 from tests.contract.azure_account import azure
 from tests.contract.gcp_account import gcp, gcp_over_ssh
 from tests.contract.local_account import local
+from tests.contract.real_account import (
+    RealCloud,
+    add_options,
+    check_options,
+    real_cloud,
+    wanted,
+)
 from tests.contract.rented_account import aws_over_ssh
+from tests.contract.several_account import several
 from tests.contract.ssh_account import ssh
 from tests.fakes.aws import FakeAws, running
 from tests.fakes.azure import FakeAzure
@@ -26,16 +34,30 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "gcp": gcp,
     "gcp over ssh": gcp_over_ssh,
     "local": local,
+    "several": several,
     "ssh": ssh,
 }
 """A new provider adds itself here: how to set up and take down an account."""
 
 _OWN_CRASHES = "a process of this machine: tests/unit/cloud/local kills it instead"
 _OVER_SSH = "agents are brought to it over SSH by whoever wraps it: cloud.ssh"
+_STOCK = "how many machines a real cloud has is not ours to say"
+_LINE = "the line to a real cloud cannot be cut: the fakes' is"
+ON_A_REAL_ACCOUNT: dict[str, str] = {
+    "test_an_agent_cannot_be_started_on_a_vm_that_is_gone": _OVER_SSH,
+    "test_an_agent_may_be_started_again_and_again": _OVER_SSH,
+    "test_fewer_machines_than_asked_for_come_with_a_reason": _STOCK,
+    "test_no_machine_at_all_is_no_capacity": _STOCK,
+    "test_a_crash_at_any_request_rents_nothing_twice": _LINE,
+}
+REAL = "a real account"
 EXEMPT: dict[tuple[str, str], str] = {
+    **{(test, REAL): why for test, why in ON_A_REAL_ACCOUNT.items()},
     ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "aws"): _OVER_SSH,
     ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "azure"): _OVER_SSH,
     ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "gcp"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "several"): _OVER_SSH,
+    ("test_an_agent_may_be_started_again_and_again", "several"): _OVER_SSH,
     ("test_an_agent_may_be_started_again_and_again", "aws"): _OVER_SSH,
     ("test_an_agent_may_be_started_again_and_again", "azure"): _OVER_SSH,
     ("test_an_agent_may_be_started_again_and_again", "gcp"): _OVER_SSH,
@@ -67,11 +89,61 @@ def fake_gcp() -> Iterator[FakeGcp]:
         yield fake
 
 
-@pytest.fixture(params=sorted(PROVIDERS))
+@pytest.fixture(scope="session")
+def real(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCloud]:
+    terminal = request.config.pluginmanager.getplugin("terminalreporter")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            terminal.write_line(f"\n{wanted(request.config)}: {text}")
+
+    with real_cloud(request.config, tmp_path_factory.mktemp("keys"), say) as cloud:
+        yield cloud
+
+
+def real_account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    cloud: RealCloud = request.getfixturevalue("real")
+    yield from cloud.account()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    check_options(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "account" in metafunc.fixturenames:
+        providers = [pytest.param(name, id=name) for name in sorted(PROVIDERS)]
+        if wanted(metafunc.config):
+            providers = [pytest.param(REAL, marks=pytest.mark.cloud)]
+        metafunc.parametrize("account", providers, indirect=True)
+
+
+@pytest.fixture
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
     if reason := EXEMPT.get((request.node.originalname, request.param)):
         pytest.skip(reason)
-    yield from PROVIDERS[request.param](request)
+    make = real_account if request.param == REAL else PROVIDERS[request.param]
+    yield from make(request)
+
+
+def unexcused(test: str, provider: str, reason: str) -> bool:
+    """Return whether a skip counts as a failure.
+
+    Args:
+        test: Its name, without what it is run over.
+        provider: What it is run over, empty for nothing.
+        reason: Why it was skipped.
+    """
+    if WHY_NOT and WHY_NOT in reason:
+        return False  # there is no OpenSSH server on this machine
+    return (test, provider) not in EXEMPT
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,12 +151,11 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    callspec = getattr(item, "callspec", None)
-    if report.skipped and callspec is not None:
+    if report.skipped:
         name = getattr(item, "originalname", item.name)
-        server_missing = bool(WHY_NOT) and WHY_NOT in str(report.longrepr)
-        exempt = (name, callspec.params.get("account")) in EXEMPT or server_missing
-        if not exempt:
+        callspec = getattr(item, "callspec", None)
+        provider = "" if callspec is None else callspec.params.get("account", "")
+        if unexcused(name, provider, str(report.longrepr)):
             report.outcome = "failed"
             report.longrepr = f"skipped without a reason in EXEMPT: {report.longrepr}"
     return report

@@ -232,7 +232,7 @@ class Layer:
             raise RefusedError("Unsupported", f"{kind} is not supported in {zone}")
         spot = "InstanceMarketOptions" in asked
         codes = _SPOT_QUOTA if spot else _ON_DEMAND_QUOTA
-        limit = world.quotas.get(codes[kind[0]], float("inf"))
+        limit = world.quotas.get(codes.get(kind[0], ""), float("inf"))
         if world.vcpus(call.region, spot=spot) + vcpus > limit:
             code = "MaxSpotInstanceCountExceeded" if spot else "VcpuLimitExceeded"
             raise RefusedError(code, "quota")

@@ -12,6 +12,7 @@ from typing import Any
 
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.iam.models import iam_backends
 from tests.fakes.machines import Machines
 
 ACCOUNT = "123456789012"
@@ -129,6 +130,10 @@ class World:
         """Let a VM's console show host keys, one a line."""
         self.host_keys[instance_id] = keys
 
+    def instance_profile(self, name: str) -> None:
+        """Let there be a role that VMs can be given."""
+        iam_backends[ACCOUNT]["aws"].create_instance_profile(name, "/", [])
+
     def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
         """Let every VM from now on be a machine that can be logged in to."""
         self.machines = Machines(Path(folder), port, metadata_url)
@@ -140,7 +145,9 @@ class World:
         backend = self.backend(region)
         instance = backend.get_instance(instance_id)
         key = backend.key_pairs[instance.key_name].public_key
-        instance.nics[0].public_ip = self.machines.boot(instance_id, key)
+        address = self.machines.boot(instance_id, key)
+        # All of them are on one network, inside and outside of the cloud.
+        instance.nics[0].public_ip = instance.nics[0].private_ip_address = address
 
     def switch_off(self, instance_id: str) -> None:
         """Switch a VM off that was given back or taken."""

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.fakes import azure_market, azure_vms
+from tests.fakes import azure_activity, azure_market, azure_vms
 from tests.fakes.azure_http import Call, Reply, error
 from tests.fakes.azure_model import DriftError, check
 from tests.fakes.azure_rules import check_body, check_query
@@ -82,6 +82,11 @@ _MARKET = (
         rf"({_GROUP}|{_SUB})/providers/Microsoft\.Authorization/permissions",
         "permissions",
         azure_market.permissions,
+    ),
+    (
+        rf"{_SUB}/providers/Microsoft\.Insights/eventtypes/management/values",
+        "events",
+        azure_activity.values,
     ),
 )
 """Path, what is listed, and what answers."""

@@ -91,6 +91,7 @@ QUERY: dict[str, frozenset[str]] = {
     "GET networkInterfaces": frozenset({"$expand"}),
     "LIST skus": frozenset({"$filter"}),
     "DELETE resourceGroups": frozenset({"forceDeletionTypes"}),
+    "LIST events": frozenset({"$filter", "$select"}),
 }
 """By operation: parameters of the URL beside api-version, all needed."""
 _VALUES = {
@@ -112,13 +113,14 @@ def check_query(operation: str, query: dict[str, str]) -> None:
         DriftError: one is missing, unknown or odd.
     """
     wanted = set(QUERY.get(operation, ()))
-    given = set(query) - {"api-version", "$skiptoken"}
+    given = set(query) - {"api-version", "$skiptoken", "$skipToken"}
     if given != wanted:
         raise DriftError(f"{operation}: parameters {sorted(given)}, not {wanted}")
     for name in given & _VALUES.keys():
         if query[name] not in _VALUES[name]:
             raise DriftError(f"{operation}: {name}={query[name]}")
-    if "$filter" in query and not re.fullmatch(r"location eq '\w+'", query["$filter"]):
+    skus = operation == "LIST skus"
+    if skus and not re.fullmatch(r"location eq '\w+'", query["$filter"]):
         raise DriftError(f"{operation}: $filter={query['$filter']}")
 
 

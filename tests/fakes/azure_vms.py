@@ -6,6 +6,7 @@ import base64
 import json
 import uuid
 from copy import deepcopy
+from datetime import datetime
 from typing import Any
 
 from tests.fakes.azure_world import ADDRESSES, CARDS, DISKS, VMS, Item, World
@@ -42,6 +43,7 @@ def create(world: World, group: str, name: str, body: dict[str, Any]) -> str:
     if sold_out and not world.late:
         raise RefusedError(*SkuNotAvailable)
     item = _build(world, group, name, body)
+    now_s = datetime.fromisoformat(item.told["properties"]["timeCreated"]).timestamp()
     row = {
         "name": name,
         "group": group.lower(),
@@ -50,15 +52,18 @@ def create(world: World, group: str, name: str, body: dict[str, Any]) -> str:
         "spot": told["priority"] == "Spot",
         "tags": body["tags"],
         "made_s": world.now(),
-        "launched_at": world.now() + world.skew_s,
-        "ended_at": world.now() + world.skew_s if sold_out else None,
+        "launched_at": now_s,
+        "ended_at": now_s if sold_out else None,
     }
     if name in world.ledger:
         world.past.append(world.ledger.pop(name))
     world.ledger[name] = row
     state = "Failed" if sold_out else "Succeeded"
+    change_id = str(uuid.uuid4())
+    world.happened(item, "write", "Accepted", change_id)
 
     def finish() -> None:
+        world.happened(item, "write", state, change_id)
         if item.told["properties"]["provisioningState"] != "Deleting":
             item.told["properties"]["provisioningState"] = state
 

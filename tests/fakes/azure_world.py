@@ -93,7 +93,9 @@ class World(Script):
         self.past: list[dict[str, Any]] = []
         self.ghosts: list[tuple[float, Item]] = []
         self.create_s, self.delete_s, self.evict_s = 0.02, 0.3, 0.02
-        self.late = self.strays = self.denied_grants = False
+        self.late = self.strays = self.denied_grants = self.denied_log = False
+        self.events: list[dict[str, Any]] = []
+        self.log_lag_s = 0.0
         self.page = 50
         self.numbers = itertools.count(4)
         if self.machines is not None:
@@ -126,13 +128,14 @@ class World(Script):
 
     def moods(self, **moods: Any) -> None:
         """Set ``late`` (no capacity is told only after the VM was accepted), ``strays``
-        (an eviction leaves card, address and disk), ``denied_grants`` or ``page``.
+        (an eviction leaves card, address and disk), ``denied_grants``, ``denied_log``,
+        ``log_lag_s`` (how late events stand in the Activity Log) or ``page``.
         """
         vars(self).update(moods)
 
-    def rent_machines(self, folder: str, port: int) -> None:
+    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
         """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port)
+        self.machines = Machines(Path(folder), port, metadata_url)
 
     def switched_on(self) -> list[str]:
         """Name the machines that are on."""
@@ -146,8 +149,7 @@ class World(Script):
         """Take a spot VM back, as a real eviction does in the end."""
         for item in list(self.of_kind(VMS)):
             if item.name == name:
-                self.ledger[name]["ended_at"] = self.now() + self.skew_s
-                self.remove(item, attached=not self.strays)
+                self.remove(item, "evictSpotVM/action", attached=not self.strays)
 
     def users_own(self, group: str, region: str) -> str:
         """Make a group and a network that are the user's; return the subnet's id."""
@@ -266,12 +268,22 @@ class World(Script):
         self.items[item.resource_id.lower()] = item
         return item
 
-    def remove(self, item: Item, *, attached: bool = True) -> None:
-        """Remove a resource; a VM with all that ends with it."""
-        self.items.pop(item.resource_id.lower(), None)
-        if item.kind == VMS and self.machines is not None:
+    def remove(
+        self, item: Item, change: str = "delete", *, attached: bool = True
+    ) -> None:
+        """Remove a resource; a VM with all that ends with it, and its bill."""
+        if self.get(item.resource_id) is not item:
+            return  # gone already; of its name there may be another
+        del self.items[item.resource_id.lower()]
+        if item.kind != VMS:
+            return
+        row = self.ledger[item.name]
+        if row["ended_at"] is None:
+            row["ended_at"] = self.now() + self.skew_s
+        self.happened(item, change, "Succeeded")
+        if self.machines is not None:
             self.machines.kill(item.name)
-        if item.kind != VMS or not attached:
+        if not attached:
             return
         for kind in (CARDS, ADDRESSES, DISKS):
             for each in list(self.of_kind(kind, item.group)):
@@ -282,13 +294,33 @@ class World(Script):
         """Delete a VM; return the operation."""
         told = item.told["properties"]
         if told["provisioningState"] != "Deleting":
-            row = self.ledger[item.name]
-            if row["ended_at"] is None:
-                row["ended_at"] = self.now() + self.skew_s
+            self.happened(item, "delete", "Accepted")
             if told["provisioningState"] == "Succeeded":
                 self.ghosts.append((self.now(), deepcopy(item)))
             told["provisioningState"] = "Deleting"
         return self.begin(self.delete_s, lambda: self.remove(item))
+
+    def happened(self, item: Item, change: str, step: str, change_id: str = "") -> None:
+        """Note a step of a change of a VM in the Activity Log.
+
+        Args:
+            item: The VM.
+            change: Such as ``write``.
+            step: Such as ``Accepted``.
+            change_id: The same for all steps of one change; else a new one.
+        """
+        self.events.append(
+            {
+                "at_s": self.now(),
+                "group": item.group,
+                "eventTimestamp": self.moment(),
+                "operationName": {"value": f"{VMS}/{change}"},
+                "status": {"value": step},
+                "resourceId": item.resource_id.upper(),  # as Azure likes to
+                "correlationId": change_id or str(uuid.uuid4()),
+                "eventDataId": str(uuid.uuid4()),
+            }
+        )
 
     def remove_group(self, name: str) -> str:
         """Delete a group with all that is in it; return the operation."""

@@ -9,6 +9,7 @@ from typing import Any
 from tests.fakes.gcp_world import Json
 
 _IS = re.compile(r'\(?([\w.-]+) = "([^"]*)"\)?')
+_MOST = 500
 _HAS = re.compile(r"([\w.-]+):\*")
 
 
@@ -62,8 +63,11 @@ def passing(found: Iterable[Json], asked: Json) -> list[Json]:
 
 
 def page(found: list[Json], asked: Json) -> Json:
-    """Return one page: of two things, so that paging is seen, or a quarter of many."""
-    start, size = int(asked.get("pageToken") or 0), max(2, len(found) // 4)
+    """Return one page: of two things, so that paging is seen, or a quarter of many, or
+    what Google gives at most.
+    """
+    start = int(asked.get("pageToken") or 0)
+    size = min(max(2, len(found) // 4), _MOST)
     told: Json = {"items": found[start : start + size]}
     if start + size < len(found):
         told["nextPageToken"] = str(start + size)

@@ -106,9 +106,9 @@ class World(Script):
         """Let a VM's guest agent tell its host key, as ``type base64``."""
         self.host_keys[name] = key
 
-    def rent_machines(self, folder: str, port: int) -> None:
+    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
         """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port)
+        self.machines = Machines(Path(folder), port, metadata_url)
 
     def switched_on(self) -> list[str]:
         """Name the machines that are on."""

@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -119,6 +120,17 @@ def processes_of(home: Path) -> list[int]:
             pid = int(folder.name)
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(pid)
+    return found
+
+
+def connections_to(port: int) -> list[str]:
+    """Return the addresses of machines that somebody is connected to, at their port."""
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        remote, state = line.split()[2:4]
+        address, _, there = remote.partition(":")
+        if int(there, 16) == port and state == "01":
+            found.append(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
     return found
 
 

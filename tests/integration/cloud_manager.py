@@ -64,11 +64,11 @@ def open_cloud(job: JobDir) -> Rented:
 
 
 @functools.cache
-def stub_package() -> Package:
+def stub_package(with_obstore: bool = False) -> Package:
     """Return our software with the stub in the supervisor's place."""
     buffer = io.BytesIO()
     with (
-        tarfile.open(fileobj=io.BytesIO(package().archive)) as ours,
+        tarfile.open(fileobj=io.BytesIO(package(with_obstore).archive)) as ours,
         gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):

@@ -20,6 +20,7 @@ from tests.integration.hosts import Host, Zygote
 from spottrain import wire
 from spottrain.manifest import newest_valid, read_manifest
 from spottrain.pipeline.checkpoint import load_section
+from spottrain.storage import open_store
 from spottrain.wire import JobSpec, Plan, Slot
 
 __all__ = [
@@ -340,13 +341,14 @@ class Fleet:
 
 def read_weights(root: Path) -> dict[str, bytes]:
     """Return all tensors of the newest checkpoint as bytes."""
-    entry = newest_valid(root)
+    store = open_store(root)
+    entry = newest_valid(store)
     assert entry is not None
-    manifest = read_manifest(root, entry.name)
+    manifest = read_manifest(store, entry.name)
     return {
         f"{section}/{name}": tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         for section in range(manifest.num_sections)
-        for name, tensor in load_section(root, manifest, section).items()
+        for name, tensor in load_section(store, manifest, section).items()
     }
 
 

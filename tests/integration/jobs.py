@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +24,8 @@ import yaml
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.provider import Vm
-from spottrain.manifest import CheckpointEntry, hash_file, list_checkpoints
+from spottrain.manifest import CheckpointEntry, list_checkpoints
+from spottrain.storage import open_store
 from spottrain.varuna_manager.control import open_provider
 from spottrain.varuna_manager.events import Event, ReportReceived
 from spottrain.varuna_manager.follow import Follower, read_state
@@ -122,7 +124,8 @@ class Job:
     Args:
         folder: Of the test; job file and workdir go into a new folder in it.
         name: Of the job.
-        settings: What its job file says beside the usual.
+        settings: What its job file says beside the usual. ``profile: None`` lets the job
+            measure; else its plans depend on no measured time.
     """
 
     def __init__(self, folder: Path, name: str, **settings: Any) -> None:
@@ -143,6 +146,7 @@ class Job:
             "reduction": "exact",
             "checkpoint": {"every_steps": 10},
             "morphing": {"debounce_s": 0.5},
+            "profile": str(HERE / "tiny_profile.json"),
             **settings,
         }
         self.save()
@@ -258,13 +262,13 @@ class Job:
 
     def checkpoints(self) -> list[CheckpointEntry]:
         """Return the complete checkpoints, newest first."""
-        return list_checkpoints(self.checkpoint_root)
+        return list_checkpoints(open_store(self.checkpoint_root))
 
     @property
-    def checkpoint_root(self) -> Path:
-        """Where the job's checkpoints are."""
-        path = self.settings["checkpoint"].get("path")
-        return self.dir.checkpoints if path is None else Path(path)
+    def checkpoint_root(self) -> Path | str:
+        """Where the job's checkpoints are: a folder or a URL."""
+        path: str | None = self.settings["checkpoint"].get("path")
+        return self.dir.checkpoints if path is None else path
 
     def events(self) -> list[Event]:
         """Return every event of the journal."""
@@ -340,10 +344,12 @@ def is_port_open(url: str) -> bool:
         return probe.connect_ex((address.hostname or "", address.port or 0)) == 0
 
 
-def weights(root: Path) -> dict[str, str]:
+def weights(root: Path | str) -> dict[str, str]:
     """Return the hash of every section in the newest checkpoint."""
-    newest = list_checkpoints(root)[0]
+    store = open_store(root)
+    newest = list_checkpoints(store)[0]
     return {
-        file.name: hash_file(file)
-        for file in (root / newest.name).glob("section-*.safetensors")
+        entry.name.rpartition("/")[2]: hashlib.sha256(store.get(entry.name)).hexdigest()
+        for entry in store.list(newest.name)
+        if entry.name.endswith(".safetensors")
     }

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spottrain import manifest, wire
+from spottrain.storage import open_store
 
 STEP_S = 0.01
 FINGERPRINT = "stub"
@@ -71,7 +72,7 @@ class Stub:
             tensors=(),
         )
         manifest.write_manifest(
-            self.store,
+            open_store(self.store),
             manifest.Manifest(
                 name=name,
                 step=self.step,

@@ -1,9 +1,8 @@
 """A job on AWS's fake from the command line: rented, evicted without and with notice,
 refilled, ended, empty.
 
-The fake's VMs are OpenSSH servers on loopback, each with a home of its own. They share
-nothing with each other or the manager but the folder of checkpoints, which stands for a
-network folder that all reach.
+The fake's VMs are OpenSSH servers on loopback, each with a home of its own. They share no
+folder with each other or the manager: checkpoints are in a bucket.
 """
 
 from __future__ import annotations
@@ -21,16 +20,19 @@ import pytest
 from tests.fakes.aws import CREDENTIALS, KIND, REGION
 from tests.fakes.metadata import FakeMetadata
 from tests.fakes.metadata import running as metadata_service
+from tests.fakes.object_store import CREDENTIALS as KEYS
+from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
-from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
+from tests.integration.jobs import STEPS, Answer, Job, until, weights
+from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.manifest import list_checkpoints
+from spottrain.storage import open_store
 from spottrain.varuna_manager.certificates import load_identity
 from spottrain.varuna_manager.manager_client import FencedError, ManagerClient
-from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.state import State
 
 pytestmark = [
@@ -49,7 +51,7 @@ echo "$GREETING from setup"
 class AwsJob(Job):
     """A job that rents from the fake."""
 
-    def __init__(self, folder: Path, name: str, cloud: AwsVms) -> None:
+    def __init__(self, folder: Path, name: str, cloud: AwsVms, s3: S3) -> None:
         super().__init__(
             folder,
             name,
@@ -63,9 +65,9 @@ class AwsJob(Job):
                 "ssh_from": ["192.0.2.0/24"],
                 "python": sys.executable,
             },
-            checkpoint={"every_steps": 10, "path": str(folder / "network-folder")},
+            checkpoint={"every_steps": 10, "path": s3.url("jobs/on-aws")},
             setup=SETUP,
-            secrets=["A_SECRET"],
+            secrets=["A_SECRET", *KEYS],
             env={"GREETING": "hello", "PACE_FILE": str(folder / name / "pace")},
             manager={"suspect_s": 30.0},
         )
@@ -108,7 +110,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with (
         metadata_service("aws") as metadata,
         aws_vms(folder / "aws", metadata_url=metadata.url("")) as cloud,
-        AwsJob(folder, "on-aws", cloud) as job,
+        bucket() as s3,
+        AwsJob(folder, "on-aws", cloud, s3) as job,
     ):
         story = lived_through(job, cloud, metadata)
         job.pace(0.0)
@@ -124,11 +127,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         bodies = [dict(parse_qsl(one["body"])) for one in ask("requests")]
         story.requests = [text for body in bodies for text in body.values()]
         yield story
-
-
-def full_and_training(state: State) -> State | None:
-    ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
-    return state if len(ready) == 2 and trains(state) else None
 
 
 def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
@@ -159,17 +157,7 @@ def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
     story.vms.append(set(state.vms))
 
     job.pace(0.5)
-    noticed = min(state.vms)
-    metadata.ask("preempt", vm=noticed.partition(".")[0], lead_s=120.0)
-    state = job.until(
-        "another VM in place of one that is noticed",
-        lambda s: (
-            full_and_training(s)
-            if s.tally.preemptions_noticed and noticed not in s.vms
-            else None
-        ),
-    )
-    story.vms.append(set(state.vms))
+    story.vms.append(set(take_with_notice(job, metadata, lead_s=120.0).vms))
     return story
 
 
@@ -205,7 +193,7 @@ def test_it_trains_to_its_end(story: Story) -> None:
     assert story.end is not None
     assert story.end.outcome is not None
     assert story.end.outcome.kind == "succeeded", story.end.outcome
-    assert list_checkpoints(story.job.checkpoint_root)[0].step == STEPS
+    assert list_checkpoints(open_store(story.job.checkpoint_root))[0].step == STEPS
 
 
 def test_it_ends_as_if_nothing_had_happened(

@@ -1,7 +1,8 @@
-"""A job on Azure's fake from the command line: rented, evicted, refilled, ended, empty.
+"""A job on Azure's fake from the command line: rented, evicted without and with notice,
+refilled, ended, empty.
 
 As on AWS's (test_aws_job.py): VMs are OpenSSH servers on loopback with homes of their
-own, and a folder stands for the network folder of checkpoints.
+own, and checkpoints are in a bucket.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from pathlib import Path
 import pytest
 from tests.fakes.azure import CREDENTIALS, KIND, REGION, FakeAzure, running
 from tests.fakes.azure_world import SUBSCRIPTION
+from tests.fakes.metadata import running as metadata_service
+from tests.fakes.object_store import CREDENTIALS as KEYS
+from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
-from tests.integration.jobs import STEPS, Job, trains, until, weights
+from tests.integration.jobs import STEPS, Job, until, weights
+from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
 from spottrain.pricing.sources import AZURE_URL
-from spottrain.varuna_manager.records import VmPhase
-from spottrain.varuna_manager.state import State
+from spottrain.storage import open_store
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -33,7 +37,7 @@ pytestmark = [
 class AzureJob(Job):
     """A job that rents from the fake."""
 
-    def __init__(self, folder: Path, fake: FakeAzure, port: int) -> None:
+    def __init__(self, folder: Path, fake: FakeAzure, port: int, s3: S3) -> None:
         super().__init__(
             folder,
             "on-azure",
@@ -49,7 +53,8 @@ class AzureJob(Job):
                 "ssh_from": ["192.0.2.0/24"],
                 "python": sys.executable,
             },
-            checkpoint={"every_steps": 10, "path": str(folder / "network-folder")},
+            checkpoint={"every_steps": 10, "path": s3.url("jobs/on-azure")},
+            secrets=list(KEYS),
             env={"PACE_FILE": str(folder / "on-azure" / "pace")},
             manager={"suspect_s": 30.0},
         )
@@ -58,24 +63,20 @@ class AzureJob(Job):
         self.environment["REQUESTS_CA_BUNDLE"] = fake.ca_file
 
 
-def full_and_training(state: State) -> State | None:
-    ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
-    return state if len(ready) == 2 and trains(state) else None
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed(tmp_path_factory)
 
 
-def test_a_job_outlives_an_eviction_and_leaves_an_empty_cloud(
+def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
     port = free_port()
-    with running() as fake:
+    with running() as fake, metadata_service("azure") as metadata:
         fake.reset()
-        fake.ask("rent_machines", folder=str(tmp_path / "disks"), port=port)
-        with AzureJob(tmp_path, fake, port) as job:
+        machines = {"folder": str(tmp_path / "disks"), "port": port}
+        fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
+        with bucket() as s3, AzureJob(tmp_path, fake, port, s3) as job:
             job.pace(0.02)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
@@ -88,6 +89,7 @@ def test_a_job_outlives_an_eviction_and_leaves_an_empty_cloud(
                 lambda s: None if evicted in s.vms else full_and_training(s),
             )
             assert len(before & set(state.vms)) == 1
+            take_with_notice(job, metadata, lead_s=120.0)
             job.pace(0.0)
             until(
                 "its end",
@@ -98,11 +100,12 @@ def test_a_job_outlives_an_eviction_and_leaves_an_empty_cloud(
             assert end.outcome is not None
             assert end.outcome.kind == "succeeded", end.outcome
             assert end.tally.preemptions_unnoticed == 1
-            assert list_checkpoints(job.checkpoint_root)[0].step == STEPS
+            assert end.tally.preemptions_noticed == 1
+            assert list_checkpoints(open_store(job.checkpoint_root))[0].step == STEPS
             assert weights(job.checkpoint_root) == reference.weights
         assert fake.ask("left") == []
         assert fake.ask("switched_on") == []
-        assert fake.ask("drifts") == []
+        assert fake.ask("drifts") + metadata.ask("drifts") == []
         bill = fake.ask("bill")
-        assert len(bill) == 3
+        assert len(bill) == 4
         assert all(row["ended_at"] for row in bill)

@@ -1,12 +1,14 @@
-"""A job on GCP's fake from the command line: rented, preempted, refilled, ended, empty.
+"""A job on GCP's fake from the command line: rented, preempted without and with notice,
+refilled, ended, empty.
 
 As on AWS's (test_aws_job.py): VMs are OpenSSH servers on loopback with homes of their
-own, and a folder stands for the network folder of checkpoints.
+own, and checkpoints are in a bucket.
 """
 
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import sys
 import time
@@ -26,15 +28,20 @@ from tests.fakes.gcp import (
     FakeGcp,
     running,
 )
+from tests.fakes.metadata import FakeMetadata
+from tests.fakes.metadata import running as metadata_service
+from tests.fakes.object_store import CREDENTIALS as KEYS
+from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
-from tests.integration.jobs import STEPS, Job, trains, until, weights
+from tests.integration.jobs import STEPS, Job, until, weights
+from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
 from spottrain.pricing.history import History
 from spottrain.pricing.prices import Price
-from spottrain.varuna_manager.records import VmPhase
+from spottrain.storage import open_store
 from spottrain.varuna_manager.state import State
 
 pytestmark = [
@@ -46,7 +53,9 @@ pytestmark = [
 class GcpJob(Job):
     """A job that rents from the fake."""
 
-    def __init__(self, folder: Path, name: str, fake: FakeGcp, port: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, fake: FakeGcp, port: int, s3: S3
+    ) -> None:
         super().__init__(
             folder,
             name,
@@ -61,7 +70,8 @@ class GcpJob(Job):
                 "ssh_from": ["192.0.2.0/24"],
                 "python": sys.executable,
             },
-            checkpoint={"every_steps": 10, "path": str(folder / "network-folder")},
+            checkpoint={"every_steps": 10, "path": s3.url("jobs/on-gcp")},
+            secrets=list(KEYS),
             env={"PACE_FILE": str(folder / name / "pace")},
             manager={"suspect_s": 30.0},
         )
@@ -95,7 +105,7 @@ class Story:
 
     job: GcpJob
     vms: list[set[str]] = field(default_factory=list)
-    """After the start and after the refill."""
+    """After the start and after each refill."""
     end: State | None = None
     told: dict[str, Any] = field(default_factory=dict)
     """What the fake says afterwards."""
@@ -110,28 +120,25 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder, port = tmp_path_factory.mktemp("gcp"), free_port()
-    with running() as fake:
+    with running() as fake, metadata_service("gcp") as metadata:
         fake.reset()
         for metric in ("PREEMPTIBLE_NVIDIA_A100_GPUS", "GPUS_ALL_REGIONS"):
             fake.ask("quota", metric=metric, limit=8)
-        fake.ask("rent_machines", folder=str(folder / "disks"), port=port)
-        with GcpJob(folder, "on-gcp", fake, port) as job:
-            story = lived_through(job, fake)
+        machines = {"folder": str(folder / "disks"), "port": port}
+        fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
+        with bucket() as s3, GcpJob(folder, "on-gcp", fake, port, s3) as job:
+            story = lived_through(job, fake, metadata)
             story.end = job.state()
             story.report = job.run("report", job.name, "-o", "json").report
             calls = ("bill", "left", "switched_on", "drifts")
             story.told = {call: fake.ask(call) for call in calls}
+            story.told["drifts"] += metadata.ask("drifts")
             yield story
         fake.reset()
 
 
-def full_and_training(state: State) -> State | None:
-    ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
-    return state if len(ready) == 2 and trains(state) else None
-
-
-def lived_through(job: GcpJob, fake: FakeGcp) -> Story:
-    """Launch the job, have the cloud take a VM, and let it end."""
+def lived_through(job: GcpJob, fake: FakeGcp, metadata: FakeMetadata) -> Story:
+    """Launch the job, have the cloud take two VMs, and let it end."""
     job.pace(0.02)
     launched = job.launch("--detach")
     assert launched.code == 0, launched.err
@@ -147,6 +154,7 @@ def lived_through(job: GcpJob, fake: FakeGcp) -> Story:
         lambda s: None if evicted in s.vms else full_and_training(s),
     )
     story.vms.append(set(state.vms))
+    story.vms.append(set(take_with_notice(job, metadata).vms))
     job.pace(0.0)
     until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
     return story
@@ -158,23 +166,24 @@ def test_it_trains_to_its_end_as_if_nothing_had_happened(
     assert story.end is not None
     assert story.end.outcome is not None
     assert story.end.outcome.kind == "succeeded", story.end.outcome
-    assert list_checkpoints(story.job.checkpoint_root)[0].step == STEPS
+    assert list_checkpoints(open_store(story.job.checkpoint_root))[0].step == STEPS
     assert weights(story.job.checkpoint_root) == reference.weights
     expected = reference.answer.report["heldout_loss"]
     assert story.report["heldout_loss"] == expected
 
 
 def test_the_fleet_refills_by_itself(story: Story) -> None:
-    before, after = story.vms
-    assert len(before & after) == 1
-    assert len(before) == len(after) == 2
+    for before, after in itertools.pairwise(story.vms):
+        assert len(before & after) == 1
+        assert len(before) == len(after) == 2
     assert story.end is not None
     assert story.end.tally.preemptions_unnoticed == 1
+    assert story.end.tally.preemptions_noticed == 1
 
 
 def test_the_cloud_is_empty_afterwards(story: Story) -> None:
     assert story.told["left"] == []
     assert story.told["switched_on"] == []
     assert story.told["drifts"] == []
-    assert len(story.told["bill"]) == 3
+    assert len(story.told["bill"]) == 4
     assert all(one["ended_at"] for one in story.told["bill"])

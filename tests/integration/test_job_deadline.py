@@ -11,6 +11,7 @@ from tests.integration.jobs import Job
 pytestmark = pytest.mark.timeout(240)
 
 SETTINGS: dict[str, Any] = {
+    "profile": None,  # measured first, on this machine
     "resources": {"max_vms": 2, "allow_on_demand": True},
     "budget": {"max_usd": 20},
     "slo": {"max_hours": 2},

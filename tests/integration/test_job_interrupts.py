@@ -118,7 +118,7 @@ def interrupt(job: Job, *, twice: bool = False) -> Left:
 def damage_newest(job: Job) -> str:
     """Change one byte of the newest checkpoint; return its name."""
     name = job.checkpoints()[0].name
-    path = next((job.checkpoint_root / name).glob("*.safetensors"))
+    path = next((Path(job.checkpoint_root) / name).glob("*.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import yaml
 from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
@@ -43,7 +42,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     resources, local = {"max_vms": 4}, {"zones": [zone]}
     folder = tmp_path_factory.mktemp("market")
     with Job(folder, "market", resources=resources, local=local) as job:
-        give_profile(job)
         job.pace(0.05)
         assert job.launch("--detach").code == 0
         trains_on(job, "2x2", silent_losses=0)
@@ -61,32 +59,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
         yield Story(job, report, [grown, noticed], job.processes())
-
-
-def give_profile(job: Job) -> None:
-    """Give the job a profile by hand, so that its plans depend on no measured time."""
-    file = job.folder / "profile.json"
-    assert job.run("calibrate", str(job.file), "--write", str(file)).code == 0
-    measured = wire.decode(wire.Profile, file.read_text())
-    quiet = wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-    written = replace(
-        measured,
-        microbatches=tuple(
-            replace(one, sections=tuple(map(even, one.sections)))
-            for one in measured.microbatches
-        ),
-        within_vm=quiet,
-        between_vms=quiet,
-        rings=(),
-        origin="written",
-        sources=("a test",),
-    )
-    file.write_text(wire.encode(written))
-    job.file.write_text(yaml.safe_dump({**job.settings, "profile": file.name}))
-
-
-def even(section: wire.SectionProfile) -> wire.SectionProfile:
-    return replace(section, forward_s=0.01, recompute_s=0.01, backward_s=0.02)
 
 
 def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:

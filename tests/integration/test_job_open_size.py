@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> None:
-    open_size = {"microbatch_size": None, "resources": {"max_vms": 2}}
+    open_size = {"microbatch_size": None, "profile": None, "resources": {"max_vms": 2}}
     with Job(tmp_path, "open", **open_size) as job:
         job.pace(0.02)
         measured = job.run("calibrate", str(job.file), "-o", "json")

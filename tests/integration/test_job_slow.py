@@ -17,7 +17,8 @@ STEPS = 250
 def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
     zone = {"name": "a", "capacity": 3}
     resources, local = {"max_vms": 2}, {"zones": [zone]}
-    with Job(tmp_path, "slow", steps=STEPS, resources=resources, local=local) as job:
+    settings = {"resources": resources, "local": local, "profile": None}
+    with Job(tmp_path, "slow", steps=STEPS, **settings) as job:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(5)

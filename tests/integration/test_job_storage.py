@@ -13,6 +13,7 @@ from tests.integration.jobs import Job, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import verify
+from spottrain.storage import open_store
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -62,7 +63,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         shown = job.run("report", job.name).out
         assert "No space left on device" in shown
         before = job.checkpoints()[0]
-        verify(small_disk, before.name)
+        verify(open_store(small_disk), before.name)
         ballast.unlink()
         job.until(
             "a checkpoint after it",

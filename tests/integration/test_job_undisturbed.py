@@ -7,6 +7,7 @@ from tests.integration.jobs import STEPS
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints, verify
+from spottrain.storage import open_store
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -57,16 +58,17 @@ def test_its_report_has_all_fields(job: Undisturbed) -> None:
         "to_step": STEPS,
         "reason": "start",
     }.items() <= plan.items()
-    assert plan["pipeline_depth"] * plan["data_parallel_width"] == 2
+    workers = plan["pipeline_depth"] * plan["data_parallel_width"]
+    assert workers in (1, 2), "two do not always pay, by what was measured"
     assert 0 < report["usd_spent"] < report["usd_on_demand"]
     assert report["minibatches_lost"] == report["minibatches_recomputed"] == 0
     assert report["interruptions"] == []
 
 
 def test_it_leaves_a_checkpoint_of_its_end(job: Undisturbed) -> None:
-    newest, *older = list_checkpoints(job.checkpoints)
+    newest, *older = list_checkpoints(open_store(job.checkpoints))
     assert newest.step == STEPS
-    verify(job.checkpoints, newest.name)
+    verify(open_store(job.checkpoints), newest.name)
     assert [entry.name for entry in (newest, *older)] == job.answer.report[
         "checkpoints"
     ]

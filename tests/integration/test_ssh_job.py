@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from tests.fakes.sshd import WHY_NOT
+from tests.fakes.web import Web, serve_web
 from tests.integration.jobs import STEPS, Answer, trains, until
 from tests.integration.ssh_hosts import SshJob, kill_vms, ssh_hosts, vm_processes
 
 from spottrain.manifest import list_checkpoints
+from spottrain.storage import open_store
 from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.state import State
 
@@ -23,8 +26,10 @@ SECRET = "hunter2-hunter2-hunter2"
 SETUP = """
 [ ${#A_SECRET} = 23 ]
 [ -f tiny_job.py ]
+[ "$(cat "$SPOTTRAIN_DATA_WORDS")" = hello ]
 echo "$GREETING from setup"
 """
+WORDS = b"hello"
 
 
 @dataclass
@@ -32,6 +37,7 @@ class Story:
     """What came of the job."""
 
     job: SshJob
+    web: Web
     launched: Answer
     vms: list[set[str]] = field(default_factory=list)
     """After the start, after the kill, after the cut, after the manager's death."""
@@ -45,6 +51,10 @@ class Story:
         self.generations.append(state.generation.number if state.generation else 0)
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def full_and_training(state: State) -> State | None:
     ready = [vm for vm in state.vms.values() if vm.phase is VmPhase.READY]
     return state if len(ready) == 3 and trains(state) else None
@@ -54,11 +64,14 @@ def full_and_training(state: State) -> State | None:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("ssh")
     with (
+        serve_web() as web,
         ssh_hosts(folder / "hosts", 3) as hosts,
         SshJob(
             folder,
             "own-hosts",
             hosts,
+            entrypoint="tiny_job:reading_job",
+            data={"words": {"url": f"{web.url}/words", "sha256": sha256(WORDS)}},
             setup=SETUP,
             secrets=["A_SECRET"],
             env={"GREETING": "hello", "PACE_FILE": str(folder / "own-hosts" / "pace")},
@@ -66,7 +79,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         ) as job,
     ):
         job.environment["A_SECRET"] = SECRET
-        story = lived_through(job)
+        web.files["/words"] = WORDS
+        story = lived_through(job, web)
         job.pace(0.0)
         until(
             "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
@@ -77,11 +91,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield story
 
 
-def lived_through(job: SshJob) -> Story:
+def lived_through(job: SshJob, web: Web) -> Story:
     """Launch the job, and have a host, a connection and the manager die."""
     hosts = job.hosts
     job.pace(0.02)
-    story = Story(job, job.launch("--detach"))
+    story = Story(job, web, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
     story.note(job.until("three hosts", full_and_training))
 
@@ -119,7 +133,7 @@ def test_it_trains_to_its_end(story: Story) -> None:
     assert story.end is not None
     assert story.end.outcome is not None
     assert story.end.outcome.kind == "succeeded", story.end.outcome
-    assert list_checkpoints(story.job.checkpoint_root)[0].step == STEPS
+    assert list_checkpoints(open_store(story.job.checkpoint_root))[0].step == STEPS
 
 
 def test_launch_says_that_the_hosts_answer(story: Story) -> None:
@@ -146,7 +160,15 @@ def test_a_manager_that_is_resumed_finds_its_hosts_again(story: Story) -> None:
 
 def test_hosts_are_left_clean(story: Story) -> None:
     assert story.processes_left == []
-    assert story.homes == [[], [], []]
+    assert story.homes == [[".spottrain-data"]] * 3
+
+
+def test_data_was_fetched_once_a_host_and_once_to_inspect_the_model(
+    story: Story,
+) -> None:
+    assert "data words: 5 B in 1 file" in story.launched.err
+    assert len(list(story.job.dir.cloud.glob("vms/*/data.log"))) == 4
+    assert len(story.web.gets()) == 3 + 1
 
 
 def test_setup_ran_once_a_vm_and_its_output_is_kept(story: Story) -> None:

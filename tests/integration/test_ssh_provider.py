@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.sshd import WHY_NOT, Sshd
+from tests.fakes.web import serve_web
 from tests.integration.jobs import until
 from tests.integration.ssh_hosts import kill_vms, ssh_hosts, vm_processes
 
+from spottrain.cloud.data.wish import Wish, to_json
 from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm, VmState
 from spottrain.cloud.ssh.hosts import Payload, SetupError, UnreachableHostError
@@ -194,6 +197,50 @@ def test_setup_that_hangs_is_ended(site: Site) -> None:
     with pytest.raises(SetupError, match=r"setup took longer than 0\.3 s"):
         provider.start_agent(vm.vm_id, NOBODY)
     until("it dies of its signal", lambda: not vm_processes(site.hosts))
+
+
+def test_data_is_fetched_once_a_host_and_stays_there(site: Site) -> None:
+    with serve_web() as web:
+        web.files["/words"] = b"hello"
+        sha256 = hashlib.sha256(b"hello").hexdigest()
+        words = Wish(name="words", url=f"{web.url}/words", sha256=sha256)
+        own = Wish(name="own", path=str(site.folder))
+        provider = site.provider(
+            data=to_json([words, own]),
+            setup="cat $SPOTTRAIN_DATA_WORDS; ls $SPOTTRAIN_DATA_OWN",
+        )
+        logs = []
+        for _ in range(2):
+            (vm,) = provider.launch(wish(provider)).vms
+            provider.start_agent(vm.vm_id, NOBODY)
+            provider.terminate([vm.vm_id])
+            logs.append(site.folder / "job-cloud" / "vms" / vm.vm_id)
+        assert [log.joinpath("setup.log").read_text()[:5] for log in logs] == [
+            "hello",
+            "hello",
+        ]
+        assert "words: is here" in (logs[1] / "data.log").read_text()
+        assert web.gets() == [""]
+        assert sorted(host.left() for host in site.hosts) == [[], [".spottrain-data"]]
+
+
+def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
+    site: Site,
+) -> None:
+    with serve_web() as web:
+        web.files["/words"] = b"hello"
+        sha256 = hashlib.sha256(b"hello").hexdigest()
+        words = Wish(name="words", url=f"{web.url}/words", sha256=sha256)
+        provider = site.provider(data=to_json([words]))
+        (vm,) = provider.launch(wish(provider)).vms
+        web.says = 503
+        with pytest.raises(CloudError, match=r"data is not there yet: .* says 503"):
+            provider.start_agent(vm.vm_id, NOBODY)
+        web.says = 403
+        with pytest.raises(SetupError, match=r"^host h\d .*: data words .* says 403"):
+            provider.start_agent(vm.vm_id, NOBODY)
+        web.says = None
+        provider.start_agent(vm.vm_id, NOBODY)
 
 
 def test_a_vm_that_is_ended_during_its_setup_is_gone(site: Site) -> None:

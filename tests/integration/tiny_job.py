@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from spottrain import TrainingJob
+from spottrain import TrainingJob, data_path
 
 WIDTH, BLOCKS, SEQUENCE = 16, 4, 8
 
@@ -90,6 +90,13 @@ def paced_job() -> TrainingJob:
         return result
 
     return dataclasses.replace(job(), loss=paced)
+
+
+def reading_job() -> TrainingJob:
+    """Raises unless the job's data is on the machine."""
+    if (words := data_path("words").read_text()) != "hello":
+        raise ValueError(f"the data says {words}")
+    return paced_job()
 
 
 def raising_job() -> TrainingJob:

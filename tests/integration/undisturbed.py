@@ -53,7 +53,8 @@ def undisturbed(factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 def _run_undisturbed(folder: Path) -> dict[str, Any]:
-    with Job(folder, "undisturbed", resources={"max_vms": 2}) as job:
+    resources = {"max_vms": 2}
+    with Job(folder, "undisturbed", resources=resources, profile=None) as job:
         answer = job.launch("-o", "json")
         port = (job.dir.path / "port").read_text()
         return {

@@ -45,8 +45,6 @@ class FakeCloud:
     """Further operations that may go wrong."""
     hiccups: tuple[Error, ...]
     """Throttling and failures of the cloud itself: (code, HTTP status)."""
-    states_ends: bool = True
-    """Whether it tells when a VM that is gone was gone."""
 
 
 @contextmanager
@@ -122,6 +120,7 @@ def azure_cloud() -> Iterator[FakeCloud]:
                     row["ended_at"],
                 )
                 for row in fake.ask("bill")
+                if row["ended_at"] != row["launched_at"]  # there was no machine for it
             ],
             evict=lambda vm_id: fake.ask("evict", name=vm_id.partition(".")[0]),
             launch="PUT virtualMachines",
@@ -136,7 +135,6 @@ def azure_cloud() -> Iterator[FakeCloud]:
                 ("InternalServerError", 500),
                 ("ServerTimeout", 503),
             ),
-            states_ends=False,
         )
 
 

@@ -22,7 +22,7 @@ from tests.simulation.test_simulation import settings
 
 from spottrain import wire
 from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import CloudProvider, VmState
+from spottrain.cloud.provider import CloudProvider
 from spottrain.pricing.ledger import Line
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
@@ -51,12 +51,7 @@ class Verdict:
     billed_s: float
     ledger_s: float
     apart_s: float
-    """The most that they are apart for one VM that a manager saw."""
-    unseen_s: float
-    """What was billed for VMs that came and went while nobody looked, where the cloud
-    says of none when it ended."""
-    beyond_s: float
-    """How far the ledger lies beyond what it may say; 0 when all is well."""
+    """The most that they are apart for one VM."""
 
 
 class Manager:
@@ -111,8 +106,6 @@ class RentedWorld:
         self._managers: list[Manager] = []
         self._doomed: dict[str, float] = {}
         self._finished = False
-        self._seen: dict[str, set[float]] = {}
-        self._looks: list[tuple[float, float]] = []
 
     def now_s(self) -> float:
         """The fake cloud's time."""
@@ -233,11 +226,8 @@ class RentedWorld:
         self.cloud.ask("pass_time", seconds=seconds)
 
     async def _look(self, manager: Manager) -> None:
-        began_s = self.now_s()
         try:
-            await manager.errands.look_at_vms()
-            if manager.alive:
-                self._looks.append((began_s, self.now_s()))
+            await manager.errands.looks.at_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
@@ -262,10 +252,6 @@ class RentedWorld:
 
     def feed(self, event: e.Event) -> None:
         """Journal an event, step, check, perform; events that follow wait for it."""
-        if isinstance(event, e.VmsListed | e.VmsLaunched | e.VmsReturned):
-            for vm in event.vms:
-                if vm.state in (VmState.STARTING, VmState.RUNNING):
-                    self._seen.setdefault(vm.vm_id, set()).add(vm.launched_at)
         self._queue.append(event)
         if len(self._queue) > 1:
             return
@@ -303,7 +289,7 @@ class RentedWorld:
             case c.AskProvider():
                 self._start(errands.ask(command))
             case c.ReleaseJob():
-                self._start(errands.release())
+                self._start(errands.release(command))
             case c.Finish():
                 self._finished = True
             case c.StartAgent() | c.SetTimer():
@@ -326,47 +312,25 @@ class RentedWorld:
         for row in self.cloud.bill():
             billed.setdefault(row.vm_id, []).append(row)
         assert ledger.closed.keys() <= billed.keys()
-        apart_s = beyond_s = unseen_s = 0.0
-        for vm_id, rows in billed.items():
-            seen = [row for row in rows if self._was_seen(row)]
-            unseen_s += sum(_lasted_s(row) for row in rows if row not in seen)
-            if seen:
-                off_s = self._off_s(ledger.closed[vm_id], seen)
-                apart_s = max(apart_s, *(abs(each) for each in off_s))
-                beyond_s = max(beyond_s, -off_s[0], off_s[1] - self._may_lag_s(seen))
-                if self.cloud.states_ends:
-                    beyond_s = max(beyond_s, apart_s)
+        apart_s = max(
+            abs(off_s)
+            for vm_id, rows in billed.items()
+            for off_s in _off_s(ledger.closed[vm_id], rows)
+        )
         return Verdict(
             vms=sum(map(len, billed.values())),
             billed_s=sum(_lasted_s(row) for rows in billed.values() for row in rows),
             ledger_s=sum(_lived_s(line) for line in ledger.closed.values()),
             apart_s=apart_s,
-            unseen_s=unseen_s,
-            beyond_s=beyond_s if beyond_s > CLOSE_S else 0.0,
         )
 
-    def _was_seen(self, row: Row) -> bool:
-        """Return whether a manager ever saw a VM alive; no matter where ends are stated."""
-        moments_s = self._seen.get(row.vm_id, set())
-        seen = any(abs(row.from_s - each) < 0.1 for each in moments_s)
-        return self.cloud.states_ends or seen
 
-    def _off_s(self, line: Line, rows: list[Row]) -> tuple[float, float]:
-        """Return how much earlier a line begins than the bill, and ends later."""
-        from_s = min(row.from_s for row in rows)
-        until_s = max(row.until_s or 0.0 for row in rows)
-        end_us = line.gone_us if line.ended_us is None else line.ended_us
-        return from_s - line.from_us / 1e6, (end_us or 0) / 1e6 - until_s
-
-    def _may_lag_s(self, rows: list[Row]) -> float:
-        """Return how much later than the bill a line may end: not at all where the cloud
-        states ends; else until the next look that could tell.
-        """
-        if self.cloud.states_ends:
-            return 0.0
-        until_s = max(row.until_s or 0.0 for row in rows)
-        looks = (end for began, end in self._looks if began > until_s + LINGER_S)
-        return next(looks, self.now_s()) - until_s
+def _off_s(line: Line, rows: list[Row]) -> tuple[float, float]:
+    """Return how much earlier a line begins than the bill, and ends later."""
+    from_s = min(row.from_s for row in rows)
+    until_s = max(row.until_s or 0.0 for row in rows)
+    end_us = line.gone_us if line.ended_us is None else line.ended_us
+    return from_s - line.from_us / 1e6, (end_us or 0) / 1e6 - until_s
 
 
 def _lasted_s(row: Row) -> float:

@@ -14,7 +14,7 @@ from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud import notices
 from spottrain.cloud.notices import Taken
-from spottrain.cloud.notices_azure import preemptions
+from spottrain.cloud.notices_azure import endings
 from spottrain.cloud.notices_source import NoAnswerError
 
 
@@ -30,9 +30,19 @@ def vms(fake: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> Vms:
     return Vms("azure", fake, monkeypatch)
 
 
-@pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Terminate"])
-def test_other_events_are_none_of_a_preemption(vms: Vms, kind: str) -> None:
-    vms.fake.ask("preempt", vm="vm", lead_s=900, kind=kind)
+@pytest.mark.parametrize("kind", ["Reboot", "Redeploy", "Terminate"])
+def test_events_that_end_all_processes_are_notices_too(vms: Vms, kind: str) -> None:
+    event_id = vms.fake.ask("preempt", vm="vm", lead_s=900, kind=kind)
+    source = vms.source("vm")
+    notice = source.ask().notice
+    assert notice is not None
+    assert 890 < notice.lead_s <= 900
+    notices.acknowledge(source)
+    assert vms.fake.ask("acknowledged") == [event_id]
+
+
+def test_a_freeze_and_the_end_of_another_vm_are_no_notices(vms: Vms) -> None:
+    vms.fake.ask("preempt", vm="vm", lead_s=900, kind="Freeze")
     vms.fake.ask("preempt", vm="another", lead_s=30)
     assert vms.source("vm").ask().notice is None
 
@@ -95,18 +105,18 @@ EVENTS = st.lists(
         event,
         st.sampled_from(["a", "A", "b"]),
         st.integers(-99, 9999),
-        st.sampled_from(["Preempt", "Reboot"]),
+        st.sampled_from(["Preempt", "Reboot", "Freeze"]),
     )
 )
 
 
 @given(EVENTS)
-def test_the_preemptions_of_this_vm_are_found_whatever_stands_beside(
+def test_the_endings_of_this_vm_are_found_whatever_stands_beside(
     events: list[dict[str, Any]],
 ) -> None:
-    found = preemptions(json.dumps({"Events": events}), "a", 1e9)
+    found = endings(json.dumps({"Events": events}), "a", 1e9)
     mine = [one for one in events if one["Resources"] in (["a"], ["A"])]
-    mine = [one for one in mine if one["EventType"] == "Preempt"]
+    mine = [one for one in mine if one["EventType"] != "Freeze"]
     assert [one.event_id for one in found] == [one["EventId"] for one in mine]
     assert all(one.lead_s >= 0 for one in found)
 
@@ -126,4 +136,4 @@ JSON = st.recursive(
 @given(st.one_of(st.text(), JSON.map(lambda x: json.dumps({"Events": x}))))
 def test_any_other_document_is_no_answer_or_no_event(text: str) -> None:
     with contextlib.suppress(NoAnswerError):
-        assert all(one.lead_s >= 0 for one in preemptions(text, "a", 0.0))
+        assert all(one.lead_s >= 0 for one in endings(text, "a", 0.0))

@@ -30,6 +30,7 @@ from spottrain.pipeline.checkpoint import (
     split_name,
     state_name,
 )
+from spottrain.storage import Store, open_store
 
 Tensors = dict[str, torch.Tensor]
 
@@ -47,7 +48,7 @@ def section_tensors(section: int, size: int = 64) -> Tensors:
     }
 
 
-def complete(root: Path, name: str, files: list[FileRecord]) -> Manifest:
+def complete(store: Store, name: str, files: list[FileRecord]) -> Manifest:
     manifest = Manifest(
         name=name,
         step=int(name.split("-")[1]),
@@ -59,16 +60,16 @@ def complete(root: Path, name: str, files: list[FileRecord]) -> Manifest:
         microbatch_size=2,
         files=tuple(files),
     )
-    write_manifest(root, manifest)
+    write_manifest(store, manifest)
     return manifest
 
 
-def save(root: Path, step: int, num_sections: int = 2) -> Manifest:
+def save(store: Store, step: int, num_sections: int = 2) -> Manifest:
     name = new_name(step, 1)
     files = [
-        save_section(root / name, k, section_tensors(k)) for k in range(num_sections)
+        save_section(store, name, k, section_tensors(k)) for k in range(num_sections)
     ]
-    return complete(root, name, files)
+    return complete(store, name, files)
 
 
 def assert_equal(found: Tensors, expected: Tensors) -> None:
@@ -78,11 +79,11 @@ def assert_equal(found: Tensors, expected: Tensors) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-def test_every_section_reads_back_bit_for_bit_whoever_asks(tmp_path: Path) -> None:
-    manifest = save(tmp_path, 3, num_sections=5)
-    verify(tmp_path, manifest.name)
+def test_every_section_reads_back_bit_for_bit_whoever_asks(store: Store) -> None:
+    manifest = save(store, 3, num_sections=5)
+    verify(store, manifest.name)
     for section in (4, 0, 2):
-        found = load_section(tmp_path, manifest, section)
+        found = load_section(store, manifest, section)
         assert_equal(found, section_tensors(section))
 
 
@@ -91,14 +92,14 @@ def test_every_section_reads_back_bit_for_bit_whoever_asks(tmp_path: Path) -> No
 def test_replicas_may_write_a_section_in_any_number_of_shares(
     tmp_path_factory: pytest.TempPathFactory, num_parts: int
 ) -> None:
-    root, name = tmp_path_factory.mktemp("store"), new_name(1, 1)
+    store, name = open_store(tmp_path_factory.mktemp("store")), new_name(1, 1)
     tensors = list(section_tensors(0).items())
     files = [
-        save_section(root / name, 0, dict(tensors[part::num_parts]), part)
+        save_section(store, name, 0, dict(tensors[part::num_parts]), part)
         for part in range(num_parts)
     ]
-    manifest = complete(root, name, files)
-    assert_equal(load_section(root, manifest, 0), section_tensors(0))
+    manifest = complete(store, name, files)
+    assert_equal(load_section(store, manifest, 0), section_tensors(0))
 
 
 def test_names_tell_optimizer_state_from_parameters() -> None:
@@ -109,45 +110,49 @@ def test_names_tell_optimizer_state_from_parameters() -> None:
 
 
 def test_writing_into_loaded_tensors_leaves_the_checkpoint_as_it_is(
-    tmp_path: Path,
+    store: Store,
 ) -> None:
-    manifest = save(tmp_path, 1)
-    for tensor in load_section(tmp_path, manifest, 0).values():
+    manifest = save(store, 1)
+    for tensor in load_section(store, manifest, 0).values():
         tensor.add_(1)
-    verify(tmp_path, manifest.name)
+    verify(store, manifest.name)
 
 
-def test_a_file_is_never_written_twice(tmp_path: Path) -> None:
-    save_section(tmp_path, 0, section_tensors(0))
+def test_a_file_is_never_written_twice(store: Store) -> None:
+    save_section(store, "x", 0, section_tensors(0))
     with pytest.raises(CheckpointError, match=r"section-0\.safetensors exists"):
-        save_section(tmp_path, 0, section_tensors(0))
+        save_section(store, "x", 0, section_tensors(0))
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
+def truncate(store: Store, name: str) -> None:
+    store.put(name, store.get(name)[:-1])
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
+def flip_a_bit(store: Store, name: str) -> None:
+    content = bytearray(store.get(name))
     content[-3] ^= 16
-    path.write_bytes(content)
+    store.put(name, bytes(content))
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+def remove(store: Store, name: str) -> None:
+    store.delete([name])
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove])
 def test_a_damaged_file_is_named_and_never_used(
-    tmp_path: Path, damage: Callable[[Path], object]
+    store: Store, damage: Callable[[Store, str], None]
 ) -> None:
-    old, new = save(tmp_path, 1), save(tmp_path, 2)
-    damage(tmp_path / new.name / "section-1.safetensors")
+    old, new = save(store, 1), save(store, 2)
+    damage(store, f"{new.name}/section-1.safetensors")
     with pytest.raises(CheckpointError, match=f"{new.name}/section-1.safetensors"):
-        load_section(tmp_path, new, 1)
-    assert_equal(load_section(tmp_path, new, 0), section_tensors(0))
-    assert newest_valid(tmp_path) == (old.name, 1)
+        load_section(store, new, 1)
+    assert_equal(load_section(store, new, 0), section_tensors(0))
+    assert newest_valid(store) == (old.name, 1)
 
 
-def test_tensors_must_be_those_of_the_manifest(tmp_path: Path) -> None:
+def test_tensors_must_be_those_of_the_manifest(store: Store) -> None:
     name = new_name(1, 1)
-    right = save_section(tmp_path / name, 0, section_tensors(0))
+    right = save_section(store, name, 0, section_tensors(0))
     renamed = FileRecord(
         section=0,
         file=right.file,
@@ -155,50 +160,48 @@ def test_tensors_must_be_those_of_the_manifest(tmp_path: Path) -> None:
         sha256=right.sha256,
         tensors=right.tensors[1:],
     )
-    manifest = complete(tmp_path, name, [renamed])
+    manifest = complete(store, name, [renamed])
     with pytest.raises(CheckpointError, match="tensors are not the manifest's"):
-        load_section(tmp_path, manifest, 0)
+        load_section(store, manifest, 0)
 
 
-def test_a_tensor_may_not_come_twice(tmp_path: Path) -> None:
+def test_a_tensor_may_not_come_twice(store: Store) -> None:
     name = new_name(1, 1)
-    files = [
-        save_section(tmp_path / name, 0, section_tensors(0), part) for part in (0, 1)
-    ]
+    files = [save_section(store, name, 0, section_tensors(0), part) for part in (0, 1)]
     with pytest.raises(CheckpointError, match="is in two files"):
-        load_section(tmp_path, complete(tmp_path, name, files), 0)
+        load_section(store, complete(store, name, files), 0)
 
 
 def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
     tmp_path: Path,
 ) -> None:
-    old = save(tmp_path, 1)
+    store = open_store(tmp_path)
+    old = save(store, 1)
     killed = textwrap.dedent(
         """
         import os, signal, sys, torch
-        from pathlib import Path
         from spottrain.pipeline.checkpoint import save_section
-        folder = Path(sys.argv[1])
-        save_section(folder, 0, {"w": torch.ones(9)})
+        from spottrain.storage import open_store
+        save_section(open_store(sys.argv[1]), sys.argv[2], 0, {"w": torch.ones(9)})
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
     name = new_name(2, 1)
     done = subprocess.run(
-        [sys.executable, "-c", killed, str(tmp_path / name)], check=False
+        [sys.executable, "-c", killed, str(tmp_path), name], check=False
     )
     assert done.returncode == -9
     assert (tmp_path / name / "section-0.safetensors").exists()
-    assert list_checkpoints(tmp_path) == [(old.name, 1)]
-    assert newest_valid(tmp_path) == (old.name, 1)
+    assert list_checkpoints(store) == [(old.name, 1)]
+    assert newest_valid(store) == (old.name, 1)
 
 
 # --- In the background ----------------------------------------------------------------------
 
 
-def test_a_snapshot_is_written_while_its_owner_goes_on(tmp_path: Path) -> None:
+def test_a_snapshot_is_written_while_its_owner_goes_on(store: Store) -> None:
     name = new_name(4, 1)
-    with SnapshotWriter(tmp_path) as writer:
+    with SnapshotWriter(store) as writer:
         assert writer.poll() is None
         assert writer.wait() is None
         writer.submit(name, {k: section_tensors(k) for k in (1, 0)})
@@ -206,15 +209,15 @@ def test_a_snapshot_is_written_while_its_owner_goes_on(tmp_path: Path) -> None:
         outcome = writer.wait()
     assert outcome is not None
     assert (outcome.name, outcome.error, writer.num_pending) == (name, None, 0)
-    manifest = complete(tmp_path, name, list(outcome.files))
-    assert_equal(load_section(tmp_path, manifest, 1), section_tensors(1))
+    manifest = complete(store, name, list(outcome.files))
+    assert_equal(load_section(store, manifest, 1), section_tensors(1))
 
 
 def test_outcomes_come_in_the_order_of_snapshots_also_after_the_end(
-    tmp_path: Path,
+    store: Store,
 ) -> None:
     names = [new_name(step, 1) for step in range(3)]
-    writer = SnapshotWriter(tmp_path)
+    writer = SnapshotWriter(store)
     for name in names:
         writer.submit(name, {0: section_tensors(0)}, part=1)
     writer.close()
@@ -227,7 +230,7 @@ def test_outcomes_come_in_the_order_of_snapshots_also_after_the_end(
 def test_trouble_with_one_snapshot_does_not_touch_the_next(tmp_path: Path) -> None:
     good, bad = new_name(2, 1), new_name(1, 1)
     (tmp_path / bad).write_text("a file where a folder must be")
-    with SnapshotWriter(tmp_path) as writer:
+    with SnapshotWriter(open_store(tmp_path)) as writer:
         writer.submit(bad, {0: section_tensors(0)})
         writer.submit(good, {0: section_tensors(0)})
         failed, written = writer.wait(), writer.wait()
@@ -256,8 +259,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
     small_disk: Path,
 ) -> None:
-    old, name = save(small_disk, 1), new_name(2, 1)
-    with SnapshotWriter(small_disk) as writer:
+    store = open_store(small_disk)
+    old, name = save(store, 1), new_name(2, 1)
+    with SnapshotWriter(store) as writer:
         writer.submit(name, {0: section_tensors(0), 1: section_tensors(1, 100_000)})
         outcome = writer.wait()
     assert outcome is not None
@@ -265,17 +269,18 @@ def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
     assert outcome.error is not None
     assert "No space left on device" in outcome.error
     assert "\n" not in outcome.error
-    assert newest_valid(small_disk) == (old.name, 1)
-    assert_equal(load_section(small_disk, old, 1), section_tensors(1))
+    assert newest_valid(store) == (old.name, 1)
+    assert_equal(load_section(store, old, 1), section_tensors(1))
 
 
 def test_a_manifest_that_finds_no_room_is_an_error_of_one_line(
     small_disk: Path,
 ) -> None:
-    old, name = save(small_disk, 1), new_name(2, 1)
-    files = [save_section(small_disk / name, 0, section_tensors(0))]
+    store = open_store(small_disk)
+    old, name = save(store, 1), new_name(2, 1)
+    files = [save_section(store, name, 0, section_tensors(0))]
     room = os.statvfs(small_disk)
     (small_disk / "fill").write_bytes(b"0" * room.f_bavail * room.f_bsize)
     with pytest.raises(CheckpointError, match=r"cannot write .*No space left"):
-        complete(small_disk, name, files)
-    assert newest_valid(small_disk) == (old.name, 1)
+        complete(store, name, files)
+    assert newest_valid(store) == (old.name, 1)

@@ -127,4 +127,5 @@ terms = st.builds(
     lag_steps=st.sampled_from([0.0, 50.0]),
     stored_bytes=st.just(1e10),
     storage_usd_per_gb_month=st.sampled_from([0.0, 0.1]),
+    data_bytes=st.sampled_from([{}, {"gcp": 1e9}]),
 )

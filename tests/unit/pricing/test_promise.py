@@ -153,6 +153,29 @@ def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> No
     assert hastened(9)["spot"] == 4
 
 
+def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
+    def hastened(*supplies: Supply, held: tuple[Held, ...] = ()) -> dict[str, int]:
+        at = standing(hours=20, work=5, usd=500.0)
+        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+
+    dear = spot(usd=3.0, available=0)
+    assert hastened(DRY, ON_DEMAND) == {}
+    assert hastened(dear, ON_DEMAND) == {"on-demand": 4}
+    assert hastened(ON_DEMAND) == {"on-demand": 4}
+    training = (Held(name="spot", ready=3),)
+    assert hastened(dear, ON_DEMAND, held=training) == {"spot": 3, "on-demand": 1}
+    rented = (Held(name="on-demand", ready=4),)
+    assert hastened(spot(), ON_DEMAND, held=rented)["spot"] == 4
+
+
+def test_the_edge_bears_losses_one_after_the_other() -> None:
+    held = (Held(name="spot", ready=4),)
+    jolt_s = 2 * FLEET.morph_s + FLEET.lost_s
+    for losses in (1, 2):
+        at = standing(hours=5 + (120 + losses * jolt_s) / HOUR_S, work=5)
+        assert 0 < decided(at, held=held).count("on-demand") < 4
+
+
 # --- Before anything is rented ---
 
 

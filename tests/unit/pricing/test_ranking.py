@@ -127,6 +127,12 @@ def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
     )
     once = 2 * 0.01 + 100 * 0.09
     assert worth_of(PACE, priced(), moved).usd == pytest.approx(plain + once)
+    lost = priced(losses_per_hour=0.5)
+    before = worth_of(PACE, lost, TERMS).usd
+    fetching = replace(TERMS, data_bytes={"gcp": 1e9, "azure": 2e9, "aws": 4e9})
+    each = PACE.vms * 3 * 0.09
+    assert worth_of(PACE, priced(), fetching).usd == pytest.approx(plain + each)
+    assert worth_of(PACE, lost, fetching).usd > before + each
     joining = replace(TERMS, held=elsewhere)
     chatty = replace(PACE, sent_bytes=1e9)
     steps = 1e6 / 16

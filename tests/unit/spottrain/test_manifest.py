@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fakes.object_store import S3
 
 from spottrain.errors import SpottrainError, WireError
 from spottrain.manifest import (
@@ -13,8 +15,8 @@ from spottrain.manifest import (
     CheckpointError,
     FileRecord,
     Manifest,
+    NoManifestError,
     TensorRecord,
-    hash_file,
     list_checkpoints,
     new_name,
     newest_valid,
@@ -24,25 +26,25 @@ from spottrain.manifest import (
     verify,
     write_manifest,
 )
+from spottrain.storage import Store, UnreachableError, open_store
 
 NUM_SECTIONS = 2
 
 
-def put_files(root: Path, step: int, generation: int = 0) -> Manifest:
+def put_files(store: Store, step: int, generation: int = 0) -> Manifest:
     """Write the files of a checkpoint, not yet its manifest."""
     name = new_name(step, generation)
-    (root / name).mkdir(parents=True)
     files = []
     for section in range(NUM_SECTIONS):
-        path = root / name / f"section-{section}.safetensors"
-        path.write_bytes(bytes([step, section]) * 50)
+        file, data = f"section-{section}.safetensors", bytes([step, section]) * 50
+        store.put(f"{name}/{file}", data)
         tensor = TensorRecord(name="w", shape=(5, 5), dtype="float32")
         files.append(
             FileRecord(
                 section=section,
-                file=path.name,
+                file=file,
                 num_bytes=100,
-                sha256=hash_file(path),
+                sha256=hashlib.sha256(data).hexdigest(),
                 tensors=(tensor,),
             )
         )
@@ -59,23 +61,31 @@ def put_files(root: Path, step: int, generation: int = 0) -> Manifest:
     )
 
 
-def put_checkpoint(root: Path, step: int, generation: int = 0) -> Manifest:
-    manifest = put_files(root, step, generation)
-    write_manifest(root, manifest)
+def put_checkpoint(store: Store, step: int, generation: int = 0) -> Manifest:
+    manifest = put_files(store, step, generation)
+    write_manifest(store, manifest)
     return manifest
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
+def flip_a_bit(store: Store, name: str) -> None:
+    content = bytearray(store.get(name))
     content[7] ^= 1
-    path.write_bytes(content)
+    store.put(name, bytes(content))
 
 
-def test_a_manifest_reads_back_as_written(tmp_path: Path) -> None:
-    manifest = put_checkpoint(tmp_path, 7, 3)
-    assert read_manifest(tmp_path, manifest.name) == manifest
+def shorten(store: Store, name: str) -> None:
+    store.put(name, store.get(name)[:-1])
+
+
+def remove(store: Store, name: str) -> None:
+    store.delete([name])
+
+
+def test_a_manifest_reads_back_as_written(store: Store) -> None:
+    manifest = put_checkpoint(store, 7, 3)
+    assert read_manifest(store, manifest.name) == manifest
     assert manifest.files_of(1) == (manifest.files[1],)
-    verify(tmp_path, manifest.name)
+    verify(store, manifest.name)
 
 
 def test_names_are_never_the_same_and_tell_their_step() -> None:
@@ -86,62 +96,85 @@ def test_names_are_never_the_same_and_tell_their_step() -> None:
     assert parse_name("../step-1-g1-00000000") is None
 
 
-def test_files_without_a_manifest_are_no_checkpoint(tmp_path: Path) -> None:
-    old = put_checkpoint(tmp_path, 1)
-    put_files(tmp_path, 2)
-    assert list_checkpoints(tmp_path) == [(old.name, 1)]
-    assert newest_valid(tmp_path) == (old.name, 1)
+def test_files_without_a_manifest_are_no_checkpoint(store: Store) -> None:
+    old = put_checkpoint(store, 1)
+    put_files(store, 2)
+    assert list_checkpoints(store) == [(old.name, 1)]
+    assert newest_valid(store) == (old.name, 1)
 
 
-def test_a_manifest_that_was_never_renamed_does_not_count(tmp_path: Path) -> None:
-    manifest = put_files(tmp_path, 2)
-    temporary = tmp_path / manifest.name / f"{MANIFEST_FILE}.01234567"
-    temporary.write_text(json.dumps(dataclasses.asdict(manifest)))
-    assert list_checkpoints(tmp_path) == []
-    write_manifest(tmp_path, manifest)
-    assert list_checkpoints(tmp_path) == [(manifest.name, 2)]
+def test_a_manifest_that_was_never_renamed_does_not_count(store: Store) -> None:
+    manifest = put_files(store, 2)
+    data = json.dumps(dataclasses.asdict(manifest)).encode()
+    store.put(f"{manifest.name}/{MANIFEST_FILE}.01234567", data)
+    assert list_checkpoints(store) == []
+    write_manifest(store, manifest)
+    assert list_checkpoints(store) == [(manifest.name, 2)]
 
 
-def test_checkpoints_are_listed_newest_first(tmp_path: Path) -> None:
+def test_checkpoints_are_listed_newest_first(store: Store) -> None:
     steps = [(3, 1), (20, 1), (20, 2), (4, 9)]
-    names = {put_checkpoint(tmp_path, s, g).name: (s, g) for s, g in steps}
-    (tmp_path / "notes").mkdir()
-    listed = [names[entry.name] for entry in list_checkpoints(tmp_path)]
+    names = {put_checkpoint(store, s, g).name: (s, g) for s, g in steps}
+    store.put("notes/of-mine.txt", b"")
+    listed = [names[entry.name] for entry in list_checkpoints(store)]
     assert listed == [(20, 2), (20, 1), (4, 9), (3, 1)]
-    assert list_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_a_complete_checkpoint_is_never_written_again(tmp_path: Path) -> None:
-    manifest = put_checkpoint(tmp_path, 1)
+def test_a_complete_checkpoint_is_never_written_again(store: Store) -> None:
+    manifest = put_checkpoint(store, 1)
+    other = dataclasses.replace(manifest, seed=2)
     with pytest.raises(CheckpointError, match="is complete: use a new name"):
-        write_manifest(tmp_path, manifest)
+        write_manifest(store, other)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    manifest = put_files(tmp_path / "a", 1)
-    with pytest.raises(CheckpointError, match=f"cannot write .*{manifest.name}"):
-        write_manifest(tmp_path / "b", manifest)
-    with pytest.raises(CheckpointError, match=r"cannot read .*manifest\.json"):
-        read_manifest(tmp_path / "a", manifest.name)
+def test_a_manifest_whose_reply_was_lost_may_be_put_again(store: Store) -> None:
+    manifest = put_checkpoint(store, 1)
+    write_manifest(store, manifest)
+    assert list_checkpoints(store) == [(manifest.name, 1)]
+
+
+def test_an_empty_store_holds_no_checkpoint(store: Store) -> None:
+    assert list_checkpoints(store) == []
+    assert newest_valid(store) is None
+    name = put_files(store, 1).name
+    with pytest.raises(NoManifestError, match=rf"cannot read .*{name}/manifest\.json"):
+        read_manifest(store, name)
+
+
+def test_a_store_that_is_down_is_not_taken_for_empty_or_damaged(
+    s3: S3, tmp_path: Path
+) -> None:
+    manifest = put_checkpoint(open_store(tmp_path), 1)
+    down = open_store("s3://gone/x?endpoint_url=http://127.0.0.1:9", patience_s=0.1)
+    for ask in (
+        lambda: list_checkpoints(down),
+        lambda: newest_valid(down),
+        lambda: retain(down, 1),
+        lambda: verify(down, new_name(1, 1)),
+    ):
+        with pytest.raises(UnreachableError, match=r"s3://gone/x.*: no answer"):
+            ask()
+    with pytest.raises(CheckpointError, match=r"cannot write s3://gone/x/.*no answer"):
+        write_manifest(down, manifest)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (flip_a_bit, "section-1.safetensors is damaged: sha256"),
-        (lambda path: path.write_bytes(b"x" * 99), "must be 100 bytes, got 99"),
-        (Path.unlink, "cannot read .*section-1.safetensors: No such file"),
+        (shorten, "must be 100 bytes, got 99"),
+        (remove, "cannot read .*section-1.safetensors: (No such file|there is no)"),
     ],
 )
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
-    tmp_path: Path, damage: Callable[[Path], object], message: str
+    store: Store, damage: Callable[[Store, str], None], message: str
 ) -> None:
-    old, new = put_checkpoint(tmp_path, 1), put_checkpoint(tmp_path, 2)
-    damage(tmp_path / new.name / "section-1.safetensors")
+    old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
+    damage(store, f"{new.name}/section-1.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        verify(tmp_path, new.name)
+        verify(store, new.name)
     named: list[str] = []
-    taken = newest_valid(tmp_path, on_damaged=lambda name, error: named.append(name))
+    taken = newest_valid(store, on_damaged=lambda name, error: named.append(name))
     assert taken == (old.name, 1)
     assert named == [new.name]
 
@@ -149,36 +182,36 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"schema_version":9}', "\x00" * 64]
 )
-def test_a_damaged_manifest_is_named_and_skipped(tmp_path: Path, text: str) -> None:
-    old, new = put_checkpoint(tmp_path, 1), put_checkpoint(tmp_path, 2)
-    (tmp_path / new.name / MANIFEST_FILE).write_text(text)
+def test_a_damaged_manifest_is_named_and_skipped(store: Store, text: str) -> None:
+    old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
+    store.put(f"{new.name}/{MANIFEST_FILE}", text.encode())
     with pytest.raises(CheckpointError, match=rf"{new.name}/{MANIFEST_FILE}"):
-        read_manifest(tmp_path, new.name)
-    assert list_checkpoints(tmp_path) == [(old.name, 1)]
+        read_manifest(store, new.name)
+    assert list_checkpoints(store) == [(old.name, 1)]
     named: list[str] = []
-    assert newest_valid(tmp_path, on_damaged=lambda n, _: named.append(n)) == (
+    assert newest_valid(store, on_damaged=lambda n, _: named.append(n)) == (
         old.name,
         1,
     )
     assert named == [new.name]
 
 
-def test_a_manifest_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    one, two = put_checkpoint(tmp_path, 1), put_files(tmp_path, 2)
-    text = (tmp_path / one.name / MANIFEST_FILE).read_text()
-    (tmp_path / two.name / MANIFEST_FILE).write_text(text)
+def test_a_manifest_of_another_checkpoint_is_refused(store: Store) -> None:
+    one, two = put_checkpoint(store, 1), put_files(store, 2)
+    data = store.get(f"{one.name}/{MANIFEST_FILE}")
+    store.put(f"{two.name}/{MANIFEST_FILE}", data)
     with pytest.raises(CheckpointError, match="is of another checkpoint"):
-        read_manifest(tmp_path, two.name)
+        read_manifest(store, two.name)
 
 
-def test_checkpoints_known_to_be_damaged_are_not_looked_at(tmp_path: Path) -> None:
-    old, new = put_checkpoint(tmp_path, 1), put_checkpoint(tmp_path, 2)
-    assert newest_valid(tmp_path, skip={new.name}) == (old.name, 1)
-    assert newest_valid(tmp_path, skip={new.name, old.name}) is None
+def test_checkpoints_known_to_be_damaged_are_not_looked_at(store: Store) -> None:
+    old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
+    assert newest_valid(store, skip={new.name}) == (old.name, 1)
+    assert newest_valid(store, skip={new.name, old.name}) is None
 
 
-def test_a_manifest_must_add_up(tmp_path: Path) -> None:
-    manifest = put_files(tmp_path, 1)
+def test_a_manifest_must_add_up(store: Store) -> None:
+    manifest = put_files(store, 1)
     with pytest.raises(WireError, match="must hold sections 0 to 1: got"):
         dataclasses.replace(manifest, files=manifest.files[:1])
     with pytest.raises(WireError, match="must be named step-2-g"):
@@ -187,39 +220,40 @@ def test_a_manifest_must_add_up(tmp_path: Path) -> None:
         dataclasses.replace(manifest.files[0], file="../../etc/passwd")
 
 
-def test_retention_keeps_the_newest_and_what_is_protected(tmp_path: Path) -> None:
-    names = [put_checkpoint(tmp_path, step).name for step in range(5)]
-    assert set(retain(tmp_path, 2, protect={names[0]})) == {names[1], names[2]}
-    kept = [entry.name for entry in list_checkpoints(tmp_path)]
+def test_retention_keeps_the_newest_and_what_is_protected(store: Store) -> None:
+    names = [put_checkpoint(store, step).name for step in range(5)]
+    assert set(retain(store, 2, protect={names[0]})) == {names[1], names[2]}
+    kept = [entry.name for entry in list_checkpoints(store)]
     assert kept == [names[4], names[3], names[0]]
-    assert retain(tmp_path, 2, protect={names[0]}) == ()
+    assert retain(store, 2, protect={names[0]}) == ()
 
 
 def test_retention_clears_stale_halves_but_none_that_may_be_in_writing(
-    tmp_path: Path,
+    store: Store,
 ) -> None:
-    stale, written = put_files(tmp_path, 1).name, put_files(tmp_path, 2).name
-    newest = put_checkpoint(tmp_path, 3).name
-    ahead = put_files(tmp_path, 4).name
-    assert retain(tmp_path, 1, protect={written}) == (stale,)
-    assert {path.name for path in tmp_path.iterdir()} == {written, newest, ahead}
+    stale, written = put_files(store, 1).name, put_files(store, 2).name
+    newest = put_checkpoint(store, 3).name
+    ahead = put_files(store, 4).name
+    assert retain(store, 1, protect={written}) == (stale,)
+    assert set(store.folders()) == {written, newest, ahead}
 
 
 def test_retention_without_a_complete_checkpoint_deletes_nothing(
-    tmp_path: Path,
+    store: Store,
 ) -> None:
-    name = put_files(tmp_path, 1).name
-    assert retain(tmp_path, 1) == ()
-    assert (tmp_path / name).is_dir()
+    name = put_files(store, 1).name
+    assert retain(store, 1) == ()
+    assert store.folders() == [name]
 
 
-def test_retention_follows_no_link_out_of_the_store(tmp_path: Path) -> None:
-    outside = put_checkpoint(tmp_path / "outside", 1)
-    root = tmp_path / "root"
-    put_checkpoint(root, 5)
-    (root / outside.name).symlink_to(tmp_path / "outside" / outside.name)
-    assert retain(root, 1) == ()
-    verify(tmp_path / "outside", outside.name)
+def test_retention_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    outside, store = open_store(tmp_path / "outside"), open_store(tmp_path / "root")
+    manifest = put_checkpoint(outside, 1)
+    put_checkpoint(store, 5)
+    link = tmp_path / "root" / manifest.name
+    link.symlink_to(tmp_path / "outside" / manifest.name)
+    assert retain(store, 1) == ()
+    verify(outside, manifest.name)
 
 
 def test_a_checkpoint_error_is_something_the_user_can_act_on() -> None:

@@ -100,6 +100,23 @@ def submit(folder: Path) -> JobDir:
     return job
 
 
+def test_vms_get_the_time_that_data_and_setup_may_take(tmp_path: Path) -> None:
+    host = {"address": "127.0.0.1"}
+    path = job_file(
+        tmp_path,
+        resources={"provider": "ssh"},
+        checkpoint={"path": str(tmp_path)},
+        ssh={"hosts": [host]},
+        setup="true",
+        data={"words": "s3://bucket/words"},
+    )
+    job = JobDir(tmp_path / "job")
+    settings = launch.settings_of(load_config(path), FACTS, job, 0.0)
+    assert settings.busy_s == 600.0 + 3600.0
+    local = launch.settings_of(load_config(job_file(tmp_path)), FACTS, job, 0.0)
+    assert local.busy_s == 0.0
+
+
 def end(job: JobDir) -> None:
     """Let a job that never rented anything end: a person stops it."""
     with contextlib.closing(Journal(job.journal)) as journal:

@@ -86,6 +86,14 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["s3://bucket/some/prefix?region=eu-west-1", "file:///srv/check%20points"]
+)
+def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
+    file = write(tmp_path, {**MINIMAL, "checkpoint": {"path": url}})
+    assert load_config(file).checkpoint.path == url
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"budgets": {}}, "budgets: unknown key; did you mean budget?"),
@@ -158,7 +166,11 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
             {"local": {"events": [{"at_s": 1, "kind": "price"}]}},
             "local: usd_per_hour belongs to events of kind price, and only to them",
         ),
-        ({"checkpoint": {"path": "s3://b"}}, "checkpoint.path: must be a path on"),
+        (
+            {"checkpoint": {"path": "ftp://b"}},
+            "checkpoint.path: store must be a folder",
+        ),
+        ({"checkpoint": {"path": "s3://b?key=1"}}, "knows the options endpoint_url,"),
         ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
         ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
         ({"seed": {1, 2}}, "{1, 2} is no text, number, list or mapping"),

@@ -11,6 +11,7 @@ from spottrain import wire
 from spottrain.cloud.provider import VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
+from spottrain.varuna_manager.core_fleet import BOOT_BOUND_S
 from spottrain.varuna_manager.records import GenerationPhase, VmPhase
 
 FOUR = ("a", "b", "c", "d")
@@ -63,6 +64,19 @@ def test_the_hourly_cap_bounds_a_launch() -> None:
     story = Story(max_usd_per_hour=2.5)
     story.start()
     assert story.intend().count == 2
+
+
+def test_a_vm_that_is_not_ready_in_time_goes_back_data_and_setup_aside() -> None:
+    story = Story(busy_s=3600.0)
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a"),))
+    story.wait(BOOT_BOUND_S + 3599.0)
+    assert story.wished(c.TerminateVms) == []
+    story.wait(1.0)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("a",))]
+    assert story.state.vms["a"].return_reason == "not ready in 4500 s"
 
 
 def test_nothing_new_is_rented_before_the_truth_is_known() -> None:

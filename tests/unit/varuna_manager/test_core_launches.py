@@ -91,6 +91,8 @@ def test_vms_come_from_the_region_where_the_others_are() -> None:
     near = replace(SMALL, usd_per_hour=3.0)
     story = begun(near, replace(FAR, usd_per_hour=2.0, available=1))
     assert story.intend().offer.region == "far"
+    assert story.wished(c.IntendLaunch) == []  # it is enough to train
+    story.now_s += 1.0
     story.tell(
         e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
     )

@@ -121,6 +121,7 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         checkpoint=st.booleans(),
         now=st.booleans(),
     ),
+    st.builds(e.JobMoved, at_s=AT, epoch=st.sampled_from([2, 3]), host=st.just("here")),
     st.builds(e.TimerFired, at_s=AT),
     st.builds(
         e.LimitsChanged,

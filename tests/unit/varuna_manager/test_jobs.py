@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.object_store import S3
 
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.budget import WORTH_S, reserve_s
 from spottrain.pricing.money import Money, Rate
+from spottrain.storage import open_store
 from spottrain.varuna_manager import jobs, launch, packing
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.events import JobSubmitted
@@ -193,10 +195,24 @@ def test_an_unwritable_checkpoint_path_is_refused(
         )
 
     check(tmp_path / "new" / "folder")
-    with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write to"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write "):
         check(workdir / "train.py" / "below")
-    with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write to"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write "):
         check(Path("/proc/nowhere"))
+
+
+def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(
+    workdir: Path, s3: S3
+) -> None:
+    def check(path: str) -> None:
+        launch.check_checkpoint_path(config_for(workdir, checkpoint={"path": path}))
+
+    check(s3.url("jobs"))
+    assert open_store(s3.url()).list() == []
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.path: .* no such bucket: create"
+    ):
+        check(s3.url().replace("bucket-", "nobody-"))
 
 
 def zone(price: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ LISTS = (
     checks.OWN_NETWORK_ACTIONS,
     checks.IDENTITY_ACTIONS,
     checks.OWN_IDENTITY_ACTIONS,
+    checks.LOG_ACTIONS,
     checks.OTHER_ACTIONS,
 )
 VERBS = {"GET": "read", "PUT": "write", "DELETE": "delete", "POST": "action"}
@@ -60,12 +61,13 @@ def test_the_page_lists_what_the_code_checks() -> None:
 def test_all_that_is_asked_of_azure_is_on_the_lists(azure: FakeAzure) -> None:
     subnet = azure.ask("users_own", group="theirs", region=REGION)
     shared: dict[str, Any] = {"resource_group": "theirs", "self_delete": False}
-    for provider in (
+    providers = (
         azure.provider(),
         azure.provider(**shared),
         azure.provider(**shared, subnets={REGION: subnet}),
-    ):
-        (vm,) = rent(provider)
+    )
+    for number, provider in enumerate(providers):
+        (vm,) = rent(provider, intent=f"intent-{number}")
         provider.list_vms("job")
         provider.list_all()
         provider.check()

@@ -17,6 +17,7 @@ from spottrain.cloud.errors import (
     MisconfiguredError,
     VmNotFoundError,
 )
+from spottrain.cloud.provider import VmState
 
 
 def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
@@ -137,7 +138,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(
     provider.interrupt(vm.vm_id)
     assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
     azure.ask("pass_time", seconds=1801)
-    assert provider.list_vms("job") == ()
+    assert [vm.state for vm in provider.list_vms("job")] == [VmState.TERMINATED]
     for gone in (vm.vm_id, "vm-of-nobody"):
         with pytest.raises(VmNotFoundError):
             provider.interrupt(gone)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import platform
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
-from spottrain.cloud.ssh.package import package
+from tests.fakes.object_store import CREDENTIALS
+
+from spottrain.cloud.ssh.package import carries_obstore, package
 
 AGENT = "import spottrain.varuna_manager.agent, spottrain.cloud.ssh.keeper, sys; "
 THEIRS = "print([m for m in sys.modules if 'site-packages' in str(sys.modules[m])])"
@@ -36,6 +39,28 @@ def test_the_runtime_is_carried_too() -> None:
     assert "spottrain/pipeline/supervisor.py" in names
     assert "spottrain/morphing/loops/play.py" in names
     assert len(names) == len(set(names))
+
+
+def test_obstore_is_carried_to_machines_of_the_same_kind_when_it_is_needed(
+    tmp_path: Path,
+) -> None:
+    here = {"system": platform.system(), "machine": platform.machine()}
+    assert carries_obstore(here)
+    assert not carries_obstore({**here, "machine": "another"})
+    with tarfile.open(fileobj=io.BytesIO(package(True).archive)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    code = (
+        "from spottrain.storage import open_store; import obstore; "
+        "open_store('s3://b/x'); print(obstore.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code],
+        env={"PYTHONPATH": str(tmp_path), **CREDENTIALS},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{tmp_path}/obstore/__init__.py\n", done.stderr
 
 
 ONCE = """

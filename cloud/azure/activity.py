@@ -1,0 +1,124 @@
+"""What Azure's Activity Log says of VMs: when each was made, and when it was gone; pure.
+
+Every change of a resource is kept there for 90 days, minutes after it happened. Source:
+"Activity Logs - List" of Azure's REST reference, api-version 2015-04-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from spottrain.cloud.azure import requests
+
+VERSION = "2015-04-01"
+FIELDS = (
+    "correlationId",
+    "eventDataId",
+    "eventTimestamp",
+    "operationName",
+    "resourceId",
+    "status",
+)
+"""What is asked for of each event."""
+_LONGEST_S = 89 * 86400.0
+"""A question may span so much; the log holds a day more."""
+_VM = "microsoft.compute/virtualmachines"
+_MADE = f"{_VM}/write"
+_ENDS = frozenset(
+    {f"{_VM}/delete", f"{_VM}/deallocate/action", f"{_VM}/evictspotvm/action"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of one change of a VM."""
+
+    event_id: str
+    change: str
+    """Id that all steps of one change have."""
+    at_s: float
+    vm_id: str
+    ends: bool
+    """Whether the change ends the VM; else it makes it."""
+    step: str
+    """Such as ``Started``, ``Accepted``, ``Succeeded`` or ``Failed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A VM that is gone, in seconds since the epoch."""
+
+    from_s: float | None
+    """When it was asked for; None: before all that the log was asked for."""
+    until_s: float
+
+
+def address(subscription: str, group: str, since_s: float) -> str:
+    """Return the path and query by which the events of a group are asked for.
+
+    Args:
+        subscription: Its id.
+        group: Name of a resource group.
+        since_s: Not those before, in seconds since the epoch.
+    """
+    wanted = (
+        f"eventTimestamp ge '{_written(since_s)}' and "
+        f"eventTimestamp le '{_written(since_s + _LONGEST_S)}' and "
+        f"resourceGroupName eq '{group}'"
+    )
+    query = {"api-version": VERSION, "$filter": wanted, "$select": ",".join(FIELDS)}
+    path = f"/subscriptions/{subscription}/providers/Microsoft.Insights"
+    return f"{path}/eventtypes/management/values?{urlencode(query, quote_via=quote)}"
+
+
+def event_of(told: Mapping[str, Any]) -> Event | None:
+    """Return an event as Azure writes it; None if it neither makes nor ends a VM.
+
+    The case of its names is left to chance, and ours have small letters alone.
+    """
+    change = str(told.get("operationName", {}).get("value", "")).lower()
+    resource = str(told.get("resourceId", ""))
+    if change != _MADE and change not in _ENDS:
+        return None
+    return Event(
+        event_id=str(told.get("eventDataId", "")),
+        change=str(told.get("correlationId", "")),
+        at_s=datetime.fromisoformat(told["eventTimestamp"]).timestamp(),
+        vm_id=requests.vm_id_of(*requests.split_resource_id(resource.lower())),
+        ends=change in _ENDS,
+        step=str(told.get("status", {}).get("value", "")),
+    )
+
+
+def lives(events: Iterable[Event]) -> dict[str, Life]:
+    """Return the last life of each VM that is gone, by our name of it.
+
+    A VM that Azure agreed to make and had no machine for has not lived. Of a VM that
+    was evicted and then deleted the first counts.
+    """
+    begun: dict[str, Event] = {}
+    over: dict[str, Life] = {}
+    never: set[str] = set()
+    for event in sorted(events, key=lambda one: one.at_s):
+        name, begin = event.vm_id, begun.get(event.vm_id)
+        if not event.ends and event.step in ("Started", "Accepted"):
+            if begin is None:
+                begun[name] = event
+                over.pop(name, None)
+                never.discard(name)
+        elif not event.ends:
+            if event.step == "Failed" and begin and begin.change == event.change:
+                del begun[name]
+                never.add(name)
+        elif event.step == "Succeeded" and name not in over and name not in never:
+            over[name] = Life(begin.at_s if begin else None, event.at_s)
+            begun.pop(name, None)
+    return over
+
+
+def _written(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,55 @@
+"""``python -m spottrain.cloud.data FOLDER LIMIT_S < wishes``: brings a job's data.
+
+Says how far it is, a line each time; the last line is the environment as JSON, or what
+went wrong. Exit codes: 0 done, 3 the job's author must act, 75 it may go right later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from spottrain.cloud.data.bringing import bring
+from spottrain.cloud.data.cache import Cache
+from spottrain.cloud.data.wish import DataAwayError, DataError, from_json
+
+AWAY = os.EX_TEMPFAIL
+
+
+def main(argv: Sequence[str]) -> int:
+    """Bring what stdin wishes for into the folder ``argv[0]``, in ``argv[1]`` seconds."""
+    limit_s = float(argv[1])
+    limit = threading.Timer(limit_s, _give_up, (limit_s,))
+    limit.daemon = True
+    limit.start()
+    try:
+        cache = Cache(Path(argv[0]), may_evict=True)
+        _say(json.dumps(bring(from_json(sys.stdin.read()), cache, _say)))
+    except DataError as error:
+        _say(str(error))
+        return DataError.exit_code
+    except DataAwayError as error:
+        _say(str(error))
+        return AWAY
+    except OSError as error:
+        _say(f"data: {error}")
+        return AWAY
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _give_up(limit_s: float) -> None:
+    _say(f"data: took longer than {limit_s:g} s; raise data_limit_s")
+    os._exit(DataError.exit_code)  # whatever a thread waits for
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

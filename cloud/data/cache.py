@@ -1,0 +1,212 @@
+"""A folder of data that was fetched: each dataset whole or not at all, and only once.
+
+    <folder>/<key>/        files of one version of one dataset
+    <folder>/<key>.part/   files of one that is arriving
+    <folder>/<key>.lock    held by whoever brings it
+
+The key tells where it came from and which version it is, by the names, sizes and ETags of
+its objects. Several processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from spottrain.cloud.data.sources import File, Source
+from spottrain.cloud.data.wish import DataError, Wish, short_hash
+
+_AT_ONCE = 8
+"""Files that are fetched at the same time."""
+
+Tell = Callable[[str], None]
+"""Told how far it is, a line each time."""
+
+
+class Cache:
+    """What was fetched to this machine.
+
+    Args:
+        folder: Made on need.
+        may_evict: Remove what was not used for longest when there is no room; only
+            where no other job can be using it.
+    """
+
+    def __init__(self, folder: Path, *, may_evict: bool = False) -> None:
+        self.folder = folder
+        self._may_evict = may_evict
+        self._used: set[str] = set()
+
+    def bring(self, wish: Wish, source: Source, tell: Tell) -> Path:
+        """Fetch a dataset unless it is here; return where it lies.
+
+        Args:
+            wish: What is wanted.
+            source: Where it is.
+            tell: See ``Tell``.
+
+        Raises:
+            DataError: there is no room, or it is not what the job file says.
+            DataAwayError: it cannot be had now; what has arrived is kept.
+        """
+        files = source.files
+        versions = [(file.name, file.num_bytes, file.etag) for file in files]
+        key = short_hash(wish.url, wish.unpack, wish.sha256, versions)
+        self._used.add(key)
+        with self._locked(key):
+            target, part = self.folder / key, self.folder / f"{key}.part"
+            if target.exists() and not (wish.unpack or not missing(target, files)):
+                target.rename(part)  # somebody took a file away
+            if target.exists():
+                os.utime(target)  # it is used
+                tell(f"{wish.name}: is here, {amount(num_bytes(files))}")
+            else:
+                with told_when_full(wish, self.folder):
+                    self._fetch(wish, source, part, tell)
+                part.rename(target)
+        return target if source.is_folder or wish.unpack else target / files[0].name
+
+    def _fetch(self, wish: Wish, source: Source, part: Path, tell: Tell) -> None:
+        part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        archive = part.with_suffix(".archive")
+        folder = archive if wish.unpack else part
+        folder.mkdir(exist_ok=True)
+        wanted = missing(folder, source.files)
+        # Unpacked it takes at least as much again.
+        more = num_bytes(source.files) if wish.unpack else 0
+        self._make_room(wish, num_bytes(wanted) + more)
+        arrived = num_bytes(source.files) - num_bytes(wanted)
+        total = amount(num_bytes(source.files))
+        threads = ThreadPoolExecutor(_AT_ONCE, "data")
+        try:
+            fetches = {
+                threads.submit(source.fetch, x, folder / x.name): x for x in wanted
+            }
+            tell(f"{wish.name}: {amount(arrived)} of {total} are here")
+            for done in as_completed(fetches):
+                done.result()
+                arrived += fetches[done].num_bytes
+                tell(f"{wish.name}: {amount(arrived)} of {total} are here")
+        finally:
+            threads.shutdown(cancel_futures=True)
+        if wish.unpack:
+            tell(f"{wish.name}: unpacking {total}")
+            unpack(wish, archive / source.files[0].name, part)
+            shutil.rmtree(archive)
+
+    def _make_room(self, wish: Wish, wanted_bytes: int) -> None:
+        """Check that so much fits on the disk; make room if that is allowed.
+
+        Raises:
+            DataError: it does not.
+        """
+        for old in self._oldest() if self._may_evict else ():
+            if wanted_bytes <= self._free_bytes():
+                break
+            with self._locked(old.name, wait=False) as held:
+                if held:
+                    shutil.rmtree(old, ignore_errors=True)
+        if wanted_bytes > (free_bytes := self._free_bytes()):
+            raise DataError(
+                f"{wish.what}: needs {amount(wanted_bytes)}, {amount(free_bytes)} "
+                f"are free in {self.folder}; make room there or give VMs a larger disk"
+            )
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    def _oldest(self) -> list[Path]:
+        """Return the datasets that this process did not ask for, longest unused first."""
+        found = [
+            path
+            for path in self.folder.iterdir()
+            if path.is_dir() and path.name.partition(".")[0] not in self._used
+        ]
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Hold a dataset's lock; yields whether it is held (always, if ``wait``)."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.folder / f"{name.partition('.')[0]}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(lock)
+
+
+def missing(folder: Path, files: Sequence[File]) -> list[File]:
+    """Return which of some files a folder does not hold, by name and size."""
+    found = []
+    for file in files:
+        try:
+            here_bytes = (folder / file.name).stat().st_size
+        except FileNotFoundError:
+            here_bytes = -1
+        if here_bytes != file.num_bytes:
+            found.append(file)
+    return found
+
+
+def unpack(wish: Wish, archive: Path, folder: Path) -> None:
+    """Unpack a tar or zip archive; nothing may land outside of ``folder``.
+
+    Raises:
+        DataError: it is none, or damaged.
+    """
+    try:
+        if tarfile.is_tarfile(archive):
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+        elif zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                zipped.extractall(folder)
+        else:
+            raise DataError(f"{wish.what}: is no tar or zip archive; leave unpack out")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise DataError(f"{wish.what}: cannot be unpacked: {error}; mend it") from None
+
+
+@contextlib.contextmanager
+def told_when_full(wish: Wish, folder: Path) -> Iterator[None]:
+    """Say in one line that a disk is full.
+
+    Raises:
+        DataError: it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DataError(
+            f"{wish.what}: the disk of {folder} is full; make room there or give VMs a "
+            "larger disk"
+        ) from None
+
+
+def num_bytes(files: Sequence[File]) -> int:
+    """Return what some files take."""
+    return sum(file.num_bytes for file in files)
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as people read it, such as ``12.3 GB``."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

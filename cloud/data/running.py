@@ -1,0 +1,58 @@
+"""The process on a host that brings data, as whoever started it sees it; see on_host."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_TOLD_BYTES = 4096
+
+
+class Running:
+    """Brings data, and dies with its VM, by the mark in its environment.
+
+    Args:
+        cache: Folder where data is kept.
+        log: What it says is appended there.
+        environment: Of the process.
+        wishes: What to bring, see ``wish.to_json``.
+        limit_s: How long it may take.
+    """
+
+    def __init__(
+        self,
+        cache: Path,
+        log: Path,
+        environment: Mapping[str, str],
+        wishes: str,
+        limit_s: float,
+    ) -> None:
+        self._log = log
+        command = [sys.executable, "-P", "-m", "spottrain.cloud.data"]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, str(cache), str(limit_s)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                text=True,
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(wishes)
+
+    def look(self, wait_s: float) -> dict[str, Any]:
+        """Wait for its end for a while; return its exit code, if any, and last line."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(wait_s)
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - _TOLD_BYTES))
+            told = file.read().decode(errors="replace").strip()
+        return {"code": code, "line": told.rpartition("\n")[2]}

@@ -1,0 +1,252 @@
+"""Where data is fetched from: buckets by our storage, and web servers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from spottrain.cloud.data.wish import (
+    WEB_SCHEMES,
+    DataAwayError,
+    DataError,
+    NothingThereError,
+    Wish,
+    short_hash,
+)
+from spottrain.errors import SpottrainError
+from spottrain.object_store import open_objects
+from spottrain.storage import (
+    PATIENCE_S,
+    DeniedError,
+    MissingError,
+    StorageError,
+    Version,
+    parse_url,
+)
+
+_ANSWER_S = 60.0
+_CHUNK_BYTES = 1 << 20
+_GONE = frozenset({404, 410})
+_TRANSIENT = frozenset({408, 425, 429})
+"""What a web server says that may be otherwise a minute later."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a dataset."""
+
+    name: str
+    """Path in the dataset, with slashes."""
+    num_bytes: int
+    etag: str
+    """Changes with its content; may be empty."""
+
+
+class Source(Protocol):
+    """One version of a dataset as it lies elsewhere."""
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All its files."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the job wants a folder, not the one file."""
+
+    def fetch(self, file: File, target: Path) -> None:
+        """Copy a file to ``target``, whole or not at all.
+
+        Raises:
+            DataError: it is gone, refused, or not what the job file says.
+            DataAwayError: it cannot be had now.
+        """
+
+
+def look(wish: Wish, patience_s: float = PATIENCE_S) -> Source:
+    """Return what there is of a dataset now.
+
+    Args:
+        wish: What is wanted.
+        patience_s: How long a bucket that does not answer is asked again.
+
+    Raises:
+        NothingThereError: nothing.
+        DataError: it is refused.
+        DataAwayError: it cannot be looked at now.
+    """
+    with told(wish):
+        if urlsplit(wish.url).scheme in WEB_SCHEMES:
+            return WebSource(wish)
+        return ObjectSource(wish, patience_s)
+
+
+class ObjectSource:
+    """An object, or all below a prefix.
+
+    Args:
+        wish: Its URL ends with a slash if it is a prefix.
+        patience_s: See ``look``.
+
+    Raises:
+        StorageError: it cannot be looked at.
+        DataError: there is nothing, or what is lacking here is not the bucket's.
+    """
+
+    def __init__(self, wish: Wish, patience_s: float) -> None:
+        self._wish = wish
+        parts = urlsplit(wish.url)
+        self.is_folder = parts.path.endswith("/") or not parts.path
+        above, _, name = parts.path.rpartition("/")
+        place = parts._replace(path=above).geturl()
+        try:
+            self._store = open_objects(parse_url(place), patience_s)
+        except StorageError as error:
+            raise DataError(f"{wish.what}: {error}") from None
+        if self.is_folder:
+            found = self._store.versions()
+        else:
+            found = [self._store.version(unquote(name))]
+        self.files = tuple(files_of(wish, found))
+        if not self.files:
+            raise NothingThereError(f"{wish.what}: nothing is there; check the URL")
+        if self.is_folder and (wish.unpack or wish.sha256):
+            raise DataError(
+                f"{wish.what}: unpack and sha256 are for one object; name one"
+            )
+
+    def fetch(self, file: File, target: Path) -> None:
+        """See ``Source``."""
+        with told(self._wish):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._store.fetch(file.name, target)
+            check_hash(self._wish, target)
+
+
+class WebSource:
+    """A file on a web server.
+
+    Args:
+        wish: What is wanted.
+
+    Raises:
+        DataError: the server does not say how large it is.
+        OSError: the server does not answer, or refuses.
+    """
+
+    is_folder = False
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        with self._ask("HEAD") as answer:
+            size = answer.headers.get("Content-Length")
+            etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        if size is None:
+            raise DataError(f"{wish.what}: its server does not tell its size")
+        name = PurePosixPath(unquote(urlsplit(wish.url).path)).name or "index"
+        self.files: tuple[File, ...] = (File(name, int(size), etag or ""),)
+
+    def fetch(self, file: File, target: Path) -> None:
+        """See ``Source``; goes on where an earlier try ended."""
+        part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
+        part.touch()
+        here_bytes = part.stat().st_size if file.etag else 0
+        with told(self._wish):
+            if here_bytes != file.num_bytes or not here_bytes:
+                self._go_on(part, here_bytes if here_bytes < file.num_bytes else 0)
+            got_bytes = part.stat().st_size
+            if got_bytes != file.num_bytes:
+                raise DataAwayError(
+                    f"{self._wish.what}: got {got_bytes} of {file.num_bytes} bytes"
+                )
+            check_hash(self._wish, part)
+        part.replace(target)
+
+    def _go_on(self, part: Path, here_bytes: int) -> None:
+        with self._ask("GET", here_bytes) as answer:
+            goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+            with part.open("ab" if goes_on else "wb") as stream:
+                shutil.copyfileobj(answer, stream, _CHUNK_BYTES)
+
+    @contextlib.contextmanager
+    def _ask(self, method: str, first: int = 0) -> Iterator[http.client.HTTPResponse]:
+        request = urllib.request.Request(self._wish.url, method=method)
+        request.add_header("Accept-Encoding", "identity")
+        if first:
+            request.add_header("Range", f"bytes={first}-")
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+                yield answer
+        except urllib.error.HTTPError as error:
+            error.close()  # it is an answer too
+            raise
+
+
+def files_of(wish: Wish, found: Sequence[Version]) -> Iterator[File]:
+    """Yield the files among objects: what only stands for a folder is none.
+
+    Raises:
+        DataError: a name would lead out of the dataset's folder.
+    """
+    folders = {str(path) for x in found for path in PurePosixPath(x.name).parents}
+    for name, num_bytes, etag in found:
+        if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+            raise DataError(f"{wish.what}: an object has the name {name!r}; rename it")
+        if num_bytes or not (name in folders or not name or name.endswith("/")):
+            yield File(name, num_bytes, etag)
+
+
+def check_hash(wish: Wish, path: Path) -> None:
+    """Check that a file is what the job file says, if it says so; else remove it.
+
+    Raises:
+        DataError: it is not.
+    """
+    if not wish.sha256:
+        return
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != wish.sha256:
+        path.unlink()
+        raise DataError(f"{wish.what}: has sha256 {found}, not that of the job file")
+
+
+@contextlib.contextmanager
+def told(wish: Wish) -> Iterator[None]:
+    """Raise what goes wrong on the way as our errors, one line that names the dataset.
+
+    Raises:
+        DataError: a person must act.
+        DataAwayError: it may go right later.
+    """
+    try:
+        yield
+    except MissingError as error:
+        raise NothingThereError(f"{wish.what}: {error}; check the URL") from None
+    except DeniedError as error:
+        raise DataError(f"{wish.what}: {error}") from None
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None  # of this machine: a full disk, for one
+        raise DataAwayError(f"{wish.what}: {error}") from None
+    except urllib.error.HTTPError as error:
+        kind: type[SpottrainError] = DataError
+        if error.code in _GONE:
+            kind = NothingThereError
+        elif error.code >= 500 or error.code in _TRANSIENT:
+            kind = DataAwayError
+        raise kind(
+            f"{wish.what}: its server says {error.code} {error.reason}"
+        ) from None
+    except urllib.error.URLError as error:
+        raise DataAwayError(f"{wish.what}: no answer: {error.reason}") from None
+    except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise DataAwayError(f"{wish.what}: connection lost: {error!r}") from None

@@ -1,0 +1,170 @@
+"""Keeps a run of the contract suite against a real account below a cap in dollars."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from spottrain.cloud.errors import (
+    AuthError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+)
+from spottrain.cloud.provider import (
+    CloudProvider,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    ReleasesJob,
+    Vm,
+)
+
+HOLD_S = 1800.0
+"""No VM lasts longer, whatever becomes of us: it ends itself a quarter of an hour after
+its start, since it never hears from a manager, or its cloud's hard stop ends it."""
+LEAST_S = 60.0
+"""Every cloud bills a minute at least."""
+MOST_VMS = 4
+"""At the same time."""
+_NOTHING_RENTED = (
+    AuthError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+)
+
+
+class CapError(AssertionError):
+    """Something would cost more than was agreed to."""
+
+
+@dataclass
+class _Hold:
+    """VMs of one launch, and what they may cost yet or have cost."""
+
+    usd_per_hour: float
+    since_s: float
+    alive: int
+    spent_usd: float = 0.0
+
+    @property
+    def most_usd(self) -> float:
+        """What it may come to."""
+        return self.spent_usd + self.alive * self.usd_per_hour * HOLD_S / 3600
+
+
+class Purse:
+    """What may be spent, and what was.
+
+    A VM counts as if it lasted ``HOLD_S`` until it is given back, so whatever happens the
+    sum stays below the cap.
+
+    Args:
+        cap_usd: The most that all VMs together may cost.
+        clock: Seconds, never going back.
+    """
+
+    def __init__(
+        self, cap_usd: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cap_usd = cap_usd
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._holds: dict[str, _Hold] = {}
+        self._vms: dict[str, str] = {}
+
+    @property
+    def most_usd(self) -> float:
+        """What all that was asked for may come to."""
+        return sum(hold.most_usd for hold in self._holds.values())
+
+    def hold(self, request: LaunchRequest) -> None:
+        """Agree to a launch; the same token counts once.
+
+        Raises:
+            CapError: it would be too dear, or too many.
+        """
+        offer, count = request.offer, request.count
+        with self._lock:
+            if request.token in self._holds:
+                return
+            new = _Hold(offer.usd_per_hour, self._clock(), count)
+            alive = sum(hold.alive for hold in self._holds.values())
+            if alive + count > MOST_VMS:
+                raise CapError(f"{alive} VMs are there, {count} more are too many")
+            if self.most_usd + new.most_usd > self._cap_usd:
+                raise CapError(
+                    f"{count} {offer.instance_type} may cost {new.most_usd:.2f} USD, "
+                    f"all before {self.most_usd:.2f} USD: above the cap of "
+                    f"{self._cap_usd:g} USD"
+                )
+            self._holds[request.token] = new
+
+    def rented(self, token: str, vms: Collection[Vm]) -> None:
+        """Note what came of a launch; nothing: it was refused."""
+        with self._lock:
+            self._holds[token].alive = len(vms)
+            self._vms |= {vm.vm_id: token for vm in vms}
+
+    def returned(self, vm_ids: Collection[str]) -> None:
+        """Note VMs that were given back."""
+        with self._lock:
+            for vm_id in vm_ids:
+                token = self._vms.pop(vm_id, None)
+                if token is not None:
+                    hold = self._holds[token]
+                    lasted_s = max(LEAST_S, self._clock() - hold.since_s)
+                    hold.spent_usd += hold.usd_per_hour * lasted_s / 3600
+                    hold.alive -= 1
+
+
+class Capped:
+    """A provider that asks the purse before it rents; its cheapest offer comes first.
+
+    Args:
+        inner: The real one.
+        purse: Pays.
+    """
+
+    def __init__(self, inner: CloudProvider, purse: Purse) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._purse = purse
+
+    def offers(self) -> Sequence[Offer]:
+        """See ``CloudProvider``."""
+        return sorted(self._inner.offers(), key=lambda offer: offer.usd_per_hour)
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """See ``CloudProvider``.
+
+        Raises:
+            CapError: the purse does not agree.
+        """
+        self._purse.hold(request)
+        try:
+            result = self._inner.launch(request)
+        except _NOTHING_RENTED:
+            self._purse.rented(request.token, ())
+            raise
+        self._purse.rented(request.token, result.vms)
+        return result
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """See ``CloudProvider``."""
+        return self._inner.list_vms(job)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """See ``CloudProvider``."""
+        self._inner.terminate(vm_ids)
+        self._purse.returned(vm_ids)
+
+    def release(self, job: str) -> None:
+        """See ``ReleasesJob``."""
+        assert isinstance(self._inner, ReleasesJob)
+        self._inner.release(job)

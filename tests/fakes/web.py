@@ -1,0 +1,92 @@
+"""A web server of files in memory: ETags, ranges, and connections that break."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Web:
+    """What it serves and what it was asked."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    """By path, with the slash at the beginning."""
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and range of each request."""
+    breaks_after: int | None = None
+    """The next answer's connection breaks after so many bytes."""
+    says: int | None = None
+    """Every answer is this status."""
+    knows_ranges: bool = True
+    url: str = ""
+
+    def gets(self) -> list[str]:
+        """Return the ranges of all requests for content."""
+        return [asked for method, _, asked in self.asked if method == "GET"]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers for ``web``."""
+
+    daemon_threads = True
+
+    def __init__(self, web: Web) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.web = web
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
+
+    def do_GET(self) -> None:
+        web = self.server.web
+        content = web.files.get(self.path, b"")
+        first, cut = 0, web.breaks_after
+        if web.knows_ranges and (asked := self.headers.get("Range")):
+            found = re.fullmatch(r"bytes=(\d+)-", asked)
+            assert found is not None
+            first = int(found[1])
+        web.breaks_after = None
+        self._answer(content[first:], first, cut)
+
+    def _answer(self, body: bytes, first: int = 0, cut: int | None = None) -> None:
+        web = self.server.web
+        web.asked.append((self.command, self.path, self.headers.get("Range", "")))
+        content = web.files.get(self.path)
+        status = 404 if content is None else 206 if first else 200
+        self.send_response(web.says or status)
+        if content is not None:
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("Content-Length", str(len(content) - first))
+        self.end_headers()
+        self.wfile.write(body[:cut])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serve_web() -> Iterator[Web]:
+    """Run the server on loopback."""
+    web = Web()
+    server = Server(web)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    web.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield web
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

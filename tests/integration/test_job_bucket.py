@@ -1,0 +1,41 @@
+"""A job that keeps its checkpoints in a bucket: stopped, resumed, bit for bit the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.fakes.object_store import bucket
+from tests.integration.jobs import STEPS, Job, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturbed_one(
+    tmp_path: Path, reference: Undisturbed
+) -> None:
+    with bucket() as s3:
+        checkpoint = {"path": s3.url("jobs/bucket"), "every_steps": 40, "keep": 2}
+        resources = {"max_vms": 1}
+        with Job(tmp_path, "b", checkpoint=checkpoint, resources=resources) as job:
+            job.pace(0.02)
+            assert job.launch("--detach").code == 0
+            job.until_trains(1)
+            stopped = job.run("stop", job.name)
+            assert stopped.code == 0, stopped.err
+            step = job.state().progress.step
+            assert job.checkpoints()[0].step == step < STEPS
+            assert not job.dir.checkpoints.exists()
+
+            job.pace(0.0)
+            resumed = job.resume()
+            assert resumed.code == 0, resumed.err
+            assert [entry.step for entry in job.checkpoints()] == [STEPS, STEPS - 40]
+            assert weights(job.checkpoint_root) == reference.weights
+            assert job.processes() == []

@@ -1,0 +1,62 @@
+"""A job whose machine burns down: another one goes on from the checkpoint store alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.object_store import CREDENTIALS, S3, serve_s3
+from tests.integration.jobs import Job, weights
+from tests.integration.undisturbed import Undisturbed, undisturbed
+
+from spottrain.varuna_manager.events import JobMoved, JobSubmitted, ManagerStarted
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with serve_s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return undisturbed(tmp_path_factory)
+
+
+def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
+    tmp_path: Path, s3: S3, reference: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    url = s3.url("runs/moved")
+    checkpoint = {"path": url, "every_steps": 10}
+    with Job(tmp_path, "moved", checkpoint=checkpoint, resources={"max_vms": 2}) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        job.until("a checkpoint", lambda s: s.checkpoints and s.checkpoints[0].step)
+        before = job.until_trains(15)
+        job.kill_everything()
+        lost = len(job.events())
+        shutil.rmtree(tmp_path / "home")
+        job.pace(0.0)
+
+        last = job.run("resume", url, "-o", "json")
+
+        assert last.code == 0, last.err
+        assert "keys stayed behind" in last.err
+        assert weights(url) == reference.weights
+        events = job.events()
+        assert isinstance(events[0], JobSubmitted)
+        moved = next(i for i, e in enumerate(events) if isinstance(e, JobMoved))
+        assert 0 < moved <= lost
+        assert len([e for e in events if isinstance(e, ManagerStarted)]) == 2
+        ledger = job.state().ledger
+        assert before.vms.keys() <= ledger.closed.keys()
+        assert job.run("status", job.name).code == 0
+        # What the second machine did is in the store as well, to the last event.
+        assert job.dir.copy_note.exists()
+        assert "journal copied up to" not in job.run("status", job.name).err

@@ -1,0 +1,266 @@
+"""Data on a machine: fetched once, whole, within the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.cloud.data.cache import Cache, missing, num_bytes
+from spottrain.cloud.data.sources import File
+from spottrain.cloud.data.wish import DataAwayError, DataError, Wish
+
+WISH = Wish(name="corpus", url="s3://bucket/corpus/")
+
+
+@dataclass
+class Shelf:
+    """A source in memory that notes what is fetched."""
+
+    content: dict[str, bytes]
+    is_folder: bool = True
+    version: str = "1"
+    away: set[str] = field(default_factory=set)
+    fetched: list[str] = field(default_factory=list)
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return tuple(
+            File(name, len(data), self.version) for name, data in self.content.items()
+        )
+
+    def fetch(self, file: File, target: Path) -> None:
+        if file.name in self.away:
+            raise DataAwayError(f"{file.name} is away")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self.content[file.name])
+        self.fetched.append(file.name)
+
+
+def bring(cache: Cache, shelf: Shelf, wish: Wish = WISH) -> Path:
+    return cache.bring(wish, shelf, lambda line: None)
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
+    shelf = Shelf({"a": b"1", "below/b": b"22"})
+    first = bring(Cache(tmp_path), shelf)
+    assert read(first) == shelf.content
+    assert bring(Cache(tmp_path), shelf) == first
+    assert sorted(shelf.fetched) == ["a", "below/b"]
+
+
+def test_one_object_is_a_file(tmp_path: Path) -> None:
+    shelf = Shelf({"words.bin": b"123"}, is_folder=False)
+    path = bring(Cache(tmp_path), shelf)
+    assert (path.name, path.read_bytes()) == ("words.bin", b"123")
+
+
+def test_another_version_lies_beside_the_first(tmp_path: Path) -> None:
+    old = bring(Cache(tmp_path), Shelf({"a": b"1"}))
+    new = bring(Cache(tmp_path), Shelf({"a": b"2"}, version="2"))
+    assert (read(old), read(new)) == ({"a": b"1"}, {"a": b"2"})
+
+
+def test_what_has_arrived_is_kept_when_the_rest_does_not(tmp_path: Path) -> None:
+    shelf = Shelf({"a": b"1", "b": b"2"}, away={"b"})
+    with pytest.raises(DataAwayError, match="b is away"):
+        bring(Cache(tmp_path), shelf)
+    assert not [p for p in tmp_path.iterdir() if p.is_dir() and p.suffix != ".part"]
+    shelf.away.clear()
+    shelf.fetched.clear()
+    assert read(bring(Cache(tmp_path), shelf)) == shelf.content
+    assert shelf.fetched == ["b"]
+
+
+def test_a_file_that_was_taken_away_is_fetched_again(tmp_path: Path) -> None:
+    shelf = Shelf({"a": b"1", "b": b"22"})
+    path = bring(Cache(tmp_path), shelf)
+    (path / "b").write_bytes(b"2")
+    shelf.fetched.clear()
+    assert read(bring(Cache(tmp_path), shelf)) == shelf.content
+    assert shelf.fetched == ["b"]
+
+
+def test_two_at_the_same_time_fetch_once(tmp_path: Path) -> None:
+    shelf = Shelf({f"{n}": b"x" * n for n in range(20)})
+    with ThreadPoolExecutor() as pool:
+        paths = set(pool.map(lambda _: bring(Cache(tmp_path), shelf), range(4)))
+    assert len(paths) == 1
+    assert len(shelf.fetched) == 20
+
+
+def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> None:
+    @dataclass
+    class Huge(Shelf):
+        @property
+        def files(self) -> tuple[File, ...]:
+            return (File("a", 10**18, "1"),)
+
+    with pytest.raises(
+        DataError, match=r"needs 1,000,000\.0 TB, [\d,.]+ [GMT]B are free in"
+    ):
+        bring(Cache(tmp_path), Huge({}))
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    @dataclass
+    class Full(Shelf):
+        def fetch(self, file: File, target: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; make room"):
+        bring(Cache(tmp_path), Full({"a": b"1"}))
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.mark.parametrize("may_evict", [True, False])
+def test_room_is_made_by_what_was_unused_for_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_evict: bool
+) -> None:
+    def free(_: Path) -> Usage:
+        used = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
+        return Usage(100 - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    paths = []
+    for n, name in enumerate(("first", "second")):
+        wish = Wish(name=name, url=f"s3://bucket/{name}/")
+        paths.append(bring(Cache(tmp_path), Shelf({name: b"x" * 40}), wish))
+        os.utime(paths[-1], (n, n))
+    cache = Cache(tmp_path, may_evict=may_evict)
+    if may_evict:
+        third = bring(cache, Shelf({"third": b"x" * 50}))
+        assert [p.exists() for p in (*paths, third)] == [False, True, True]
+    else:
+        with pytest.raises(DataError, match="make room"):
+            bring(cache, Shelf({"third": b"x" * 50}))
+        assert all(p.exists() for p in paths)
+
+
+def test_what_the_job_uses_itself_makes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path, may_evict=True)
+    bring(cache, Shelf({"a": b"1"}), Wish(name="a", url="s3://bucket/a/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0))
+    with pytest.raises(DataError, match="make room"):
+        bring(cache, Shelf({"b": b"1"}))
+    assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
+
+
+def archive(path: Path, kind: str) -> bytes:
+    inside = path / "inside"
+    (inside / "folder").mkdir(parents=True)
+    (inside / "folder" / "a.txt").write_text("one")
+    if kind == "zip":
+        with zipfile.ZipFile(path / "made", "w") as zipped:
+            zipped.write(inside / "folder" / "a.txt", "folder/a.txt")
+    else:
+        with tarfile.open(path / "made", "w:gz" if kind == "gz" else "w") as tar:
+            tar.add(inside / "folder", "folder")
+    shutil.rmtree(inside)
+    return (path / "made").read_bytes()
+
+
+UNPACKED = Wish(name="images", url="s3://bucket/images.tar", unpack=True)
+
+
+@pytest.mark.parametrize("kind", ["", "gz", "zip"])
+def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
+    shelf = Shelf({"images.tar": archive(tmp_path, kind)}, is_folder=False)
+    cache = Cache(tmp_path / "cache")
+    path = bring(cache, shelf, UNPACKED)
+    assert read(path) == {"folder/a.txt": b"one"}
+    assert bring(cache, shelf, UNPACKED) == path
+    assert shelf.fetched == ["images.tar"]
+    assert not list((tmp_path / "cache").glob("*.archive"))
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
+    with pytest.raises(DataError, match="is no tar or zip archive"):
+        bring(Cache(tmp_path), shelf, UNPACKED)
+
+
+def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
+    data = archive(tmp_path, "gz")
+    shelf = Shelf({"images.tar": data[: len(data) // 2]}, is_folder=False)
+    with pytest.raises(DataError, match=r"no tar or zip archive|cannot be unpacked"):
+        bring(Cache(tmp_path), shelf, UNPACKED)
+
+
+def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "made", "w") as tar:
+        tar.addfile(tarfile.TarInfo("../../outside"))
+    shelf = Shelf({"images.tar": (tmp_path / "made").read_bytes()}, is_folder=False)
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        bring(Cache(tmp_path / "cache"), shelf, UNPACKED)
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_who_waits_for_the_lock_finds_what_the_other_brought(tmp_path: Path) -> None:
+    reached, may_go = threading.Event(), threading.Event()
+
+    @dataclass
+    class Slow(Shelf):
+        def fetch(self, file: File, target: Path) -> None:
+            reached.set()
+            assert may_go.wait(20)
+            super().fetch(file, target)
+
+    slow, other = Slow({"a": b"1"}), Shelf({"a": b"1"})
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(bring, Cache(tmp_path), slow)
+        assert reached.wait(20)
+        second = pool.submit(bring, Cache(tmp_path), other)
+        may_go.set()
+        assert first.result(20) == second.result(20)
+    assert other.fetched == []
+
+
+@given(
+    st.dictionaries(
+        st.text("abc/", min_size=1).filter(
+            lambda x: x[0] != "/" and x[-1] != "/" and "//" not in x
+        ),
+        st.tuples(st.binary(max_size=5), st.booleans()),
+    )
+)
+def test_missing_is_what_is_not_there_in_full(
+    tmp_path_factory: pytest.TempPathFactory, wanted: dict[str, tuple[bytes, bool]]
+) -> None:
+    wanted = {
+        name: what
+        for name, what in wanted.items()
+        if not any(other.startswith(f"{name}/") for other in wanted)
+    }
+    folder = tmp_path_factory.mktemp("folder")
+    files = [File(name, len(data), "") for name, (data, _) in wanted.items()]
+    for name, (data, is_there) in wanted.items():
+        if is_there:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+    expected = {name for name, (_, is_there) in wanted.items() if not is_there}
+    assert {file.name for file in missing(folder, files)} == expected
+    assert num_bytes(files) == sum(len(data) for data, _ in wanted.values())

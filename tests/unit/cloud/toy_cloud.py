@@ -1,0 +1,117 @@
+"""A cloud in memory that can be down, for what is built on clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.provider import (
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Quota,
+    SshTarget,
+    Vm,
+    VmState,
+)
+
+
+class ToyCloud:
+    """Rents machines of one kind; VMs end at once.
+
+    Args:
+        name: Of the cloud.
+        capacity: Machines that it has.
+    """
+
+    def __init__(self, name: str, capacity: int = 3) -> None:
+        self.name = name
+        self.down = False
+        self.vms: dict[str, Vm] = {}
+        self.tokens: dict[str, tuple[str, ...]] = {}
+        self.released: list[str] = []
+        self.closed = False
+        self._capacity = capacity
+
+    def _answer(self) -> None:
+        if self.down:
+            raise CloudError(f"{self.name}: does not answer")
+
+    def offers(self) -> Sequence[Offer]:
+        self._answer()
+        offer = Offer(
+            cloud=self.name,
+            region=f"{self.name}-r",
+            zone=f"{self.name}-z",
+            instance_type="t",
+            spot=True,
+            usd_per_hour=1.0,
+            observed_at=0.0,
+            gpus=1,
+            gpu_memory_bytes=1 << 34,
+        )
+        return (offer,)
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        self._answer()
+        if request.token not in self.tokens:
+            alive = sum(vm.state is VmState.RUNNING for vm in self.vms.values())
+            given = min(request.count, self._capacity - alive)
+            if given <= 0:
+                raise NoCapacityError(f"{self.name}: nothing left")
+            ids = tuple(f"v.{len(self.vms) + i}" for i in range(given))
+            for vm_id in ids:
+                self.vms[vm_id] = Vm(
+                    vm_id=vm_id,
+                    job=request.job,
+                    intent=request.intent,
+                    state=VmState.RUNNING,
+                    offer=request.offer,
+                    private_address="10.0.0.1",
+                    launched_at=1.0,
+                )
+            self.tokens[request.token] = ids
+        vms = tuple(self.vms[vm_id] for vm_id in self.tokens[request.token])
+        return LaunchResult(vms=vms, refusal="" if len(vms) == request.count else "few")
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        self._answer()
+        return tuple(vm for vm in self.vms.values() if vm.job == job)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        self._answer()
+        for vm_id in vm_ids:
+            if vm_id in self.vms:
+                gone = replace(self.vms[vm_id], state=VmState.TERMINATED, ended_at=2.0)
+                self.vms[vm_id] = gone
+
+    def release(self, job: str) -> None:
+        self._answer()
+        self.released.append(job)
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        self._answer()
+        if vm_id not in self.vms:
+            raise VmNotFoundError(f"{self.name}: no {vm_id}")
+        return SshTarget(host=f"{vm_id}@{self.name}", user="u", host_keys=())
+
+    def list_all(self) -> Sequence[Vm]:
+        self._answer()
+        return tuple(self.vms.values())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class CountedCloud(ToyCloud):
+    """One that knows its quotas, and whose agents can be reached."""
+
+    serving = ""
+
+    def quotas(self) -> Sequence[Quota]:
+        self._answer()
+        return (Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),)
+
+    def serve(self, manager_url: str) -> None:
+        self.serving = manager_url

@@ -1,0 +1,34 @@
+"""What tests of several folders use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.object_store import CREDENTIALS, S3, new_bucket, serve_s3
+
+from spottrain.storage import Store, open_store
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    with serve_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """Return an empty bucket, and have what it takes to use it in the environment."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return new_bucket(s3_server.endpoint)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Return an empty store, once a folder, once a bucket."""
+    if request.param == "folder":
+        return open_store(tmp_path / "store")
+    s3: S3 = request.getfixturevalue("s3")
+    return open_store(s3.url("some/prefix"))

@@ -1,0 +1,63 @@
+"""Jobs whose checkpoints, and so whose journals' copies, are in a store with a URL."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import yaml
+from tests.unit.varuna_manager.story import FACTS
+
+from spottrain.varuna_manager import launch
+from spottrain.varuna_manager.config import load_config
+from spottrain.varuna_manager.events import Event, VmHeard
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.journal_copy import uid_of
+from spottrain.varuna_manager.stored_job import StoredJob
+
+
+def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
+    """Put a job on disk whose checkpoint.path is ``place``."""
+    workdir = folder / "code"
+    workdir.mkdir(exist_ok=True)
+    (workdir / "train.py").write_text("")
+    path = folder / "job.yaml"
+    data = {
+        "name": name,
+        "entrypoint": "train:job",
+        "workdir": "code",
+        "minibatch_size": 8,
+        "steps": 5,
+        "checkpoint": {"path": place},
+    }
+    path.write_text(yaml.safe_dump(data))
+    job, _ = launch.submit(load_config(path), FACTS)
+    return job
+
+
+def stored(job: JobDir) -> StoredJob:
+    """Return the job in its store."""
+    place = job.config().checkpoint.path
+    assert place is not None
+    return StoredJob(place, uid_of(job))
+
+
+def append(job: JobDir, count: int, vm_id: str = "vm") -> None:
+    """Let ``count`` things happen."""
+    with contextlib.closing(Journal(job.journal)) as journal:
+        journal.append(*(VmHeard(at_s=2.0, vm_id=vm_id) for _ in range(count)))
+
+
+def events(job: JobDir) -> list[Event]:
+    """Return the journal."""
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+        return [event for _, event in journal.read()]
+
+
+def copied(job: JobDir) -> int:
+    """Return how many events the store has, all of them the journal's own."""
+    found = [row for rows in stored(job).journal(lambda _: None) for row in rows]
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+        assert found == journal.rows(1, len(found))
+    return len(found)

@@ -1,0 +1,98 @@
+"""The manager's shell where its journal is copied: what waits for the store, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
+from tests.unit.varuna_manager.story import OFFER
+
+from spottrain.cloud.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.varuna_manager.certificates import ensure_identity
+from spottrain.varuna_manager.events import LaunchIntended, LaunchRefused
+from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.journal import Journal
+from spottrain.varuna_manager.journal_copy import begin_copy
+from spottrain.varuna_manager.shell import Shell
+from spottrain.varuna_manager.stored_job import FencedError
+
+LONG_S = 30.0
+
+
+class Cloud:
+    """One that is asked for VMs and has none; it remembers what the store had then."""
+
+    name = "local"
+
+    def __init__(self, job: JobDir) -> None:
+        self._job = job
+        self.asked = threading.Event()
+        self.journalled = 0
+        self.copied = 0
+
+    def offers(self) -> Sequence[Offer]:
+        return [OFFER]
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        seen = events(self._job)
+        self.journalled = next(
+            number
+            for number, event in enumerate(seen, 1)
+            if isinstance(event, LaunchIntended) and event.intent == request.intent
+        )
+        self.copied = copied(self._job)
+        self.asked.set()
+        return LaunchResult(vms=(), refusal="no_capacity")
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        return []
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        raise AssertionError(f"nothing is rented: got {vm_ids}")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return submit(tmp_path, f"file://{tmp_path}/store")
+
+
+async def run(job: JobDir, cloud: Cloud, *, replaced: bool = False) -> None:
+    """Manage until the cloud has been asked for VMs, or the shell gives up."""
+    copy = begin_copy(job, durable=True)
+    assert copy is not None
+    if replaced:
+        stored(job).claim("another folder", take_over=True)
+    journal = Journal(job.journal)
+    identity = ensure_identity(job.path, ("localhost",))
+    shell = Shell(journal, cloud, identity, "https://localhost", job.workdir, copy)
+    managing = asyncio.create_task(shell.run())
+    asked = asyncio.create_task(asyncio.to_thread(cloud.asked.wait, LONG_S))
+    try:
+        await asyncio.wait((managing, asked), return_when=asyncio.FIRST_COMPLETED)
+        if managing.done():
+            managing.result()
+    finally:
+        cloud.asked.set()
+        managing.cancel()
+        await asyncio.gather(managing, asked, return_exceptions=True)
+        copy.close()
+        journal.close()
+
+
+def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> None:
+    cloud = Cloud(job)
+    asyncio.run(run(job, cloud))
+    assert 0 < cloud.journalled <= cloud.copied
+
+
+def test_a_manager_that_was_replaced_asks_the_cloud_for_nothing(job: JobDir) -> None:
+    cloud = Cloud(job)
+    with pytest.raises(FencedError, match="goes on elsewhere"):
+        asyncio.run(run(job, cloud, replaced=True))
+    assert cloud.journalled == 0
+    assert not any(isinstance(event, LaunchRefused) for event in events(job))
