@@ -20,6 +20,7 @@ from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundErr
 from spottrain.cloud.provider import (
     CarriesCalls,
     CloudProvider,
+    ExcusesSilence,
     LaunchRequest,
     LaunchResult,
     Offer,
@@ -34,6 +35,10 @@ REOPEN_S = 60.0
 
 T = TypeVar("T")
 Opener = Callable[[], CloudProvider]
+
+
+class UnusedCloudError(CloudError):
+    """A cloud cannot be opened, and nothing of the job can be there."""
 
 
 class Branch:
@@ -73,7 +78,7 @@ class Branch:
         _close(self._inner)
 
     def _named(self, vm: Vm) -> Vm:
-        return replace(vm, vm_id=f"{self.name}.{vm.vm_id}")
+        return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
     def _call(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """Call an ability's method; ids of VMs are ours outside and the cloud's inside."""
@@ -96,15 +101,22 @@ class Several:
 
     Args:
         openers: By the name of each cloud, what opens it; ids of VMs are ``Branch``'s.
+        unused: Clouds that were never asked for anything. As long as they cannot be
+            opened, there is nothing of the job to be listed or removed there.
 
     Raises:
         SpottrainError: not one can be opened; what the first one's opener says. Those
             that cannot are tried again whenever they are needed.
     """
 
-    def __init__(self, openers: Mapping[str, Opener]) -> None:
+    def __init__(
+        self, openers: Mapping[str, Opener], unused: Collection[str] = ()
+    ) -> None:
         self.name = "+".join(openers)
-        self._parts = {name: _Part(name, openers[name]) for name in openers}
+        self._parts = {
+            name: _Part(name, opener, unused=name in unused)
+            for name, opener in openers.items()
+        }
         opened, failures = self._each(_Part.opened)
         if not opened:
             raise next(part.trouble for part in self._parts.values() if part.trouble)
@@ -160,6 +172,10 @@ class Several:
         for part in self._parts.values():
             part.serve(manager_url)
 
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs that cannot call now; see ``ExcusesSilence``."""
+        return tuple(i for part in self._parts.values() for i in part.out_of_reach())
+
     def close(self) -> None:
         """Leave all clouds; VMs go on."""
         self._each(_Part.close)
@@ -174,7 +190,10 @@ class Several:
             return part.ask(call, given)
 
         def answer(part: _Part) -> Any:
-            return part.ask(call, given) if part.can(call) else ()
+            try:
+                return part.ask(call, given) if part.can(call) else ()
+            except UnusedCloudError:
+                return ()
 
         if call.name == "release":  # half of it is not done
             _raise_first(self._each(answer)[1])
@@ -211,8 +230,9 @@ class Several:
 class _Part:
     """One cloud of several, opened when it can be."""
 
-    def __init__(self, name: str, opener: Opener) -> None:
+    def __init__(self, name: str, opener: Opener, *, unused: bool) -> None:
         self.name = name
+        self._unused = unused
         self.trouble: SpottrainError | None = None
         """What kept it from being opened."""
         self._cloud: CloudProvider | None = None
@@ -226,6 +246,7 @@ class _Part:
         """Return the cloud.
 
         Raises:
+            UnusedCloudError: it cannot be opened, and never was.
             CloudError: what keeps it from being opened.
         """
         with self._lock:
@@ -235,6 +256,8 @@ class _Part:
                 self._open()
             if self._cloud is not None:
                 return self._cloud
+        if self._unused:
+            raise UnusedCloudError(f"{self.name}: {self.trouble}")
         if isinstance(self.trouble, CloudError):
             raise self.trouble.with_traceback(None)
         raise CloudError(f"{self.name}: {self.trouble}")
@@ -256,7 +279,10 @@ class _Part:
         return self.opened().launch(request)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        return self.opened().list_vms(job)
+        try:
+            return self.opened().list_vms(job)
+        except UnusedCloudError:
+            return ()
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         self.opened().terminate(vm_ids)
@@ -279,6 +305,10 @@ class _Part:
             raise CloudError(f"{self.name}: cannot {call.name.replace('_', ' ')}")
         return getattr(self.opened(), call.name)(**given)
 
+    def out_of_reach(self) -> Collection[str]:
+        cloud = self._cloud  # without waiting for one that is just opened
+        return cloud.out_of_reach() if isinstance(cloud, ExcusesSilence) else ()
+
     def serve(self, manager_url: str) -> None:
         with self._lock:
             self._manager_url = manager_url
@@ -290,6 +320,11 @@ class _Part:
             self._closed, cloud, self._cloud = True, self._cloud, None
         if cloud is not None:
             _close(cloud)
+
+
+def vm_id_of(cloud: str, own_id: str) -> str:
+    """Return what a VM is called among those of several clouds."""
+    return f"{cloud}.{own_id}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:

@@ -98,15 +98,8 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         (arena.version for arena in context.memory.arenas.values()), default=0
     )
     store = connect_store(command.store_host, command.store_port, timeout_s)
-    result = hand_over(
-        command,
-        rank,
-        store,
-        context.memory,
-        context.checkpoints,
-        timeout_s,
-        context.faults,
-    )
+    sources = (context.memory, context.checkpoints)
+    result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
     if rank >= len(command.plan.slots):
         context.supervisor.report(
             wire.GenerationStopped(

@@ -30,8 +30,9 @@ PATIENCE = 0.0
 ahead of the edge: spot VMs may come."""
 DROP = 0.25
 """Share by which VMs that are held may be dearer than examples are worth."""
-CALM = 3.0
+CALM = 1.0
 """Losses that are to pass before more on-demand VMs are needed near the deadline."""
+PENDING = 1.0
 IN_A_ROW = 3
 """Losses one after the other that the edge must bear: replacements may go as well."""
 CHURN = 2.0
@@ -137,12 +138,15 @@ class _Case:
         """
         rates = self.fleet.rates
         full = rates[self.size]
+        spot = sum(lot.count for lot in self._lots(on_demand=False))
+        at_risk = max(1, min(IN_A_ROW, spot))
 
         def least(spare_s: float) -> int:
             for kept in range(self.size):
                 share = 1 - rates[kept] / full
-                jolts_s = min(IN_A_ROW, self.size - kept) * self.jolt_s
-                if jolts_s + self.net.start_s() * share <= spare_s:
+                losses = min(at_risk, self.size - kept)
+                away_s = losses * self.jolt_s + self.net.start_s() * share
+                if away_s <= spare_s - PENDING*self.fleet.morph_s:
                     return kept
             return self.size
 
@@ -189,7 +193,7 @@ class _Case:
                 count += 1
             most -= count
             if count:
-                kept.append(replace(lot, count=count))
+                kept.append(lot if count == lot.count else replace(lot, count=count))
         return kept
 
     def _calm_enough(self, lots: Sequence[Lot], size: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,7 +123,8 @@ def plan(
             usd=spent + past_usd + max(0.0, rest) * usd_per_example,
         )
 
-    for usd, rate in stairs(present, fleet, tuple(on_demand)):
+    steps: list[list[float]] = _staircase(fleet, tuple(on_demand))(present).tolist()
+    for usd, rate in steps:
         below = int(np.searchsorted(prices, usd))
         if done + each_s * rates[below] >= examples:
             break
@@ -144,21 +145,25 @@ def _past(
 ) -> tuple[Array, Array, Array]:
     """Return all steps of all looks, cheapest first: their prices per example, and sums
     of rates and of costs per second over those before each, and over all."""
-    empty = np.empty((0, 2))
-    steps = [_stairs_array(seen, fleet, on_demand) for seen in looks]
-    table = np.concatenate([empty, *steps])
+    staircase = _staircase(fleet, on_demand)
+    table = np.concatenate([np.empty((0, 2)), *map(staircase, looks)])
     usd, rate = table[np.argsort(table[:, 0], kind="stable")].T
     rates = np.concatenate([[0.0], np.cumsum(rate)])
     costs = np.concatenate([[0.0], np.cumsum(usd * rate)])
     return usd, rates, costs
 
 
-@functools.lru_cache(maxsize=4096)
-def _stairs_array(seen: Market, fleet: Fleet, on_demand: tuple[float, ...]) -> Array:
-    return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
+@functools.lru_cache(maxsize=8)
+def _staircase(fleet: Fleet, on_demand: tuple[float, ...]) -> Callable[[Market], Array]:
+    """Return ``stairs`` of a fleet as a table, each made once: looks are asked for often."""
+
+    @functools.lru_cache(maxsize=2 * KEPT)
+    def table(seen: Market) -> Array:
+        return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
+
+    return table
 
 
-@functools.lru_cache(maxsize=4096)
 def stairs(
     seen: Market, fleet: Fleet, on_demand: tuple[float, ...]
 ) -> tuple[tuple[float, float], ...]:

@@ -27,6 +27,8 @@ USD_LOW = 0.91
 USD_MEAN, USD_HIGH = 0.1, 0.55
 """The expected and the most cost: parts of the way from the cheapest way up to what
 on-demand VMs alone would cost."""
+HASTE_LOW, HASTE_MEAN, HASTE_HIGH = 0.87, 0.2, 1.0
+"""The same for a job in haste, from what all the spot VMs that there are would cost."""
 FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
 """Parts of the time between the earliest finish and the deadline."""
 SOONEST = 0.9
@@ -65,9 +67,10 @@ def project(
     is_late = standing.left_s < base.train_s(base.most, standing.examples_left)
     if thrifty or is_late:
         return slow
-    return _hastened(
-        slow, _at_leisure(standing, fleet, (*outlook.looks, present)), standing
-    )
+    soon = _at_leisure(standing, fleet, (*outlook.looks, present))
+    size = _net_size(standing, base)
+    most_usd = base.usd(size, standing.examples_left) if size else math.inf
+    return _hastened(slow, soon, standing, most_usd)
 
 
 def _bill(
@@ -77,7 +80,7 @@ def _bill(
     examples = standing.examples_left
     left_s = max(0.0, standing.left_s - base.start_s())
     cheapest = plan(outlook, present, fleet, base.prices, examples, left_s).usd
-    size = base.cheapest(examples, left_s) or base.most
+    size = _net_size(standing, base)
     dearest = base.usd(size, examples) if size else math.inf
     bears = standing.usd_left is None or dearest <= standing.usd_left
     if size and bears and standing.left_s < base.train_s(base.most, examples):
@@ -90,17 +93,27 @@ def _bill(
     )
 
 
-def _hastened(slow: Projection, soon: Projection, standing: Standing) -> Projection:
+def _net_size(standing: Standing, base: Net) -> int:
+    """Return the cheapest size on demand that is in time, else the largest."""
+    left_s = max(0.0, standing.left_s - base.start_s())
+    return base.cheapest(standing.examples_left, left_s) or base.most
+
+
+def _hastened(
+    slow: Projection, soon: Projection, standing: Standing, most_usd: float
+) -> Projection:
     """Return what to expect of all the spot VMs that there are, with a net below.
 
     Args:
         slow: With a deadline, were dollars all that counts.
         soon: With all the spot VMs that there are, were there no deadline.
         standing: The job's.
+        most_usd: What on-demand VMs alone would cost.
     """
     soonest_s = SOONEST * (soon.finish_s.low - standing.now_s)
     finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
     usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
+    above = max(0.0, most_usd - usd)
     return Projection(
         finish_s=Interval(
             low=min(standing.now_s + max(0.0, soonest_s), finish_s),
@@ -108,9 +121,9 @@ def _hastened(slow: Projection, soon: Projection, standing: Standing) -> Project
             high=slow.finish_s.high,
         ),
         usd=Interval(
-            low=min(slow.usd.low, SOONEST * usd),
-            expected=usd,
-            high=max(slow.usd.high, usd),
+            low=HASTE_LOW * usd,
+            expected=usd + (HASTE_MEAN * above if above < math.inf else 0.0),
+            high=usd + HASTE_HIGH * above,
         ),
     )
 

@@ -206,7 +206,7 @@ def examine_all(worlds: Sequence[World], processes: int) -> list[Case]:
     if processes <= 1 or len(worlds) <= 1:
         return [examine(world) for world in worlds]
     with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(examine, worlds, chunksize=4))
+        return list(pool.map(examine, worlds, chunksize=2))
 
 
 def rows(cases: Sequence[Case]) -> list[Row]:

@@ -6,7 +6,10 @@ of it is an estimate and marked so, until the job has run there.
 
 from __future__ import annotations
 
-from spottrain.pricing.catalogue import Catalogue, Gpu, InstanceType
+import functools
+
+from spottrain.cloud.provider import Offer
+from spottrain.pricing.catalogue import Catalogue, Gpu, InstanceType, catalogue
 from spottrain.pricing.paces import Machine
 from spottrain.wire import ModelFacts, Profile
 
@@ -71,3 +74,30 @@ def machine_of(kind: InstanceType, base: Gpu, facts: ModelFacts) -> Machine | No
 def measured_on(profile: Profile, facts: Catalogue) -> Gpu | None:
     """Return the GPU of the catalogue that a profile was measured on, if it is one."""
     return facts.gpu_of(profile.device)
+
+
+def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
+    """Return the speed that an offer's GPUs are taken to have, the profile's having 1.
+
+    What the offer itself declares; of a cloud's, which declares nothing, the ratio of
+    published peaks: an estimate. 1 where no such ratio is known.
+
+    Args:
+        offer: What is or could be rented.
+        profile: Says on which device the job was measured.
+        facts: The job's model.
+    """
+    if offer.gpu_speed != 1.0:
+        return offer.gpu_speed
+    return _ratio(offer.cloud, offer.instance_type, profile.device, precisions(facts))
+
+
+@functools.cache
+def _ratio(
+    cloud: str, instance_type: str, device: str, known: tuple[str, ...]
+) -> float:
+    """Return a machine's speed relative to a device, 1 if it is not known."""
+    kind, base = catalogue().find(cloud, instance_type), catalogue().gpu_of(device)
+    if kind is None or base is None:
+        return 1.0
+    return speed_ratio(kind.gpu, base, known) or 1.0

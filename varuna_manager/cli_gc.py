@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from spottrain.cloud import tags
 from spottrain.cloud.child import ChildProvider
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.provider import FindsOrphans, ReleasesJob, Vm, VmState
@@ -67,7 +68,8 @@ def gc(
     """Show VMs that no manager of this machine looks after; --yes returns them.
 
     A job that is managed from another machine looks like an orphan from here: see whose
-    it is before you say --yes, or name jobs with --job.
+    it is before you say --yes, or name jobs with --job. Jobs whose manager is on a VM of
+    its own are left alone, VMs and all, unless they are named.
     """
     found: list[Vm] = []
     failed: dict[str, str] = {}
@@ -108,11 +110,18 @@ def _sweep(cloud: AnyCloud, jobs: Collection[str], yes: bool) -> list[Vm]:
     try:
         orphans = list(_orphans(provider, jobs))
         if yes:
-            provider.terminate([vm.vm_id for vm in orphans])
-            _release(provider, {vm.job for vm in orphans} | set(jobs))
+            lost = [vm for vm in orphans if vm.job in jobs or not is_kept(vm, orphans)]
+            provider.terminate([vm.vm_id for vm in lost])
+            _release(provider, {vm.job for vm in lost} | set(jobs))
+            return lost
         return orphans
     finally:
         provider.close()
+
+
+def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
+    """Whether a VM's job has a manager on one of some VMs that live."""
+    return any(one.job == vm.job and one.intent == tags.MANAGER for one in vms)
 
 
 def _orphans(provider: ChildProvider, jobs: Collection[str]) -> Iterator[Vm]:
@@ -148,9 +157,15 @@ def _show(vms: list[Vm], failed: dict[str, str], yes: bool, output: Output) -> N
         return
     if vms:
         show(_table(vms))
-    rate = sum(vm.offer.usd_per_hour for vm in vms)
-    what = f"{len(vms)} VMs without a manager here, {dollars(rate)} an hour"
-    hint = "; 'spottrain gc --yes' returns them" if vms and not yes else ""
+    lost = vms if yes else [vm for vm in vms if not is_kept(vm, vms)]
+    rate = sum(vm.offer.usd_per_hour for vm in lost)
+    what = f"{len(lost)} VMs without a manager here, {dollars(rate)} an hour"
+    hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
+    for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):
+        say(
+            f"job {name} has its manager on a VM of its own: not an orphan; 'spottrain gc "
+            f"--job {name} --yes' ends it all the same"
+        )
     say(f"{'returned: ' if yes and vms else ''}{what}{hint}")
 
 
@@ -169,7 +184,7 @@ def _table(vms: Sequence[Vm]) -> Table:
             offer.zone,
             vm.vm_id,
             offer.instance_type,
-            vm.job,
+            f"{vm.job} (manager)" if vm.intent == tags.MANAGER else vm.job,
             age(time.time() - vm.launched_at),
             dollars(offer.usd_per_hour),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,19 @@ def rent(
         folder = job.cloud if span == "any" else job.cloud / cloud.cloud
         return lambda: _rent(job, folder, cloud, payload, Branch)
 
-    return Several({cloud.cloud: opener(cloud) for cloud in clouds})
+    openers = {cloud.cloud: opener(cloud) for cloud in clouds}
+    return Several(openers, openers.keys() - _asked(job, openers))
+
+
+def _asked(job: JobDir, clouds: Collection[str]) -> Collection[str]:
+    """Return the clouds that a job has ever asked for VMs; all if nobody knows."""
+    from spottrain.varuna_manager.follow import read_state
+    from spottrain.varuna_manager.journal import JournalError
+
+    try:
+        return read_state(job).asked_clouds
+    except JournalError:
+        return clouds
 
 
 def _rent(

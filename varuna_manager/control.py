@@ -28,7 +28,7 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.ssh.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.storage import is_object_url
+from spottrain.storage import is_object_url, is_url
 from spottrain.varuna_manager import data_here
 from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.config import JobConfig
@@ -142,11 +142,16 @@ def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
     """Return what happens when this machine sleeps."""
     if on_vm:
         return "this machine may sleep or go offline: the job has its manager on a VM"
-    lease_s = config.manager.lease_s
+    lease_s, place = config.manager.lease_s, config.checkpoint.path
+    anywhere = (
+        f", on any other machine 'spottrain resume {place}',"
+        if place is not None and is_url(place)
+        else ""
+    )
     return (
         f"if this machine sleeps or goes offline: VMs train on for {lease_s:g} s "
         "(manager.lease_s), then checkpoint and end themselves; "
-        f"'spottrain resume {config.name}' goes on from there"
+        f"'spottrain resume {config.name}'{anywhere} goes on from there"
     )
 
 

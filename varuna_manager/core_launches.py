@@ -87,6 +87,7 @@ def launch_intended(turn: Turn, event: LaunchIntended) -> None:
         state,
         intents={**state.intents, intent.intent: intent},
         next_intent=state.next_intent + 1,
+        asked_clouds=state.asked_clouds | {intent.offer.cloud},
     )
     launch(turn, intent)
 

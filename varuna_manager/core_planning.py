@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from spottrain.morphing import policy
 from spottrain.morphing.choose import Device, PlanInputs
+from spottrain.pricing.speeds import gpu_speed
 from spottrain.varuna_manager import core_calibration, core_fleet, core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed
@@ -333,7 +334,7 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
             Device(
                 slot=Slot(vm_id=vm.vm_id, index=index),
                 memory_bytes=vm.offer.gpu_memory_bytes,
-                speed=vm.offer.gpu_speed,
+                speed=gpu_speed(vm.offer, profile, job.facts),
                 usd_per_hour=vm.offer.usd_per_hour / vm.num_slots,
             )
             for vm in vms

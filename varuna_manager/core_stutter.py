@@ -22,6 +22,7 @@ from spottrain.morphing.stutter import (
     expected_busy_s,
 )
 from spottrain.pricing.money import HOUR_S
+from spottrain.pricing.speeds import gpu_speed
 from spottrain.varuna_manager.core_planning import MORPH_COST_S, outlook
 from spottrain.varuna_manager.launching import best_offer
 from spottrain.varuna_manager.records import (
@@ -145,6 +146,7 @@ def _beat(
     state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
 ) -> Beat:
     vm = state.vms.get(plan.slots[rank].vm_id)
+    speed = 1.0 if vm is None else gpu_speed(vm.offer, profile, state.job.facts)
     expected_s = expected_busy_s(
         plan,
         profile,
@@ -154,7 +156,7 @@ def _beat(
     )
     return Beat(
         busy_s=report.busy_s,
-        expected_s=expected_s / (vm.offer.gpu_speed if vm else 1.0),
+        expected_s=expected_s / speed,
         microbatches=report.microbatches,
     )
 
@@ -265,7 +267,7 @@ def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
     assert generation is not None
     spare = _spare(state, generation, vm)
     offer = None if spare is not None else best_offer(turn, 1, vm)[0]
-    if spare is None and (offer is None or not _suits(vm, offer)):
+    if spare is None and (offer is None or not _suits(state, vm, offer)):
         return False
     step_s = statistics.median(generation.step_times_s[-WINDOW:])
     saved_s = watch.saved_s((verdict,))
@@ -292,13 +294,14 @@ def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
     return turn.now_s >= at_s
 
 
-def _suits(vm: VmRecord, offer: Offer) -> bool:
+def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
     """Whether a VM of ``offer`` can do what ``vm`` does."""
-    have, want = offer, vm.offer
+    have, want, profile, facts = offer, vm.offer, state.profile, state.job.facts
     return (
         have.gpus >= want.gpus
         and have.gpu_memory_bytes >= want.gpu_memory_bytes
-        and have.gpu_speed >= want.gpu_speed
+        and profile is not None
+        and gpu_speed(have, profile, facts) >= gpu_speed(want, profile, facts)
     )
 
 
@@ -319,7 +322,7 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
     if len(usable) <= state.job.min_vms:
         return None
     spares = (v for v in usable if v.vm_id not in busy and v.slow is None)
-    return next((v for v in spares if _suits(vm, v.offer)), None)
+    return next((v for v in spares if _suits(state, vm, v.offer)), None)
 
 
 def advance(turn: Turn) -> None:

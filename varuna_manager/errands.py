@@ -7,6 +7,7 @@ out, or that it failed. It never raises for what a cloud does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,8 @@ RELEASE_S = 660.0
 """How long removing a network may take: its VMs have to be gone first."""
 STORE_PAUSE_S = 10.0
 """From one try to list the checkpoints to the next, where their store is down."""
+LOOK_S = 10.0
+"""How long a second look for checkpoints may take."""
 _THREADS = 32
 _STARTERS = 64
 """Agents that are started at the same time: each may wait for its VM to boot."""
@@ -360,6 +363,16 @@ class Errands:
                 await asyncio.sleep(STORE_PAUSE_S)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
         self._desk.feed(CheckpointsListed(at_s=self._desk.now_s(), checkpoints=refs))
+
+    async def look_for_newer(self) -> None:
+        """List checkpoints anew, soon or not at all: one that is known cannot be read.
+
+        VMs of a manager that was replaced may have gone on until they were returned, and
+        have deleted older checkpoints for newer ones.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.list_checkpoints()
 
     def _find_checkpoints(self) -> list[CheckpointEntry]:
         return list_checkpoints(open_store(self._job.spec.checkpoint_path))

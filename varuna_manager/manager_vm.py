@@ -177,9 +177,9 @@ def go_on(job: JobDir, tell: Tell) -> None:
     away = aways.read(job)
     assert away is not None, "begin writes it first"
     with _Rental(job, away, tell) as rental:
-        away = rental.rent()
+        rental.rent()
         with rental.enter() as remote:
-            start(job, away, remote, tell)
+            start(job, rental.away, remote, tell)
 
 
 class _Rental:
@@ -189,7 +189,7 @@ class _Rental:
         # Not above: paramiko takes longer to import than most commands run.
         from spottrain.cloud.ssh.keys import ensure_key
 
-        self._job, self._away, self._tell = job, away, tell
+        self._job, self.away, self._tell = job, away, tell
         self._config = job.config()
         self._key_file, public_key = ensure_key(job.cloud)
         self._cloud: ChildProvider = open_cloud(
@@ -212,14 +212,14 @@ class _Rental:
         host = None if bastion is None else bastion.host()
         return Access(key_file=self._key_file, bastion=host).dial()
 
-    def rent(self) -> Away:
+    def rent(self) -> None:
         """Have the VM, from the first zone that has one; the same VM each time.
 
         Raises:
             CloudError: no zone has one, or the cloud refuses.
         """
-        while not self._away.vm_id:
-            request, *others = self._away.requests
+        while not self.away.vm_id:
+            request, *others = self.away.requests
             kind, zone = request.offer.instance_type, request.offer.zone
             self._tell(f"renting {kind} in {zone} for the manager")
             try:
@@ -228,10 +228,9 @@ class _Rental:
                 if not others:
                     raise
                 self._tell(f"{error}; trying another zone")
-                self._put(replace(self._away, requests=tuple(others)))
+                self._put(replace(self.away, requests=tuple(others)))
             else:
-                self._put(replace(self._away, vm_id=vm.vm_id))
-        return self._away
+                self._put(replace(self.away, vm_id=vm.vm_id))
 
     def enter(self) -> Remote:
         """Wait until the VM lets us in.
@@ -246,7 +245,7 @@ class _Rental:
             try:
                 if (remote := self._try()) is not None:
                     return remote
-                trouble = CloudError(f"VM {self._away.vm_id} boots for too long")
+                trouble = CloudError(f"VM {self.away.vm_id} boots for too long")
             except VmNotFoundError:
                 raise
             except CloudError as error:
@@ -260,14 +259,14 @@ class _Rental:
         from spottrain.cloud.ssh.remote import Remote
 
         assert isinstance(self._cloud, ReachedBySsh), "all clouds that rent are"
-        target = self._cloud.ssh_target(self._away.vm_id)
+        target = self._cloud.ssh_target(self.away.vm_id)
         if target is None:
             return None
-        self._put(replace(self._away, target=target))
-        return Remote(host_of(self._job, self._away), self._dial)
+        self._put(replace(self.away, target=target))
+        return Remote(host_of(self._job, self.away), self._dial)
 
     def _put(self, away: Away) -> None:
-        self._away = away
+        self.away = away
         aways.write(self._job, away)
 
 

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import typer
 
 from spottrain.cloud.provider import ReleasesJob, Vm, VmState
+from spottrain.cloud.several import vm_id_of
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager import manager_vm
@@ -196,6 +198,10 @@ def _alive(vms: Sequence[Vm]) -> set[str]:
 
 def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
     """Let the journal tell when the billing of the manager's own VM ended."""
+    clouds = job.config().clouds
+    if len(clouds) > 1:  # there its manager called it otherwise
+        name = clouds[0].cloud
+        vms = [replace(vm, vm_id=vm_id_of(name, vm.vm_id)) for vm in vms]
     journal = Journal(job.journal)
     try:
         now_s = time.time()

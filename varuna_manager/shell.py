@@ -352,6 +352,8 @@ class Shell:
         Raises:
             OutOfStepError: the VM is gone, or reports before this batch are missing.
         """
+        if any(isinstance(report, wire.CheckpointDamaged) for report in batch.reports):
+            await self._errands.look_for_newer()
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(

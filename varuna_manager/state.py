@@ -85,6 +85,8 @@ class State:
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused of late, by scope (``pricing.scopes``): it is left alone."""
     intents: Mapping[str, Intent] = field(default_factory=dict)
+    asked_clouds: frozenset[str] = frozenset()
+    """Clouds that were ever asked for VMs: something of the job may be there."""
     given_up: frozenset[str] = frozenset()
     """Intents that a cloud did not answer, met elsewhere since: what may still come of
     them is paid for and sent back."""

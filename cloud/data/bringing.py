@@ -39,7 +39,8 @@ def bring(
         if wish.url:
             path = cache.bring(wish, sources[wish], tell)
         elif wish.mount:
-            path = mount(wish, cache.folder)
+            # Not in the cache: what makes room there must never reach what is mounted.
+            path = mount(wish, cache.folder.with_name(f"{cache.folder.name}-mounts"))
         else:
             path = _there(wish)
         found[wish.variable] = str(path)

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tarfile
 import zipfile
@@ -24,6 +25,8 @@ from pathlib import Path
 from spottrain.cloud.data.sources import File, Source
 from spottrain.cloud.data.wish import DataError, Wish, short_hash
 
+_IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
+"""Names of folders that may be removed; whatever else lies there is not ours."""
 _AT_ONCE = 8
 """Files that are fetched at the same time."""
 
@@ -128,7 +131,9 @@ class Cache:
         found = [
             path
             for path in self.folder.iterdir()
-            if path.is_dir() and path.name.partition(".")[0] not in self._used
+            if _IS_OURS.fullmatch(path.name)
+            and path.is_dir()
+            and path.name.partition(".")[0] not in self._used
         ]
         return sorted(found, key=lambda path: path.stat().st_mtime)
 

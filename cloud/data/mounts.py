@@ -27,7 +27,7 @@ def mount(wish: Wish, folder: Path) -> Path:
         DataError: it cannot be mounted here.
         DataAwayError: its server does not answer now.
     """
-    target = folder / f"mount-{short_hash(wish.mount, wish.type, wish.options)}"
+    target = folder / short_hash(wish.mount, wish.type, wish.options)
     if os.path.ismount(target):
         return target
     target.mkdir(mode=0o755, parents=True, exist_ok=True)

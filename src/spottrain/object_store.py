@@ -61,9 +61,7 @@ def open_objects(place: Place, patience_s: float) -> ObjectStore:
     try:
         importlib.import_module("obstore")
     except ImportError:
-        raise StorageError(
-            f"{url} needs obstore: run pip install obstore"
-        ) from None
+        raise StorageError(f"{url} needs obstore: run pip install obstore") from None
     endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
     common = {
         "prefix": place.prefix or None,
@@ -332,7 +330,7 @@ def _explained(place: str, verb: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _missing(place, verb, str(error)) from error
     except BaseError as error:
-        reason = _reason(error)
+        reason = _reason(place, error)
         kind = DeniedError if reason.startswith(_DENIED) else UnreachableError
         raise kind(f"cannot {verb} {place}: {reason}") from error
     except OSError as error:  # of this machine, such as a full disk
@@ -351,31 +349,34 @@ _DENIED = (
     "the bucket is",
 )
 """How the reasons begin that a person must mend."""
-_LOGIN = (
-    "set the cloud's variables (such as AWS_ACCESS_KEY_ID) with env: or secrets: of the "
-    "job file, log in with the cloud's tool, or give the machine a role"
-)
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 
 def _missing(place: str, verb: str, text: str) -> StorageError:
-    if any(sign in text for sign in _NO_BUCKET):
+    if verb == "write" or any(sign in text for sign in _NO_BUCKET):
         return DeniedError(f"cannot {verb} {place}: no such bucket: create it first")
     return MissingError(f"cannot {verb} {place}: there is no such object")
 
 
-def _reason(error: Exception) -> str:
+def _reason(place: str, error: Exception) -> str:
     """Return what obstore's many lines say, and what to do, as one line."""
+    variables = _VARIABLES[place.partition("://")[0]]
+    login = f"set {variables}, log in with the cloud's tool, or give the machine a role"
     text = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>(\w+)", text) or re.search(r"\b(\d{3} [A-Z][\w ]+)", text)
     said = code[1] if code else ""
     if any(sign in text for sign in _METADATA) or re.search(
         "redential|Missing.*Key", text
     ):
-        return f"no credentials found: {_LOGIN}"
+        return f"no credentials found: {login}"
     if any(sign in text for sign in _NO_BUCKET):
         return "no such bucket: create it first"
     if any(sign in text for sign in _REFUSED):
-        return f"credentials refused ({said}): renew them; {_LOGIN}"
+        return f"credentials refused ({said}): renew them; {login}"
     if "403 " in text:
         return f"no permission ({said}): allow to list, read, write and delete there"
     if "redirect" in text:

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,13 @@ import yaml
 from tests.contract.account import Account
 from tests.contract.purse import HOLD_S, LEAST_S, Capped, Purse
 
-from spottrain.cloud.child import ChildProvider
-from spottrain.cloud.provider import FindsOrphans, Offer, ReleasesJob, VmState
+from spottrain.cloud.provider import (
+    CloudProvider,
+    FindsOrphans,
+    Offer,
+    ReleasesJob,
+    VmState,
+)
 from spottrain.cloud.ssh.keys import ensure_key
 from spottrain.varuna_manager.clouds import open_cloud
 from spottrain.varuna_manager.config_cloud import (
@@ -37,9 +42,9 @@ from spottrain.varuna_manager.config_cloud import (
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 _CLIENTS = 2
 """Of which each ``connect`` returns the next: starting one takes seconds."""
-LAUNCHES, VMS = 7, 9
+VMS = 8
 """What the suite rents there, all tests together."""
-_CONFIGS: dict[str, type[AwsConfig] | type[AzureConfig] | type[GcpConfig]] = {
+_CONFIGS: dict[str, type[AwsConfig | AzureConfig | GcpConfig]] = {
     "aws": AwsConfig,
     "azure": AzureConfig,
     "gcp": GcpConfig,
@@ -58,8 +63,10 @@ _NOBODY = "192.0.2.0/24"
 class RealCloud:
     """One account for one run."""
 
-    clients: list[ChildProvider]
+    clients: Sequence[CloudProvider]
     purse: Purse
+    markets: frozenset[bool] = frozenset({True})
+    """Whether there are spot offers, and others: not all prices are always known."""
     run: str = field(default_factory=lambda: f"contract-{uuid.uuid4().hex[:8]}")
     """How the names of the run's jobs begin."""
 
@@ -73,6 +80,7 @@ class RealCloud:
                 lambda: next(takers),
                 job,
                 capacity=0,
+                markets=self.markets,
                 left=lambda: [
                     vm.vm_id for vm in provider.list_vms(job) if vm.state in _ALIVE
                 ],
@@ -160,10 +168,11 @@ def real_cloud(
         clients = [open_cloud(made, public_key) for _ in range(_CLIENTS)]
         for client in clients:
             stack.callback(client.close)
-        cloud = RealCloud(clients, Purse(cap_usd))
         offers = clients[0].offers()
         if not offers:
             raise pytest.UsageError(f"{made.cloud} offers none of {made.kinds()}")
+        markets = frozenset(offer.spot for offer in offers)
+        cloud = RealCloud(clients, Purse(cap_usd), markets)
         say(_estimate(min(offers, key=lambda one: one.usd_per_hour), cap_usd))
         try:
             yield cloud

@@ -21,6 +21,8 @@ class Web:
     """Method, path and range of each request."""
     breaks_after: int | None = None
     """The next answer's connection breaks after so many bytes."""
+    claims: int | None = None
+    """How large every file is said to be, whatever it is."""
     says: int | None = None
     """Every answer is this status."""
     knows_ranges: bool = True
@@ -68,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(web.says or status)
         if content is not None:
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("Content-Length", str(len(content) - first))
+            length = len(content) - first if web.claims is None else web.claims
+            self.send_header("Content-Length", str(length))
         self.end_headers()
         self.wfile.write(body[:cut])
 

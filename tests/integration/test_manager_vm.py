@@ -7,7 +7,6 @@ train; what lies in its home is gone when it ends.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 from tests.fakes.aws import CREDENTIALS, KIND, REGION, ZONE
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
-from tests.integration.jobs import STEPS, Answer, Job, until
+from tests.integration.jobs import Answer, Job, until
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage import open_store
@@ -31,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 
+STEPS = 40
 SMALL = DEFAULTS["aws"].instance_type
 
 
@@ -42,6 +42,7 @@ class RemoteJob(Job):
         super().__init__(
             folder,
             name,
+            steps=STEPS,
             resources={"provider": "aws", "max_vms": 1},
             aws={
                 "regions": [REGION],
@@ -75,3 +76,121 @@ class RemoteJob(Job):
         found = away.read(self.dir)
         assert found is not None
         return found.vm_id
+
+
+@dataclass
+class Story:
+    """What came of the job."""
+
+    cloud: AwsVms
+    job: RemoteJob
+    launched: Answer
+    manager: str = ""
+    """The VM of its manager."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Its status meanwhile."""
+    url: str = ""
+    """Where its agents called it."""
+    log: str = ""
+    held: list[str] = field(default_factory=list)
+    """Files on its VM that hold a secret's value."""
+    stopped: Answer | None = None
+    left: list[str] = field(default_factory=list)
+    """What was in the cloud after that."""
+    cost: dict[str, Any] = field(default_factory=dict)
+    bill: dict[str, Any] = field(default_factory=dict)
+    resumed: Answer | None = None
+    end: dict[str, Any] = field(default_factory=dict)
+    left_at_last: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("far")
+    with aws_vms(folder / "aws") as cloud, RemoteJob(folder, "far", cloud) as job:
+        cloud.fake.ask("stock", zone=ZONE, instance_type=SMALL, count=1)
+        cloud.fake.ask("instance_profile", name="spottrain-manager")
+        job.pace(0.2)
+        story = Story(cloud, job, job.launch("--manager-vm", "--detach"))
+        assert story.launched.code == 0, story.launched.err
+        train_and_stop(story)
+        resume_elsewhere(story)
+        assert cloud.fake.ask("drifts") == []
+        yield story
+
+
+def train_and_stop(story: Story) -> None:
+    job, cloud = story.job, story.cloud
+    story.manager = job.there()
+    story.training = until("mini-batch 1", lambda: trains(job.status()))
+    home = cloud.disks / story.manager.partition(".")[0] / "home"
+    there = home / ".spottrain" / "manager" / "state" / "jobs" / "far"
+    story.url = json.loads((there / "manager.json").read_text())["url"]
+    story.log = job.run("logs", "far").out
+    files = [path for path in home.rglob("*") if path.is_file()]
+    story.held = [str(path) for path in files if b"hunter2" in path.read_bytes()]
+    story.stopped = job.run("stop", "far")
+    story.left = cloud.fake.ask("left")
+    story.cost = job.run("cost", "far", "-o", "json").report
+    (story.bill,) = (
+        one
+        for one in cloud.fake.ask("bill")
+        if one["tags"]["spottrain-intent"] == "manager"
+    )
+
+
+def trains(status: dict[str, Any]) -> dict[str, Any] | None:
+    return status if status["step"] else None
+
+
+def resume_elsewhere(story: Story) -> None:
+    """Go on from the store, on a machine that never heard of the job."""
+    job = story.job
+    shutil.rmtree(job.environment["SPOTTRAIN_HOME"])
+    job.pace(0.0)
+    story.resumed = job.run("resume", f"{job.store}/job", "--detach")
+    assert story.resumed.code == 0, story.resumed.err
+    until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
+    story.end = job.run("report", "far", "-o", "json").report
+    story.left_at_last = story.cloud.fake.ask("left")
+
+
+def test_the_manager_is_on_a_vm_and_trains_though_its_launcher_has_ended(
+    story: Story,
+) -> None:
+    assert "the manager of job far runs there" in story.launched.err
+    assert "this machine may sleep" in story.launched.err
+    assert story.training["state"] == "running"
+
+
+def test_agents_reach_it_directly(story: Story) -> None:
+    assert story.url.startswith("https://127.77.")  # the VM's own address
+    assert "agent of i-" in story.log
+    assert "carries the calls" not in story.log
+
+
+def test_values_of_secrets_are_written_down_nowhere_there(story: Story) -> None:
+    assert story.held == []
+
+
+def test_it_ends_its_own_vm_when_it_stops_and_nothing_is_left(story: Story) -> None:
+    assert story.stopped is not None
+    assert story.stopped.code == 0, story.stopped.err
+    assert story.left == []
+
+
+def test_its_vm_is_paid_for_to_the_second(story: Story) -> None:
+    lived_s = story.bill["ended_at"] - story.bill["launched_at"]
+    billed_s = max(60.0, lived_s)  # AWS's terms
+    assert abs(story.cost["vm_seconds"]["manager"] - billed_s) <= 2.0
+    (row,) = (one for one in story.cost["by_vm"] if one["vm"] == story.manager)
+    usd = DEFAULTS["aws"].usd_per_hour * row["manager"] / 3600
+    assert row["usd"] == pytest.approx(usd, rel=1e-3)
+
+
+def test_it_goes_on_from_its_store_on_any_machine(story: Story) -> None:
+    assert story.end["state"] == "succeeded"
+    assert any(one["vm"] == story.manager for one in story.end["cost"]["by_vm"])
+    store = open_store(story.job.store)
+    assert list_checkpoints(store)[0].step == STEPS
+    assert story.left_at_last == []

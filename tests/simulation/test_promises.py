@@ -174,6 +174,16 @@ def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand()
     assert first_s - 1_000_000.0 > 0.5 * train_s()
 
 
+def test_where_spot_vms_cost_as_much_on_demand_vms_are_rented_at_once() -> None:
+    job = world(0, left=2.0)
+    job.cloud.prices = dict.fromkeys("ab", 1.1 * ON_DEMAND_USD_PER_HOUR)
+    job.run(until_s=10 * train_s())
+    check_end(job)
+    assert job.finished is not None
+    assert job.finished.kind == "succeeded"
+    assert job.now_s <= 1_000_000.0 + 1.6 * train_s()
+
+
 def vanish(job: World) -> None:
     job.cloud.capacity = {"a": 0, "b": 0}
     for vm in list(job.cloud.vms.values()):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cloud.toy_cloud import CountedCloud, ToyCloud
 
+from spottrain.cloud import several
 from spottrain.cloud.errors import (
     CloudError,
     MisconfiguredError,
@@ -179,9 +180,31 @@ def test_a_cloud_that_cannot_be_opened_is_tried_again(
     with pytest.raises(CloudError):
         one.launch(wish(offer_of(gcp)))  # not every time: opening takes seconds
     one._parts["gcp"]._again_at_s = 0.0
+    assert one.out_of_reach() == ()
     one.launch(wish(offer_of(gcp)))
     assert gcp.serving == "https://manager"
+    assert one.out_of_reach() == ("gcp.v.1",)
     one.close()
+
+
+def test_a_cloud_that_was_never_used_need_not_be_opened_to_be_empty(
+    aws: ToyCloud,
+) -> None:
+    def opener() -> CloudProvider:
+        raise CloudError("no credentials")
+
+    openers: dict[str, several.Opener] = {"aws": lambda: Branch(aws), "gcp": opener}
+    one: Any = Several(openers, unused={"gcp"})
+    assert one.list_vms("job") == ()
+    assert one.parts()["gcp"].list_vms("job") == ()
+    one.release("job")
+    assert aws.released == ["job"]
+    with pytest.raises(CloudError, match="gcp: no credentials"):
+        one.parts()["gcp"].offers()
+    used: Any = Several(openers)
+    for call in (used.list_vms, used.release):
+        with pytest.raises(CloudError, match="no credentials"):
+            call("job")
 
 
 def test_where_no_cloud_can_be_opened_the_first_trouble_is_told() -> None:

@@ -115,3 +115,6 @@ class CountedCloud(ToyCloud):
 
     def serve(self, manager_url: str) -> None:
         self.serving = manager_url
+
+    def out_of_reach(self) -> Collection[str]:
+        return ("gcp.v.1",)

@@ -168,12 +168,14 @@ def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> No
     assert hastened(spot(), ON_DEMAND, held=rented)["spot"] == 4
 
 
-def test_the_edge_bears_losses_one_after_the_other() -> None:
-    held = (Held(name="spot", ready=4),)
-    jolt_s = 2 * FLEET.morph_s + FLEET.lost_s
-    for losses in (1, 2):
-        at = standing(hours=5 + (120 + losses * jolt_s) / HOUR_S, work=5)
-        assert 0 < decided(at, held=held).count("on-demand") < 4
+def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> None:
+    at = standing(hours=5 + 294 / HOUR_S, work=5)
+    four = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=4),))
+    assert (four.mode, four.count("on-demand")) == ("edge", 2)
+    one = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=1),))
+    assert dict(one.wanted) == {"on-demand": 3, "spot": 1}
+    rented = (Held(name="spot", ready=1), Held(name="on-demand", ready=3))
+    assert dict(decided(at, (DRY, ON_DEMAND), rented).wanted) == dict(one.wanted)
 
 
 # --- Before anything is rented ---

@@ -21,9 +21,17 @@ from spottrain.pricing.promise_rules import (
     SpotOnlyWait,
     UniformProgress,
 )
-from spottrain.pricing.promise_table import FREE, bound_usd, examine, kept, rows
+from spottrain.pricing.promise_table import (
+    FREE,
+    blind_row,
+    blind_usd,
+    bound_usd,
+    examine,
+    kept,
+    rows,
+)
 from spottrain.pricing.promise_terms import Held
-from spottrain.pricing.worlds import World, Zone, synthetic
+from spottrain.pricing.worlds import World, Zone, prolonged, synthetic
 
 
 def world(lives: list[tuple[float, float]], *, hours: float, work: float) -> World:
@@ -128,13 +136,53 @@ def test_a_world_is_the_same_for_the_same_seed_and_feasible() -> None:
             assert max(zone.usd_per_hour) <= market.on_demand_usd_per_hour
 
 
+def test_markets_begin_anew_for_those_who_are_late() -> None:
+    short = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    assert not play(short, SpotOnlyWait()).finished
+    late = play(prolonged(short), SpotOnlyWait())
+    assert late.finished
+    assert not late.in_time
+    assert late.finished_s == pytest.approx(3 * HOUR_S * (1 + late.late_by))
+    assert 3 * HOUR_S < late.finished_s < 4 * HOUR_S
+    assert play(prolonged(short), OnDemandOnly()) == play(short, OnDemandOnly())
+
+
+def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> None:
+    dry = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
+    cases = [examine(one) for one in (world(STEADY, hours=9, work=5), dry, gone)]
+    found = {row.rule: row for row in rows(cases)}
+    row, ours = found["spot only, wait"], found["promise"]
+    assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
+    assert row.late_by == pytest.approx(cases[1].outcomes[3].late_by)
+    easy = cases[0]
+    assert row.in_time_over_bound == pytest.approx(
+        easy.outcomes[3].usd / easy.bound_usd
+    )
+    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.bound_usd)
+    assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
+
+
+def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
+    market = next(w for w in map(synthetic, range(10000, 10100)) if len(w.zones) == 1)
+    several = next(w for w in map(synthetic, range(10000, 10100)) if len(w.zones) > 1)
+    assert blind_usd(several) is None
+    row = blind_row([examine(market)])
+    assert row is not None
+    assert row.jobs == 1
+    assert row.over_bound > row.blind_over_bound
+    assert row.over_blind == pytest.approx(row.over_bound / row.blind_over_bound)
+    assert blind_row([]) is None
+
+
 def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
     cases = [examine(world(STEADY, hours=9, work=5))]
     found = {row.rule: row for row in rows(cases)}
     assert found["promise"].in_time == 1
     assert found["on-demand only"].on_demand == pytest.approx(1.0)
     assert 1.0 <= found[FREE].over_bound < found["promise"].over_bound
-    assert len(cases[0].foretold) == 3
+    assert found["spot only, wait"].late_by is None
+    assert len(cases[0].foretold) == len(cases[0].foretold_in_haste) == 3
     told = cases[0].foretold
     assert kept(told) == (
         sum(one.finish_kept for one in told) / 3,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.pricing.ranked import FACTS
+from tests.unit.pricing.ranked import FACTS, PROFILE
 
+from spottrain.cloud.provider import Offer
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.speeds import (
     NARROW,
     WIDE,
+    gpu_speed,
     machine_of,
     precisions,
     speed_ratio,
@@ -52,6 +54,36 @@ def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
     assert speed_ratio(KNOWN.gpus["H100"], A100, NARROW) == pytest.approx(989.5 / 312)
     assert speed_ratio(V100, V100, ()) == 1.0
     assert speed_ratio(KNOWN.gpus["RTX-PRO-4500"], V100, WIDE) is None
+
+
+@pytest.mark.parametrize(
+    ("cloud", "kind", "device", "speed"),
+    [
+        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", 1.0),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", 15.7 / 19.5),
+        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", 19.5 / 15.7),
+        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", 1.0),
+        ("local", "cpu", "NVIDIA A100-SXM4-40GB", 1.0),
+    ],
+)
+def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
+    cloud: str, kind: str, device: str, speed: float
+) -> None:
+    offer = Offer(
+        cloud=cloud,
+        region="r",
+        zone="z",
+        instance_type=kind,
+        spot=True,
+        usd_per_hour=1.0,
+        observed_at=0.0,
+        gpus=1,
+        gpu_memory_bytes=1,
+    )
+    profile = replace(PROFILE, device=device)
+    assert gpu_speed(offer, profile, FACTS) == pytest.approx(speed)
+    declared = replace(offer, gpu_speed=0.5)
+    assert gpu_speed(declared, profile, FACTS) == 0.5
 
 
 def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:

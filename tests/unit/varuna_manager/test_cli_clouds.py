@@ -209,6 +209,47 @@ def test_gc_tells_which_cloud_it_could_not_ask(
     assert "aws: not asked: AWS, asking for regions: RequestExpired" in err
 
 
+# --- several clouds -------------------------------------------------------------------
+
+
+def test_of_several_clouds_one_that_can_be_used_is_enough(
+    aws: FakeAws, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_SUBSCRIPTION_ID", raising=False)
+    azure = {"gpus": ["A10"], "ssh_from": ["192.0.2.0/24"]}
+    wanted: dict[str, Any] = {"resources": {"provider": ["azure", "aws"]}}
+    wanted["azure"] = azure
+    file = job_file(aws, tmp_path, **wanted)
+    lines, offers = control.check_machines(load_config(file))
+    assert lines[0].startswith("goes on without azure")
+    assert lines[1:3] == [
+        "aws: 1 offers in 1 zones",
+        "aws: VMs will let in 192.0.2.0/24",
+    ]
+    assert offers is not None
+    assert {offer.cloud for offer in offers} == {"aws"}
+    told = json.loads(run("doctor", str(file), "-o", "json")[1])["findings"]
+    found = {(each["provider"], each["ok"]) for each in told}
+    assert {("azure", False), ("aws", True)} <= found
+    assert ("aws", False) not in found
+
+
+def test_ssh_finds_the_cloud_of_a_vm_among_several(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    wanted: dict[str, Any] = {
+        "resources": {"provider": ["aws", "gcp"]},
+        "gcp": {"gpus": ["L4"], "project": "p"},
+    }
+    (tmp_path / "train.py").write_text("")
+    job = submit(load_config(job_file(aws, tmp_path, **wanted)), FACTS)[0]
+    vm_id = rent(aws, "job")
+    instance_id = vm_id.partition(".")[0]
+    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAAC3Nza root@vm")
+    argv = ssh_argv(job, f"aws.{vm_id}", ["true"])
+    assert argv[argv.index("-i") + 1] == str(job.cloud / "ssh_key")
+
+
 # --- ssh ------------------------------------------------------------------------------
 
 

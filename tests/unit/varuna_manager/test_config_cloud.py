@@ -34,6 +34,13 @@ def job(provider: str, section: dict[str, Any], **changes: Any) -> dict[str, Any
     }
 
 
+def several(*names: str, **changes: Any) -> dict[str, Any]:
+    """Return a job on several clouds."""
+    sections = {name: WANTED[name] for name in names}
+    data = job("aws", WANTED["aws"], resources={"provider": names}, **sections)
+    return {**data, **changes}
+
+
 def cloud_of(provider: str, **section: Any) -> AnyCloud:
     config = parse_config(job(provider, {**WANTED[provider], **section}), "x")
     assert config.cloud is not None
@@ -85,7 +92,40 @@ def test_paths_of_a_bastion_are_relative_to_the_job_file(tmp_path: Path) -> None
     )
 
 
+def test_several_clouds_are_taken_in_the_order_of_the_file() -> None:
+    config = parse_config(several("gcp", "aws"), "x")
+    assert config.resources.provider == ("gcp", "aws")
+    assert [cloud.cloud for cloud in config.clouds] == ["gcp", "aws"]
+    assert config.cloud == config.gcp
+    assert parse_config(config.model_dump(mode="json"), "x") == config
+
+
+def test_a_list_of_one_cloud_is_that_cloud() -> None:
+    config = parse_config(several("gcp"), "x")
+    assert config.resources.provider == "gcp"
+    assert config.clouds == (config.gcp,)
+    own = parse_config(job("local", {}, checkpoint={}), "x")
+    assert (own.clouds, own.cloud) == ((), None)
+
+
+def test_the_example_for_several_clouds_can_be_read() -> None:
+    file = Path(__file__).resolve().parents[3] / "examples/anywhere.yaml"
+    config = load_config(file)
+    assert [cloud.cloud for cloud in config.clouds] == ["aws", "azure", "gcp"]
+    assert all(cloud.kinds() for cloud in config.clouds)
+
+
+_NAMES = "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
 MISTAKES = [
+    (several("aws", "gcp", gcp={"gpus": ["L4"]}), "needs gcp.project: who pays"),
+    (several("aws", "gcp", checkpoint={}), "provider aws needs a checkpoint.path"),
+    (several("aws", "gcp", resources={"provider": ["aws", "ssh"]}), _NAMES),
+    (several("aws", "gcp", resources={"provider": []}), _NAMES),
+    (several("aws", "gcp", resources={"provider": "ibm"}), f"{_NAMES}: got 'ibm'"),
+    (
+        several("aws", "gcp", resources={"provider": ["aws", "aws"]}),
+        "resources.provider: must name each cloud once: got aws, aws",
+    ),
     (job("aws", {}), "resources.provider aws needs aws.instance_types or aws.gpus"),
     (job("aws", {"instance_types": ["g5.tiny"]}), "g5.tiny"),
     (job("aws", {"gpus": ["A1000"]}), "no such GPU: got A1000"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud import tags
+from spottrain.cloud.provider import Vm, VmState
+from spottrain.pricing.money import ceil_us
+from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_spending import GB, MONTH_H
-from spottrain.varuna_manager.state import spent_usd
+from spottrain.varuna_manager.state import JobPhase, budget, spent_usd
 
 FOUR = ("a", "b", "c", "d")
 
@@ -175,3 +179,45 @@ def test_traffic_between_zones_costs_by_the_plan_and_the_mini_batches() -> None:
     assert story.generation.zone_bytes == 4 * 10**9
     story.tell(e.TimerFired)
     assert story.state.ledger.spending(story.now_s).egress.usd == 0.16
+
+
+def manager_vm(story: Story, **what: Any) -> Vm:
+    offer = replace(OFFER, spot=False, usd_per_hour=0.5, gpus=0, gpu_memory_bytes=0)
+    return story.vm("m", tags.MANAGER, launched_at=1000.0, offer=offer, **what)
+
+
+def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> None:
+    story = Story().training("a", "b")
+    own = manager_vm(story)
+    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
+    assert set(story.state.vms) == {"a", "b"}
+    assert not story.wished(c.TerminateVms)
+    line = story.state.ledger.open["m"]
+    assert not line.trains
+    assert line.cost(ceil_us(1000.0 + 3600)).usd == 0.5
+    assert line.spending(ceil_us(1000.0 + 3600)).boot.usd == 0.0
+    assert budget(story.state).rate.usd_per_hour == 2.5
+    story.now_s += 5.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=rest)
+    assert "m" not in story.state.ledger.open  # another machine manages now
+    story.now_s += 5.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
+    assert "m" in story.state.ledger.open
+
+
+def test_the_vm_of_the_manager_ends_with_the_job_as_its_cloud_says_later() -> None:
+    story = Story().training("a", "b")
+    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    own = (manager_vm(story), *rest)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=own)
+    story.tell(e.StopRequested, by="x", now=True)
+    story.tell(e.VmsReturned, vm_ids=("a", "b"))
+    assert story.state.phase is JobPhase.ENDED
+    assert not story.state.ledger.open
+    ended_at = story.now_s + 60.0
+    story.now_s += 100.0
+    told = manager_vm(story, state=VmState.TERMINATED, ended_at=ended_at)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(told,))
+    assert story.state.ledger.closed["m"].ended_us == ceil_us(ended_at)
+    assert story.state.phase is JobPhase.ENDED

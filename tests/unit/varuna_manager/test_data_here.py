@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.object_store import S3
+from tests.fakes.web import serve_web
 
 from spottrain.cloud.data.wish import DataError
 from spottrain.errors import ConfigError
@@ -86,14 +88,21 @@ def test_what_cannot_be_seen_from_here_is_told_and_no_more() -> None:
     assert line.endswith("; VMs will try")
 
 
+@pytest.fixture
+def large() -> Iterator[dict[str, str]]:
+    """Yield a dataset that is said to be larger than a gibibyte."""
+    with serve_web() as web:
+        web.files["/a"], web.claims = b"1", 2**30 + 1
+        yield {"url": f"{web.url}/a", "sha256": "0" * 64}
+
+
 def test_a_disk_that_is_too_small_for_all_data_is_refused(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    large: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(data_here, "num_bytes", lambda files: 2**30 + 1)
     with pytest.raises(
         ConfigError, match=r"aws\.disk_gib: data takes 1\.1 GB.*got 1; raise it"
     ):
-        data_here.ready(job(AWS, corpus=url), lambda line: None)
+        data_here.ready(job(AWS, corpus=large), lambda line: None)
 
 
 def test_the_local_providers_data_is_fetched_once(url: str, s3: S3) -> None:
@@ -116,9 +125,8 @@ def test_a_small_dataset_is_fetched_to_inspect_a_model(url: str) -> None:
     assert (Path(os.environ[CORPUS]) / "a").read_bytes() == b"1234"
 
 
-def test_a_large_one_is_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_here, "LARGEST_SAMPLE_BYTES", 3)
-    data_here.have(job(AWS, corpus=url))
+def test_a_large_one_is_not(large: dict[str, str]) -> None:
+    data_here.have(job(AWS, corpus=large))
     assert CORPUS not in os.environ
 
 

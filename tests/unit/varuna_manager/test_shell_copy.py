@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
 from tests.unit.varuna_manager.story import OFFER
 
+from spottrain import wire
 from spottrain.cloud.provider import LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.certificates import ensure_identity
-from spottrain.varuna_manager.events import LaunchIntended, LaunchRefused
+from spottrain.varuna_manager.events import (
+    CheckpointsListed,
+    LaunchIntended,
+    LaunchRefused,
+    TimerFired,
+)
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.journal_copy import begin_copy
+from spottrain.varuna_manager.links import OutOfStepError
 from spottrain.varuna_manager.shell import Shell
 from spottrain.varuna_manager.stored_job import FencedError
 
@@ -61,8 +68,21 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     return submit(tmp_path, f"file://{tmp_path}/store")
 
 
-async def run(job: JobDir, cloud: Cloud, *, replaced: bool = False) -> None:
-    """Manage until the cloud has been asked for VMs, or the shell gives up."""
+async def run(
+    job: JobDir,
+    cloud: Cloud,
+    *,
+    replaced: bool = False,
+    story: Callable[[Shell], Awaitable[None]] | None = None,
+) -> None:
+    """Manage until the cloud has been asked for VMs, or the shell gives up.
+
+    Args:
+        job: A job that was just submitted.
+        cloud: What it rents from.
+        replaced: Another machine takes it over at once.
+        story: What happens in the end.
+    """
     copy = begin_copy(job, durable=True)
     assert copy is not None
     if replaced:
@@ -76,12 +96,33 @@ async def run(job: JobDir, cloud: Cloud, *, replaced: bool = False) -> None:
         await asyncio.wait((managing, asked), return_when=asyncio.FIRST_COMPLETED)
         if managing.done():
             managing.result()
+        if story is not None:
+            await story(shell)
+            await shell.feed(
+                TimerFired(at_s=shell.now_s())
+            )  # what was fed is journalled
     finally:
         cloud.asked.set()
         managing.cancel()
         await asyncio.gather(managing, asked, return_exceptions=True)
         copy.close()
         journal.close()
+
+
+def test_where_a_checkpoint_cannot_be_read_the_store_is_looked_through_again(
+    job: JobDir,
+) -> None:
+    cloud = Cloud(job)
+    damaged = wire.CheckpointDamaged(name="step-5", reason="it is gone")
+    batch = wire.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
+
+    async def story(shell: Shell) -> None:
+        with pytest.raises(OutOfStepError):  # the VM is a stranger
+            await shell.receive(batch)
+
+    asyncio.run(run(job, cloud, story=story))
+    listed = [event for event in events(job) if isinstance(event, CheckpointsListed)]
+    assert len(listed) == 2
 
 
 def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> None:

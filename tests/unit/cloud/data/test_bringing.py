@@ -107,6 +107,34 @@ def test_it_does_not_take_longer_than_it_may(tmp_path: Path) -> None:
     assert told == "data: took longer than 0.2 s; raise data_limit_s\n"
 
 
+def has_own_mounts() -> bool:
+    """Whether a process may have mounts of its own here."""
+    try:
+        return not subprocess.run(["unshare", "-m", "true"], check=False).returncode
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not has_own_mounts(), reason="needs root and unshare")
+def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
+    bringing = f"{sys.executable} -m spottrain.cloud.data {tmp_path}/cache 60"
+    wishes = to_json([Wish(name="own", mount="none", type="tmpfs", options="size=1m")])
+    (tmp_path / "wishes").write_text(wishes)
+    twice = f"{bringing} <wishes && {bringing} <wishes && grep {tmp_path} /proc/mounts"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", twice],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    first, second, *mounts = done.stdout.splitlines()
+    assert first == second
+    (target,) = json.loads(first).values()
+    assert Path(target).parent == tmp_path / "cache-mounts"
+    assert [line.split()[1:3] for line in mounts] == [[target, "tmpfs"]]
+
+
 NFS = Wish(name="shared", mount="server:/", type="nfs4", options="ro,hard")
 
 

@@ -143,6 +143,7 @@ def test_room_is_made_by_what_was_unused_for_longest(
         return Usage(100 - used)
 
     monkeypatch.setattr(shutil, "disk_usage", free)
+    (tmp_path / "not-ours").mkdir()
     paths = []
     for n, name in enumerate(("first", "second")):
         wish = Wish(name=name, url=f"s3://bucket/{name}/")
@@ -152,6 +153,7 @@ def test_room_is_made_by_what_was_unused_for_longest(
     if may_evict:
         third = bring(cache, Shelf({"third": b"x" * 50}))
         assert [p.exists() for p in (*paths, third)] == [False, True, True]
+        assert (tmp_path / "not-ours").exists()
     else:
         with pytest.raises(DataError, match="make room"):
             bring(cache, Shelf({"third": b"x" * 50}))

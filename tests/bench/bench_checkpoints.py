@@ -1,0 +1,76 @@
+"""What a checkpoint of 100 MB costs, in a folder and in a bucket of a server that speaks S3.
+
+``stall`` is the copy that training waits for; a thread of its own writes it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tests.fakes.object_store import bucket
+
+from spottrain.manifest import Manifest, new_name, read_manifest, write_manifest
+from spottrain.pipeline.checkpoint import SnapshotWriter, load_section
+from spottrain.storage import Store, open_store
+
+SECTIONS, SECTION_BYTES, TRIALS = 4, 25_000_000, 3
+
+
+def main() -> None:
+    """Print a row for each kind of store, the best of three trials."""
+    print(f"{'store':<8}{'stall s':>9}{'written s':>11}{'read s':>9}")
+    with tempfile.TemporaryDirectory() as folder, bucket() as s3:
+        for kind, place in (("folder", Path(folder)), ("S3", s3.url("bench"))):
+            rows = zip(*(_trial(open_store(place)) for _ in range(TRIALS)), strict=True)
+            stall_s, written_s, read_s = map(min, rows)
+            print(f"{kind:<8}{stall_s:>9.3f}{written_s:>11.2f}{read_s:>9.2f}")
+
+
+def _trial(store: Store) -> tuple[float, float, float]:
+    weights = [torch.randn(SECTION_BYTES // 4) for _ in range(SECTIONS)]
+    name, step = new_name(1, 1), 1
+    with SnapshotWriter(store) as writer:
+        with _timed() as stall:
+            copies = {k: {"w": tensor.clone()} for k, tensor in enumerate(weights)}
+        with _timed() as written:
+            writer.submit(name, copies)
+            outcome = writer.wait()
+            assert outcome is not None
+            assert outcome.error is None, outcome.error
+            write_manifest(
+                store,
+                Manifest(
+                    name=name,
+                    step=step,
+                    num_sections=SECTIONS,
+                    model_fingerprint="",
+                    config_fingerprint="",
+                    seed=0,
+                    minibatch_size=1,
+                    microbatch_size=1,
+                    files=outcome.files,
+                ),
+            )
+    with _timed() as read:
+        manifest = read_manifest(store, name)
+        for k, tensor in enumerate(weights):
+            tensor.copy_(load_section(store, manifest, k)["w"])
+    return stall[0], written[0], read[0]
+
+
+@contextmanager
+def _timed() -> Iterator[list[float]]:
+    """Give a list that holds the seconds that the block took, once it is over."""
+    taken: list[float] = []
+    begin_s = time.monotonic()
+    yield taken
+    taken.append(time.monotonic() - begin_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The run of the contract on a real account, tried on AWS's fake, and its cap."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contract import test_provider
+from tests.contract.account import Account
+from tests.contract.conftest import EXEMPT, PROVIDERS, REAL, unexcused
+from tests.contract.purse import HOLD_S, MOST_VMS, CapError, Capped, Purse
+from tests.contract.real_account import VMS, RealCloud, check_options
+from tests.fakes.aws import KIND, REGION, ZONE, FakeAws
+
+from spottrain.cloud.provider import LaunchRequest, Offer, Vm, VmState
+
+ROOT = Path(__file__).resolve().parents[2]
+OFFER = Offer(
+    cloud="aws",
+    region=REGION,
+    zone=ZONE,
+    instance_type=KIND,
+    spot=True,
+    usd_per_hour=1.2,
+    observed_at=0.0,
+    gpus=1,
+    gpu_memory_bytes=1,
+)
+VM = Vm(
+    vm_id="",
+    job="job",
+    intent="intent",
+    state=VmState.RUNNING,
+    offer=OFFER,
+    private_address="",
+    launched_at=0.0,
+)
+
+
+@pytest.fixture
+def fake(fake_aws: FakeAws) -> Iterator[FakeAws]:
+    """AWS's fake with machines enough."""
+    fake_aws.reset()
+    fake_aws.ask("stock", zone=ZONE, instance_type=KIND, count=20)
+    yield fake_aws
+    assert fake_aws.ask("left") == []
+    assert fake_aws.ask("drifts") == []
+
+
+def pytest_run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a process of its own."""
+    inherited = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    inherited.pop("CI", None)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=inherited | environment,
+        timeout=280,
+    )
+
+
+def run(fake: FakeAws, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run what ``scripts/test --cloud aws`` runs, with the fake for AWS."""
+    file = folder / "aws.yaml"
+    file.write_text(f"instance_types: [{KIND}]\nregions: [{REGION}]\n")
+    suite = "tests/contract/test_provider.py"
+    settings = ("--cloud", "aws", "--cloud-settings", str(file))
+    where = {"AWS_ENDPOINT_URL": fake.url, "SPOTTRAIN_HOME": str(folder)}
+    return pytest_run(suite, *settings, *options, **where)
+
+
+def test_the_suite_runs_on_an_account_and_leaves_it_empty(
+    fake: FakeAws, tmp_path: Path
+) -> None:
+    done = run(fake, tmp_path, "--max-usd", "2")
+    assert done.returncode == 0, done.stdout
+    assert "never above 2 USD" in done.stdout
+    assert "it cost about 0.05 USD" in done.stdout
+    assert len(fake.ask("bill")) == VMS
+
+
+def test_the_cap_bites_before_anything_is_rented_beyond_it(
+    fake: FakeAws, tmp_path: Path
+) -> None:
+    done = run(fake, tmp_path, "--max-usd", "0.3", "-k", "same_token")
+    assert done.returncode == 1
+    assert "above the cap of 0.3 USD" in done.stdout
+    assert fake.ask("bill") == []
+
+
+def test_whatever_a_test_leaves_is_swept_up(fake: FakeAws) -> None:
+    cloud = RealCloud([fake.provider()], Purse(2.0))
+    account = next(cloud.account())  # and it dies
+    provider = account.connect()
+    provider.launch(account.wish(provider.offers()[0], 2))
+    other = fake.provider()
+    (theirs,) = other.launch(replace(account.wish(OFFER), job="another")).vms
+    assert len(cloud.sweep()) == 2
+    assert cloud.sweep() == []
+    other.terminate([theirs.vm_id])
+    other.release("another")
+
+
+@pytest.mark.parametrize(
+    ("options", "ci", "said"),
+    [
+        ({}, "", "--max-usd 2"),
+        ({"max_usd": 0.0}, "", "--max-usd 2"),
+        ({"max_usd": 2.0}, "true", "not in CI"),
+    ],
+)
+def test_it_does_not_begin_without_a_cap_or_in_ci(
+    options: dict[str, Any], ci: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    told = {"cloud": "aws", **options}
+    config = SimpleNamespace(getoption=lambda name, default=None: told.get(name))
+    with pytest.raises(pytest.UsageError, match=said):
+        check_options(cast(pytest.Config, config))
+
+
+# --- the purse ------------------------------------------------------------------------
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.floats(0, HOLD_S)))
+
+
+@given(STEPS, st.floats(0.1, 3.0))
+def test_no_run_can_cost_more_than_its_cap(
+    steps: list[tuple[int, int, float]], cap_usd: float
+) -> None:
+    now_s = 0.0
+    purse = Purse(cap_usd, lambda: now_s)
+    alive: dict[str, float] = {}
+    paid_s = 0.0
+    for number, (what, count, pause_s) in enumerate(steps):
+        if what:
+            wish = LaunchRequest(
+                token=str(number),
+                job="job",
+                intent="intent",
+                offer=OFFER,
+                count=count,
+                lease_s=60.0,
+            )
+            try:
+                purse.hold(wish)
+            except CapError:
+                continue
+            got = [replace(VM, vm_id=f"{number}-{each}") for each in range(count)]
+            purse.rented(wish.token, got)
+            alive |= {vm.vm_id: now_s for vm in got}
+        else:
+            for vm_id in list(alive)[:count]:
+                purse.returned([vm_id, "unknown"])
+                paid_s += max(60.0, min(now_s - alive.pop(vm_id), HOLD_S))
+        worst_s = paid_s + sum(HOLD_S for _ in alive)
+        assert worst_s * OFFER.usd_per_hour / 3600 <= purse.most_usd + 1e-9
+        assert purse.most_usd <= cap_usd + 1e-9 or now_s > 0
+        assert len(alive) <= MOST_VMS
+        now_s += min(pause_s, HOLD_S / (len(steps) + 1))
+
+
+def test_a_launch_that_was_refused_is_not_paid(fake: FakeAws) -> None:
+    fake.ask("stock", zone=ZONE, instance_type=KIND, count=0)
+    purse = Purse(2.0)
+    provider = Capped(fake.provider(), purse)
+    account = Account(lambda: provider, "job", 0)
+    with pytest.raises(Exception, match="InsufficientInstanceCapacity"):
+        provider.launch(account.wish(provider.offers()[0]))
+    assert purse.most_usd == 0.0
+    provider.release("job")
+
+
+# --- the list of exemptions -----------------------------------------------------------
+
+
+def test_every_exemption_is_of_a_test_and_a_provider_that_exist() -> None:
+    tests = dict(inspect.getmembers(test_provider, inspect.isfunction))
+    for test, provider in EXEMPT:
+        assert test in tests, test
+        assert provider in {*PROVIDERS, REAL}, provider
+    assert all(EXEMPT.values())
+
+
+def test_a_skip_that_is_not_on_the_list_counts_as_a_failure() -> None:
+    (test, provider), reason = next(iter(EXEMPT.items()))
+    assert not unexcused(test, provider, reason)
+    assert unexcused(test, "no provider", reason)
+    assert unexcused("another_test", provider, reason)
+    assert unexcused("another_test", "", "")
+
+
+def test_such_a_skip_fails_the_run(tmp_path: Path) -> None:
+    """By the very hook of the suite, in a run of its own."""
+    file = tmp_path / "test_skips.py"
+    file.write_text(
+        "import pytest\n\n\n"
+        "def test_it():\n    pytest.skip('it is late')\n\n\n"
+        "@pytest.mark.skip(reason='so there')\n"
+        "def test_other():\n    pass\n"
+    )
+    rooted = (f"--rootdir={tmp_path}", "-c", os.devnull)
+    done = pytest_run(str(file), "-p", "tests.contract.conftest", *rooted)
+    assert "1 failed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "skipped without a reason in EXEMPT" in done.stdout
