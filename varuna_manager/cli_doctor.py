@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from spottrain.varuna_manager.config_cloud import (
 )
 from spottrain.varuna_manager.config_ssh import check_secrets
 from spottrain.varuna_manager.console import Output, OutputOption, console, show_json
+from spottrain.varuna_manager.launch import check_checkpoint_path
 
 FileArgument = Annotated[
     Path | None,
@@ -78,6 +80,8 @@ def _of_all() -> Iterator[tuple[str, Finding]]:
 def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     yield "here", _ssh_client()
     yield "here", _secrets(config)
+    os.environ.update(config.env)
+    yield "here", _checkpoints(config)
     for cloud in config.clouds:
         yield from _of_cloud(cloud.cloud, cloud)
     if config.clouds:
@@ -105,6 +109,15 @@ def _secrets(config: JobConfig) -> Finding:
     return Finding(
         what="secrets", ok=True, told=f"{len(config.secrets)} named, all set"
     )
+
+
+def _checkpoints(config: JobConfig) -> Finding:
+    place = config.checkpoint.path or "in the job's own state folder"
+    try:
+        check_checkpoint_path(config)
+    except SpottrainError as error:
+        return Finding(what="checkpoints", ok=False, told=str(error))
+    return Finding(what="checkpoints", ok=True, told=place)
 
 
 def _ssh_client() -> Finding:

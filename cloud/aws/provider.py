@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from spottrain.cloud import tags
+from spottrain.cloud.at_once import joined
 from spottrain.cloud.aws import prices, requests
 from spottrain.cloud.aws.checks import Checks
 from spottrain.cloud.aws.clients import Clients
@@ -31,7 +31,6 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.recent import Recent
 
-_REGIONS_AT_ONCE = 8
 _GONE_DELAY_S, _GONE_TRIES = 5, 60
 """A VM that is shutting down holds its security group for so long at most."""
 _BATCH = 500
@@ -249,11 +248,7 @@ class AwsProvider:
         self, ask: Callable[[str], Sequence[T]], regions: Sequence[str] = ()
     ) -> tuple[T, ...]:
         """Return the answers of all regions, ours if none are given, asked at once."""
-        regions = regions or self._regions()
-        if len(regions) == 1:
-            return tuple(ask(regions[0]))
-        with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
-            return tuple(item for items in pool.map(ask, regions) for item in items)
+        return joined(ask, regions or self._regions())
 
     def _regions(self) -> Sequence[str]:
         return self._settings.regions or prices.regions(self._clients)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 from spottrain.cloud import tags
+from spottrain.cloud.at_once import all_at_once, joined
 from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.checks import Checks
 from spottrain.cloud.azure.clients import Clients
@@ -41,15 +40,10 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.recent import Recent
 
-_AT_ONCE = 16
-"""Calls at a time for one launch, one end of many VMs, or many regions."""
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these it is known that there is no VM."""
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 class AzureProvider:
@@ -90,7 +84,7 @@ class AzureProvider:
         Raises:
             CloudError: Azure or its price list cannot be asked.
         """
-        return _flat(_all_at_once(self._market.offers, self._settings.regions))
+        return joined(self._market.offers, self._settings.regions)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """Make VMs whose names follow from the request's token.
@@ -133,7 +127,7 @@ class AzureProvider:
                 return error
             return answers.vm_of(told, self._facts)
 
-        return self._result(request, _all_at_once(make, names))
+        return self._result(request, all_at_once(make, names))
 
     def _result(
         self, request: LaunchRequest, outcomes: Iterable[Vm | CloudError]
@@ -181,7 +175,7 @@ class AzureProvider:
             CloudError: it cannot be asked for.
         """
         ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
-        for vm_id, error in _all_at_once(self._end, ours):
+        for vm_id, error in all_at_once(self._end, ours):
             if error is not None:
                 raise error
             self._recent.terminated([vm_id])
@@ -225,7 +219,7 @@ class AzureProvider:
         Raises:
             CloudError: Azure cannot be asked.
         """
-        return _flat(_all_at_once(self._market.quotas, self._settings.regions))
+        return joined(self._market.quotas, self._settings.regions)
 
     def check(self) -> Sequence[Finding]:
         """Return whether a job could rent, found out without renting."""
@@ -368,15 +362,3 @@ def _addressed(card: Told) -> tuple[str, str]:
     first = properties["ipConfigurations"][0]["properties"]
     vm_id = requests.vm_id_of(*requests.split_resource_id(vm["id"]))
     return vm_id, str(first.get("privateIPAddress", ""))
-
-
-def _all_at_once(ask: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return the answers for all items, asked for at the same time."""
-    if len(items) == 1:
-        return [ask(items[0])]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(ask, items))
-
-
-def _flat(answers: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
-    return tuple(item for items in answers for item in items)

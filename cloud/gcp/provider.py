@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from spottrain.cloud import tags
+from spottrain.cloud.at_once import all_at_once
 from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.facts import Facts, check_types
 from spottrain.cloud.gcp import answers, requests
@@ -33,7 +33,6 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.recent import Recent
 
-_AT_ONCE = 8
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
@@ -121,8 +120,7 @@ class GcpProvider:
         Raises:
             CloudError: it cannot be asked for; ask again.
         """
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            tuple(pool.map(self._delete, vm_ids))
+        all_at_once(self._delete, tuple(vm_ids))
 
     def list_all(self) -> Sequence[Vm]:
         """Return the VMs of all jobs in every zone of the project.

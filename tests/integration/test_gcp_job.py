@@ -11,7 +11,6 @@ import getpass
 import itertools
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,8 @@ from typing import Any
 import pytest
 from tests.fakes.gcp import (
     KIND,
-    ON_DEMAND_USD,
     PROJECT,
     REGION,
-    SPOT_USD,
     VARIABLES,
     FakeGcp,
     running,
@@ -35,12 +32,14 @@ from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
 from tests.integration.jobs import STEPS, Job, until, weights
-from tests.integration.rented_jobs import full_and_training, take_with_notice
+from tests.integration.rented_jobs import (
+    full_and_training,
+    know_gcp_prices,
+    take_with_notice,
+)
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
-from spottrain.pricing.history import History
-from spottrain.pricing.prices import Price
 from spottrain.storage import open_store
 from spottrain.varuna_manager.state import State
 
@@ -76,27 +75,7 @@ class GcpJob(Job):
             manager={"suspect_s": 30.0},
         )
         self.environment |= {name: os.environ[name] for name in VARIABLES}
-        self._know_prices()
-
-    def _know_prices(self) -> None:
-        """Let the prices have been asked for, as ``spottrain prices`` does."""
-        home, now_s = Path(self.environment["SPOTTRAIN_HOME"]), time.time()
-        home.mkdir(exist_ok=True)
-        with History(home / "market.sqlite") as history:
-            history.record_prices(
-                Price(
-                    cloud="gcp",
-                    region=REGION,
-                    zone=REGION,
-                    instance_type=KIND,
-                    spot=spot,
-                    usd_per_hour=usd,
-                    since_s=now_s,
-                    seen_s=now_s,
-                    source="gcp billing catalog",
-                )
-                for spot, usd in ((True, SPOT_USD), (False, ON_DEMAND_USD))
-            )
+        know_gcp_prices(Path(self.environment["SPOTTRAIN_HOME"]))
 
 
 @dataclass

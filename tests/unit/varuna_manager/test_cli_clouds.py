@@ -156,11 +156,12 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
     file = tmp_path / "job.yaml"
     file.write_text(
         "{name: job, entrypoint: 'train:job', minibatch_size: 8, steps: 1, "
-        "secrets: [NOBODY_HAS_SET_THIS]}"
+        "secrets: [NOBODY_HAS_SET_THIS], checkpoint: {path: /proc/nowhere}}"
     )
     code, out, _ = run("doctor", str(file))
     assert code == 6
     assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not in the" in out
+    assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
     assert "ok   local machines: this machine, nothing else" in out
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.story import SETTINGS
 from tests.unit.varuna_manager.test_manager_vm import config_of
 
-from spottrain.cloud import lease
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.manager_keeper import keep
+from spottrain.varuna_manager.stored_job import StoredJob
 
 
 @pytest.fixture
@@ -39,21 +37,15 @@ def test_a_job_that_is_over_needs_no_manager(job: JobDir) -> None:
 
 
 def test_a_manager_that_cannot_live_is_given_up_after_the_lease(job: JobDir) -> None:
+    assert keep(job, 0.5) == "no manager could live for 0.5 s"
+    assert "config.json is missing" in job.log.read_text()
+
+
+def test_a_manager_whose_job_another_machine_has_is_not_started_again(
+    job: JobDir,
+) -> None:
     store = (job.path / "store").as_uri()
     config = config_of("aws", checkpoint={"path": store})
     (job.path / "config.json").write_text(config.model_dump_json())
-    (job.path / "identity.pem").write_text("damaged")
-    began_s = time.monotonic()
-    assert keep(job, 0.5) == "no manager could live for 0.5 s"
-    assert time.monotonic() - began_s < 60
-    assert "identity" in job.log.read_text()
-
-
-def test_the_lease_of_a_vm_is_renewed_and_given_up(tmp_path: Path) -> None:
-    file = tmp_path / "lease"
-    file.touch()
-    os.utime(file, (0, 0))
-    lease.heard(file)
-    assert time.time() - file.stat().st_mtime < 60
-    lease.give_up(file)
-    assert not file.exists()
+    StoredJob(store, SETTINGS.uid).claim("another machine's folder")
+    assert "the job goes on elsewhere" in keep(job, 60.0)

@@ -379,8 +379,9 @@ def test_a_vm_is_entered_by_the_keys_on_its_console(aws: FakeAws) -> None:
     assert target.host_keys == ("ssh-ed25519 AAAA",)
     assert (target.user, target.port) == ("ubuntu", 22)
     assert target.host
-    inside = aws.provider(public_addresses=False).ssh_target(vm.vm_id)
-    assert inside is not None
-    assert inside.host == vm.private_address
+    for from_there in ({"public_addresses": False}, {"inside": True}):
+        inside = aws.provider(**from_there).ssh_target(vm.vm_id)
+        assert inside is not None
+        assert inside.host == vm.private_address
     with pytest.raises(VmNotFoundError):
         provider.ssh_target("i-00000000000000000.us-east-1")

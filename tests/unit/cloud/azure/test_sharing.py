@@ -151,6 +151,9 @@ def test_a_vm_is_entered_by_the_key_that_it_was_made_with(azure: FakeAzure) -> N
     assert target is not None
     assert target.host.startswith("203.0.113.")
     assert (target.user, target.port) == ("spottrain", 22)
+    inside = azure.provider(inside=True).ssh_target(vm.vm_id)
+    assert inside is not None
+    assert inside.host == next(iter(provider.list_vms("job"))).private_address
     (key,) = target.host_keys
     assert key.startswith("ssh-ed25519 ")
     asked = [

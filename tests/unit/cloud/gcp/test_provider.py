@@ -306,8 +306,9 @@ def test_a_vm_is_entered_by_the_keys_that_its_guest_agent_told(gcp: FakeGcp) -> 
     assert target.host_keys == ("ssh-ed25519 AAAA",)
     assert (target.user, target.port) == ("spottrain", 22)
     assert target.host not in ("", vm.private_address)
-    inside = gcp.provider(public_addresses=False).ssh_target(vm.vm_id)
-    assert inside is not None
-    assert inside.host == vm.private_address
+    for from_there in ({"public_addresses": False}, {"inside": True}):
+        inside = gcp.provider(**from_there).ssh_target(vm.vm_id)
+        assert inside is not None
+        assert inside.host == vm.private_address
     with pytest.raises(VmNotFoundError):
         provider.ssh_target(f"nobody.{ZONE}")

@@ -1,0 +1,33 @@
+"""Asks a cloud many things at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_AT_ONCE = 16
+
+
+def all_at_once(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
+    """Return the answers for all items, in their order.
+
+    Raises:
+        Exception: what the first that failed of them raised, once all have been asked.
+    """
+    if len(items) == 1:
+        return (ask(items[0]),)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return tuple(pool.map(ask, items))
+
+
+def joined(ask: Callable[[S], Sequence[T]], items: Sequence[S]) -> tuple[T, ...]:
+    """Return what all items have, such as the VMs of all regions.
+
+    Raises:
+        Exception: as ``all_at_once``.
+    """
+    return tuple(one for answer in all_at_once(ask, items) for one in answer)
