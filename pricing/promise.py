@@ -32,7 +32,6 @@ DROP = 0.25
 """Share by which VMs that are held may be dearer than examples are worth."""
 CALM = 1.0
 """Losses that are to pass before more on-demand VMs are needed near the deadline."""
-PENDING = 1.0
 IN_A_ROW = 3
 """Losses one after the other that the edge must bear: replacements may go as well."""
 CHURN = 2.0
@@ -145,8 +144,7 @@ class _Case:
             for kept in range(self.size):
                 share = 1 - rates[kept] / full
                 losses = min(at_risk, self.size - kept)
-                away_s = losses * self.jolt_s + self.net.start_s() * share
-                if away_s <= spare_s - PENDING*self.fleet.morph_s:
+                if losses * self.jolt_s + self.net.start_s() * share <= spare_s:
                     return kept
             return self.size
 
@@ -154,7 +152,8 @@ class _Case:
         if cold and self.slack_s < self.net.start_s() + self.margin_s:
             return self.size  # there is no time for a boot in vain
         now = self.net.paid
-        must, calm = least(self.spare_s), least(self.spare_s - CALM * self.jolt_s)
+        spare_s = self.spare_s - self.fleet.morph_s  # a pause may have begun just now
+        must, calm = least(spare_s), least(spare_s - CALM * self.jolt_s)
         return min(now, calm) if must <= now else calm
 
     def _bearable(self, lots: Sequence[Lot], most: int) -> list[Lot]:

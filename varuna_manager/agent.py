@@ -24,7 +24,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,7 @@ class Agent:
 
     def run(self) -> int:
         """Serve until something ends this VM; return the exit code."""
+        self._spawn("way", self._watch_way)
         try:
             spec = self._join()
         except FencedError as error:
@@ -127,12 +128,9 @@ class Agent:
             "heartbeats": lambda: self._beat(spec, supervisor),
             "reports": self._post_reports,
             "notices": self._watch_notices,
-            "way": self._watch_way,
         }
         for name, target in threads.items():
-            threading.Thread(
-                target=self._guarded, args=(target,), name=name, daemon=True
-            ).start()
+            self._spawn(name, target)
         try:
             code, reason = self._ends.get()
             if code in (RETIRED, FAILED):
@@ -148,6 +146,11 @@ class Agent:
         logger.info("agent of %s ends: %s", self._bootstrap.vm_id, reason)
         lease.give_up()
         return code
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        threading.Thread(
+            target=self._guarded, args=(target,), name=name, daemon=True
+        ).start()
 
     def _guarded(self, target: Any) -> None:
         """Run a thread's work; whatever ends it ends the agent."""
@@ -189,6 +192,7 @@ class Agent:
             archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
             unpack(archive, self._folder / "workdir")
             archive.unlink()
+        client.close()
         return spec
 
     def _call(

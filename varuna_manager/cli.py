@@ -35,7 +35,7 @@ from spottrain.varuna_manager import (
     launch,
     tools,
 )
-from spottrain.varuna_manager.config import load_config
+from spottrain.varuna_manager.config import JobConfig, load_config
 from spottrain.varuna_manager.config_ssh import check_secrets
 from spottrain.varuna_manager.console import (
     NameArgument,
@@ -97,11 +97,7 @@ def launch_command(
         bool, typer.Option("--detach", "-d", help="Do not watch the job.")
     ] = False,
     with_vm: Annotated[
-        bool,
-        typer.Option(
-            "--manager-vm",
-            help="Put the manager on a small VM: this machine may sleep.",
-        ),
+        bool, typer.Option("--manager-vm", help="Put the manager on a VM of its own.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -113,12 +109,7 @@ def launch_command(
     if dry_run:
         cli_preview.preview(config, output)
         return
-    launch.check_name(config.name)
-    launch.check_manager(config, on_vm=with_vm)
-    launch.check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    launch.check_checkpoint_path(config)
+    _check_here(config, on_vm=with_vm)
     data_bytes = data_here.ready(config, say)
     lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
@@ -139,6 +130,16 @@ def launch_command(
         _drive_there(job, offers or (), detach, output)
     else:
         _drive(job, launch.start_manager(job), detach, output)
+
+
+def _check_here(config: JobConfig, *, on_vm: bool) -> None:
+    """Check what can be told before a cloud is asked, or data fetched."""
+    launch.check_name(config.name)
+    launch.check_manager(config, on_vm=on_vm)
+    launch.check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    launch.check_checkpoint_path(config)
 
 
 @app.command()

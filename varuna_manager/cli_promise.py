@@ -75,7 +75,7 @@ def promise(
     spottrain's policy, on-demand VMs only, spot VMs only, today's failover, Uniform
     Progress, and the least that one could pay who knew all of the market beforehand.
     """
-    groups = {file.name: _on_trace(file) for file in trace}
+    groups = {file.name: on_trace(file) for file in trace}
     if markets:
         seeds = range(first_seed, first_seed + markets)
         groups[f"markets {seeds.start} to {seeds.stop - 1}"] = [*map(synthetic, seeds)]
@@ -92,7 +92,8 @@ def promise(
             show(*_parts(name, part))
 
 
-def _on_trace(file: Path) -> list[World]:
+def on_trace(file: Path) -> list[World]:
+    """Return the jobs that are played on a trace."""
     try:
         played = parse_trace(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spottrain.errors import SpottrainError
 from spottrain.varuna_manager import tables, tools, views
 from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.config import json_schema, load_config
@@ -27,7 +28,6 @@ from spottrain.varuna_manager.console import (
 from spottrain.varuna_manager.copy_note import told_of
 from spottrain.varuna_manager.follow import Entry, Follower, read_past, read_state
 from spottrain.varuna_manager.jobs import JobDir, all_jobs, find
-from spottrain.varuna_manager.journal import JournalError
 from spottrain.varuna_manager.report_page import write_page
 from spottrain.varuna_manager.state import State
 from spottrain.varuna_manager.watch import Watcher
@@ -87,8 +87,13 @@ def _show_all(output: Output) -> None:
     documents, errors = [], []
     for job in all_jobs():
         try:
+            if job.away.exists():
+                # Not above: it imports what rents, which other commands do not need.
+                from spottrain.varuna_manager.manager_vm_home import refresh
+
+                refresh(job)
             documents.append(_describe(job, views.status))
-        except JournalError as error:
+        except SpottrainError as error:
             errors.append(error)
     if output is Output.JSON:
         show_json(documents)
@@ -210,7 +215,8 @@ def _describe(
     job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a view of a job with what its folder alone knows."""
-    return _named(job, view(read_state(job), job.is_managed(), time.time()))
+    managed = job.is_managed() or job.away.exists()
+    return _named(job, view(read_state(job), managed, time.time()))
 
 
 def describe_past(

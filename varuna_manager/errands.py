@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from spottrain.cloud.errors import (
 from spottrain.cloud.provider import (
     AgentBootstrap,
     CloudProvider,
+    ExcusesSilence,
     HasParts,
     LaunchRequest,
     ReleasesJob,
@@ -294,9 +295,16 @@ class Errands:
                 )
             self._desk.feed(JobReleased(at_s=self._desk.now_s()))
 
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs whose silence is no fault of theirs."""
+        knows = self._provider
+        return knows.out_of_reach() if isinstance(knows, ExcusesSilence) else ()
+
     async def ask(self, command: AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
+            if command.vm_id in self.out_of_reach():
+                raise CloudError(f"{command.vm_id}: its region's relay is away")
             part = self._part_of(command.vm_id)
             vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError as error:

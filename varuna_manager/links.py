@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, Collection, KeysView
 from dataclasses import dataclass, field
 
 from spottrain.errors import SpottrainError
@@ -98,6 +98,12 @@ class Links:
         """Count the silences anew: it was this process that did not listen."""
         for vm_id in self._heard_at:
             self._heard_at[vm_id] = self._clock()
+
+    def excuse(self, vm_ids: Collection[str]) -> None:
+        """Count the silences of some VMs anew: they cannot call."""
+        for vm_id in vm_ids:
+            if vm_id in self._heard_at:
+                self.watch(vm_id)
 
     def send(self, vm_id: str, command: Command) -> None:
         """Put a command into a VM's outbox; a fenced VM gets nothing."""

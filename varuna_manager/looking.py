@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
@@ -70,6 +71,7 @@ class Looks:
         self._vms: dict[str, tuple[Vm, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._began_s = time.monotonic()
+        self._told_s = -math.inf
 
     async def look_around(self) -> None:
         """Look at offers and VMs for ever."""
@@ -136,10 +138,15 @@ class Looks:
         A cloud that fails now and then keeps the offers that it had: what is asked of it
         then is refused, and closes it for a while.
         """
+        before = self._offers.get(cloud)
         self._offers[cloud] = tuple(await self._call(self._clouds[cloud].offers))
-        waits = time.monotonic() - self._began_s < PATIENCE_S
+        now_s = time.monotonic()
+        waits = now_s - self._began_s < PATIENCE_S
         if waits and self._offers.keys() < self._clouds.keys():
             return
+        if self._offers[cloud] == before and now_s - self._told_s < POLL_S:
+            return  # another cloud's look has just told all
         async with self._telling:
+            self._told_s = time.monotonic()
             known = [self._offers.get(name, ()) for name in self._clouds]
             await self._market.seen([offer for some in known for offer in some])

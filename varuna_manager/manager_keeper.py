@@ -50,6 +50,8 @@ _LIVES_S = 60.0
 """A manager that lived for so long was a good one: the next pause is short again."""
 _END_S = 600.0
 """How long the cloud is asked to end the VM; then its lease does."""
+_FAREWELL_S = 2.0
+"""Before the VM ends: who looks on, on this VM, may see how the job has ended."""
 _START_S = 120.0
 _POLL_S = 0.1
 
@@ -125,6 +127,7 @@ def _stay(job: JobDir) -> None:
         except BlockingIOError:
             return
         logger.info("%s", keep(job, job.config().manager_vm.lease_s))
+        time.sleep(_FAREWELL_S)
         try:
             end_vm(job)
         except SpottrainError as error:

@@ -23,6 +23,7 @@ from spottrain.cloud.errors import (
 )
 from spottrain.cloud.gcp.settings import DAY_S
 from spottrain.cloud.provider import LaunchRequest, Offer, ReachedBySsh
+from spottrain.cloud.ssh.hosts import Host, HostKeyError
 from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager.away import Away, OwnVm
 from spottrain.varuna_manager.clouds import open_cloud, own_network
@@ -42,7 +43,6 @@ from spottrain.varuna_manager.stored_job import folder_mark
 
 if TYPE_CHECKING:
     from spottrain.cloud.ssh.bastion import Bastion
-    from spottrain.cloud.ssh.hosts import Host
     from spottrain.cloud.ssh.remote import Remote
     from spottrain.cloud.ssh.session import Dial
 
@@ -237,6 +237,7 @@ class _Rental:
 
         Raises:
             VmNotFoundError: it is gone.
+            HostKeyError: it cannot prove who it is.
             CloudError: it does not let us in in time.
         """
         deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
@@ -246,7 +247,7 @@ class _Rental:
                 if (remote := self._try()) is not None:
                     return remote
                 trouble = CloudError(f"VM {self.away.vm_id} boots for too long")
-            except VmNotFoundError:
+            except (VmNotFoundError, HostKeyError):
                 raise
             except CloudError as error:
                 trouble = error
@@ -281,8 +282,9 @@ def start(job: JobDir, away: Away, remote: Remote, tell: Tell) -> None:
     cloud = config.clouds[0]
     root, name = root_of(cloud.folder), shlex.quote(job.name)
     tell(f"VM {away.vm_id}: making it ready for the manager")
-    script = prepare_script(root, config.manager_vm.python, cloud.cloud)
-    remote.check(script, software(), _PREPARE_S)
+    ours = software()
+    script = prepare_script(root, config.manager_vm.python, cloud.cloud, ours)
+    remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
     own = OwnVm(vm_id=away.vm_id, private_address=address)
     folder_mark(job)
@@ -306,8 +308,6 @@ def start(job: JobDir, away: Away, remote: Remote, tell: Tell) -> None:
 
 def host_of(job: JobDir, away: Away) -> Host:
     """Return the manager's VM as sessions know it; its ``target`` is known."""
-    from spottrain.cloud.ssh.hosts import Host
-
     target = away.target
     assert target is not None, "it is known before anybody enters"
     return Host(

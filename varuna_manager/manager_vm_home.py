@@ -12,12 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import typer
 
 from spottrain.cloud.provider import ReleasesJob, Vm, VmState
-from spottrain.cloud.several import vm_id_of
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager import manager_vm
@@ -26,15 +24,20 @@ from spottrain.varuna_manager.cli_ssh import argv_to
 from spottrain.varuna_manager.clouds import open_cloud
 from spottrain.varuna_manager.console import say
 from spottrain.varuna_manager.events import VmsListed
+from spottrain.varuna_manager.follow import read_state
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.journal_copy import stored_job
+from spottrain.varuna_manager.launch import end_of
 from spottrain.varuna_manager.state import JobPhase, State
+from spottrain.varuna_manager.watch import INTERRUPTED
 
 LOST = 255
 """How ``ssh`` ends when it cannot connect, or the connection breaks."""
 GONE_S = 180.0
 """How long the VM of a job that is over may take to be gone."""
+COPIED_S = 30.0
+"""How long the end of a job may take to be in its store."""
 POLL_S = 1.0
 _LASTING = {"--watch", "-w", "--follow", "-f"}
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
@@ -73,10 +76,13 @@ def pass_on(job: JobDir, command: str) -> None:
     if "--html" in argv:
         raise ConfigError("--html: the report is written once the job has come home")
     code = run_there(job, away, argv)
-    if code != LOST and not _LASTING.intersection(argv) and command != "stop":
-        raise typer.Exit(code)
-    if come_home(job, away, wait=code != LOST) and code == LOST:
+    ends = command == "stop" or bool(_LASTING.intersection(argv))
+    if code == LOST and come_home(job, away) and command != "stop":
         return  # this machine has the job now
+    if code != LOST and ends and code != INTERRUPTED:
+        come_home(job, away, ended=True)
+    if code == LOST:
+        code = 0 if end_of(job) == "stopped" else _outcome(job)
     raise typer.Exit(code)
 
 
@@ -85,8 +91,15 @@ def watch(job: JobDir) -> int:
     away = aways.read(job)
     assert away is not None, "its manager was just started there"
     code = run_there(job, away, ["status", job.name, "--watch"])
-    come_home(job, away, wait=True)
-    return code
+    if code != INTERRUPTED:
+        come_home(job, away, ended=code != LOST)
+    return _outcome(job) if code == LOST else code
+
+
+def _outcome(job: JobDir) -> int:
+    """Return the exit code of a job, as far as it is known here."""
+    outcome = read_state(job).outcome
+    return ManagerVmError.exit_code if outcome is None else outcome.exit_code
 
 
 def _finish_launch(job: JobDir, command: str) -> None:
@@ -145,7 +158,7 @@ def refresh(job: JobDir) -> State:
         journal.close()
 
 
-def come_home(job: JobDir, away: Away, *, wait: bool) -> bool:
+def come_home(job: JobDir, away: Away, *, ended: bool = False) -> bool:
     """Take a job back if the VM of its manager is gone; return whether it was.
 
     What the job's VMs shared is removed if the job is over: as long as its own VM used
@@ -154,16 +167,17 @@ def come_home(job: JobDir, away: Away, *, wait: bool) -> bool:
     Args:
         job: The job.
         away: Where its manager was.
-        wait: If the job is over, wait until the VM is gone.
+        ended: The job is over: its manager is about to write that down last.
 
     Raises:
         ManagerVmError: The VM is there, but did not answer.
         CloudError: Nobody knows whether it is there.
     """
-    state = refresh(job)
-    over = state.phase is JobPhase.ENDED
-    if wait and not over:
-        return False
+    give_up_at_s = time.monotonic() + COPIED_S
+    while not (over := refresh(job).phase is JobPhase.ENDED) and ended:
+        if time.monotonic() > give_up_at_s:
+            return False
+        time.sleep(POLL_S)
     provider = open_cloud(job.config().clouds[0])
     try:
         give_up_at_s = time.monotonic() + GONE_S
@@ -198,10 +212,6 @@ def _alive(vms: Sequence[Vm]) -> set[str]:
 
 def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
     """Let the journal tell when the billing of the manager's own VM ended."""
-    clouds = job.config().clouds
-    if len(clouds) > 1:  # there its manager called it otherwise
-        name = clouds[0].cloud
-        vms = [replace(vm, vm_id=vm_id_of(name, vm.vm_id)) for vm in vms]
     journal = Journal(job.journal)
     try:
         now_s = time.time()

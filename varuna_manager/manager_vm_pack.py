@@ -1,6 +1,6 @@
 """What is carried to the VM of a manager: this software, the job, and how to run them.
 
-~/<folder>/manager/software/    our own modules, as they are here
+~/<folder>/manager/software-…/  our own modules, as they are here
                    venv/        what they need, where the image does not have it
                    run          runs one of our modules there
                    state/       SPOTTRAIN_HOME; jobs/<name> is the job
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import re
 import shlex
@@ -31,9 +32,14 @@ umask 077
 root="$HOME"/{root}
 mkdir -p "$root/state"
 cd "$root"
-rm -rf software
-mkdir software
-tar -xzf - -C software
+if [ -d {software} ]; then
+    cat > /dev/null
+else
+    rm -rf arriving
+    mkdir arriving
+    tar -xzf - -C arriving
+    mv arriving {software}
+fi
 fits() {{
     "$1" -c 'import sys, importlib.metadata as m
 sys.version_info >= (3, 11) or sys.exit(1)
@@ -56,7 +62,7 @@ sys.version_info >= (3, 11) or sys.exit("manager_vm.python: needs Python 3.11 or
 fi
 cat > run <<END
 #!/bin/sh
-export SPOTTRAIN_HOME='$root/state' PYTHONPATH='$root/software'
+export SPOTTRAIN_HOME='$root/state' PYTHONPATH='$root/{software}'
 exec '$python' -P -m "\\$@"
 END
 chmod 700 run
@@ -106,8 +112,8 @@ def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> byt
     return _packed({f"jobs/{job.name}/{name}": data for name, data in files.items()})
 
 
-def prepare_script(root: str, python: str, cloud: str) -> str:
-    """Return what makes a VM ready to run a manager; our software is its input.
+def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
+    """Return what makes a VM ready to run a manager.
 
     Safe to repeat. What the image's Python lacks is installed as it is here.
 
@@ -115,6 +121,7 @@ def prepare_script(root: str, python: str, cloud: str) -> str:
         root: From ``root_of``.
         python: Of the image.
         cloud: Whose SDK is needed.
+        ours: From ``software``: the script's input.
 
     Raises:
         ConfigError: spottrain was not installed here, so that nobody knows its needs.
@@ -123,6 +130,7 @@ def prepare_script(root: str, python: str, cloud: str) -> str:
     return _PREPARE.format(
         root=shlex.quote(root),
         python=shlex.quote(python),
+        software=f"software-{hashlib.sha256(ours).hexdigest()[:12]}",
         names=" ".join(pins),
         pins=" ".join(f"{name}=={number}" for name, number in pins.items()),
     )

@@ -321,6 +321,7 @@ class Shell:
                 # We were stopped ourselves: nobody's silence can be told from ours.
                 self.links.forgive()
                 continue
+            self.links.excuse(self._errands.out_of_reach())
             for vm_id in self.links.silent(suspect_s):
                 self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
 

@@ -65,7 +65,8 @@ class Launches:
             left_s = max(0.0, until_s - time.monotonic())
             operation = self._clients.finish(operation, left_s)
             failed = bool(operation.get("error"))
-            vms = self._made(request, operation)
+            nothing = failed and not answers.created(operation)
+            vms = () if nothing else self._made(request, operation)
             if not failed or any(vm.state in _ALIVE for vm in vms):
                 return _result(request, vms)
             if not before:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ CELL_S = BOOT_S / CELLS_A_BOOT
 USD, ON_DEMAND_USD = 1.0, 2.5
 
 
-def job(rates: tuple[float, ...], cells: int, **changes: float) -> Job:
+def job(rates: tuple[float, ...], cells: int, **changes: Any) -> Job:
     made = Job(
         examples_per_s=rates,
         examples=1.0,

@@ -109,7 +109,10 @@ def test_the_parts_always_add_up_to_what_is_billed(
     assert sum_of([split, split]).billed_s == pytest.approx(2 * vm.billed_s, abs=1e-6)
 
 
-@given(st.integers(0, 10**18), st.lists(st.floats(0.0, 1e7), min_size=len(KINDS), max_size=len(KINDS)))
+@given(
+    st.integers(0, 10**18),
+    st.lists(st.floats(0.0, 1e7), min_size=len(KINDS), max_size=len(KINDS)),
+)
 def test_the_money_of_all_kinds_of_time_is_all_the_money(
     grains: int, seconds: list[float]
 ) -> None:

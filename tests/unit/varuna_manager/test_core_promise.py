@@ -88,15 +88,25 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
     assert told.wished(c.IntendLaunch) == []
 
 
-def test_a_spot_vm_as_dear_as_one_on_demand_is_none() -> None:
+def test_in_the_place_of_a_spot_vm_as_dear_as_one_on_demand_the_latter_is_rented() -> (
+    None
+):
     told = story(10 * TRAIN_S)
     weigh(told)
     dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
     told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
     told.tell(e.VmLost, vm_id="a", reason="taken")
-    assert told.wished(c.IntendLaunch) == []
-    told.tell(e.OffersSeen, offers=(OFFER, ON_DEMAND))
-    assert told.intend().offer.spot
+    wish = told.intend()
+    assert (wish.offer.spot, wish.count) == (False, 1)
+
+
+def test_a_thrifty_job_rents_no_spot_vm_as_dear_as_one_on_demand() -> None:
+    told = story(10 * TRAIN_S, objective="examples_per_dollar")
+    weigh(told)
+    dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
+    told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
+    told.tell(e.VmLost, vm_id="a", reason="taken")
+    assert not any(wish.offer.spot for wish in told.wished(c.IntendLaunch))
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:

@@ -81,11 +81,12 @@ def test_versions_are_those_of_this_machine() -> None:
 
 
 def prepared(home: Path, python: str) -> subprocess.CompletedProcess[bytes]:
-    script = prepare_script(root_of(".spottrain"), python, "aws")
+    ours = software()
+    script = prepare_script(root_of(".spottrain"), python, "aws", ours)
     return subprocess.run(
         ["/bin/sh", "-c", script],
         check=False,
-        input=software(),
+        input=ours,
         capture_output=True,
         env={"HOME": str(home), "PATH": os.environ["PATH"]},
     )

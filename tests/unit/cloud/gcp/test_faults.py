@@ -153,6 +153,36 @@ def test_a_launch_whose_vms_are_gone_again_is_not_made_again(gcp: FakeGcp) -> No
     assert sum(kind == "instances.bulk_insert" for kind in sent(gcp)) == 1
 
 
+def test_a_try_that_failed_does_not_hide_what_a_later_one_made(gcp: FakeGcp) -> None:
+    provider = gcp.provider()
+    asked = wish(spot(provider), 2)
+    gcp.ask("stock", zone=ZONE, kind=KIND, count=0)
+    with pytest.raises(NoCapacityError):
+        provider.launch(asked)
+    gcp.ask("stock", zone=ZONE, kind=KIND, count=2)
+    made = {vm.vm_id for vm in provider.launch(asked).vms}
+    gcp.ask("preempt", zone=ZONE, name=min(made).partition(".")[0])
+    assert {vm.vm_id for vm in gcp.provider().launch(asked).vms} == made
+
+
+def test_however_long_the_past_is_little_of_it_is_read(gcp: FakeGcp) -> None:
+    """A zone's operations of two weeks are thousands; asked for are those that count."""
+    provider = gcp.provider()
+    for number in range(12):
+        gcp.ask("stock", zone=ZONE, kind=KIND, count=1)
+        (vm,) = provider.launch(wish(spot(provider), intent=f"intent-{number}")).vms
+        gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
+        gcp.ask("pass_time", seconds=3600)
+        before = len(gcp.ask("requests"))
+        assert vm.vm_id in {each.vm_id for each in provider.list_vms("job")}
+        read = [
+            request["operation"]
+            for request in gcp.ask("requests")[before:]
+            if request["operation"] == "zone_operations.list"
+        ]
+        assert len(read) <= 2
+
+
 def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     rent(provider)

@@ -69,17 +69,34 @@ def test_a_vm_that_was_given_back_is_gone() -> None:
 
 def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
     guest = Guest(VM)
-    assert guest.needs_look
+    assert guest.may_be_looked_at
     guest.start = Future()
-    assert not guest.needs_look
+    assert not guest.may_be_looked_at
     guest.start.set_result(None)
-    assert guest.needs_look
+    assert guest.may_be_looked_at
     guest.looked(runs=False)
-    assert not guest.needs_look
+    assert not guest.may_be_looked_at
 
 
-def test_a_connection_that_broke_is_looked_at_at_once() -> None:
+def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
     guest = Guest(VM)
+    guest.looked(runs=False)
     guest.looked(runs=True)
-    assert guest.line is None
-    assert guest.needs_look
+    assert guest.may_be_looked_at
+
+
+def test_the_last_who_needs_a_connection_hangs_up() -> None:
+    guest = Guest(VM)
+    line = guest.enter(ACCESS.host(VM, target()), dial)
+    asked: list[Guest] = []
+
+    def may_hang_up(which: Guest) -> bool:
+        asked.append(which)
+        return True
+
+    with guest.in_use(may_hang_up):
+        with guest.in_use(may_hang_up):
+            pass
+        assert asked == []
+    assert asked == [guest]
+    assert not line.connected

@@ -131,7 +131,7 @@ def test_requests_are_answered_by_number_and_end_with_the_connection(
 ) -> None:
     lines = [
         {"id": 1, "op": "look"},
-        {"id": 2, "op": "note", "vm_id": "x", "port": 1},
+        {"id": 2, "op": "point", "vm_id": "x", "address": "a:1"},
         {"id": 3, "op": "has", "names": "no list of folders"},
     ]
     answers = io.BytesIO()

@@ -44,9 +44,9 @@ def test_a_command_that_fails_is_told_by_its_last_line(sshd: Sshd) -> None:
 
 
 def test_a_command_that_takes_too_long_is_given_up(sshd: Sshd) -> None:
-    with Remote(sshd.host("h")) as remote:
-        with pytest.raises(UnreachableHostError, match=r"no answer in 0\.3 s"):
-            remote.run("sleep 60", timeout_s=0.3)
+    late = pytest.raises(UnreachableHostError, match=r"no answer in 0\.3 s")
+    with Remote(sshd.host("h")) as remote, late:
+        remote.run("sleep 60", timeout_s=0.3)
 
 
 def test_a_host_must_be_the_one_that_was_meant_and_let_us_in(
