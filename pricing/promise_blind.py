@@ -11,8 +11,9 @@ rule costs less on the mean over the draws; for all else is in its favour:
 - of several that go at once it loses one;
 - the work need be done on the mean only, and there is no budget.
 
-For one zone. Examples are given a price (a Lagrange multiplier); then the worth of a fleet
-follows from that of those that it may become, from the deadline backwards.
+For one zone, and for rules with no more spot VMs, and no more on-demand VMs, than the fleet's
+most. Examples are given a price (a Lagrange multiplier); then the worth of a fleet follows
+from that of those that it may become, from the deadline backwards.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ itself: the VM has a lease.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager.away import Away, OwnVm
 from spottrain.varuna_manager.clouds import open_cloud, own_network
 from spottrain.varuna_manager.config import JobConfig
-from spottrain.varuna_manager.config_cloud import AnyCloud
+from spottrain.varuna_manager.config_cloud import AnyCloud, AwsConfig, AzureConfig
 from spottrain.varuna_manager.config_manager_vm import IDENTITY
 from spottrain.varuna_manager.config_ssh import environment_of
 from spottrain.varuna_manager.jobs import JobDir
@@ -136,8 +137,10 @@ def config_there(config: JobConfig, away: Away) -> JobConfig:
     """
     cloud = config.clouds[0]
     update: dict[str, Any] = {"ssh_from": away.networks, "bastion": None}
-    if hasattr(cloud, "profile"):
+    if isinstance(cloud, AwsConfig):
         update["profile"] = ""  # it acts as its VM
+    if isinstance(cloud, AzureConfig) and not cloud.subscription:
+        update["subscription"] = os.environ.get("AZURE_SUBSCRIPTION_ID", "")
     if not cloud.has_own_network:
         region = away.requests[0].offer.region
         update["regions"] = (region,)

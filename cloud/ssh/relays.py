@@ -31,14 +31,14 @@ _PING_AFTER_S, _PING_S = 1.0, 4.0
 """A relay that was quiet for so long is asked; so long it may take to answer."""
 _QUIET_S = 2.5
 """A relay that was quiet for longer may be gone: its region's silence says nothing."""
-_OUTAGE_S = 30.0
+OUTAGE_S = 30.0
 """How long a region without a relay excuses the silence of its VMs."""
 _SETTLE_S = 20.0
 """How long agents may take to find a new relay."""
 
 
 @dataclass(eq=False, slots=True)
-class _Region:
+class Region:
     """How the calls of one region come."""
 
     relay: Guest | None = None
@@ -70,7 +70,7 @@ class _Region:
             return now_s - self.changed_s < _SETTLE_S
         if self.away_since_s is None:
             self.away_since_s = now_s
-        return now_s - self.away_since_s < _OUTAGE_S
+        return now_s - self.away_since_s < OUTAGE_S
 
 
 class Relays:
@@ -95,7 +95,7 @@ class Relays:
         self._enter = enter
         self._manager: tuple[str, int] | None = None
         self._lock = threading.Lock()
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, Region] = {}
         self._caring = threading.Lock()
         self._thread: threading.Thread | None = None
         self._left = threading.Event()
@@ -165,9 +165,9 @@ class Relays:
                 logger.debug("%s", error)
         guest.looked(runs=runs)
 
-    def _region(self, guest: Guest) -> _Region:
+    def _region(self, guest: Guest) -> Region:
         with self._lock:
-            return self._regions.setdefault(guest.vm.offer.region, _Region())
+            return self._regions.setdefault(guest.vm.offer.region, Region())
 
     def tell(self, guest: Guest, line: Line, manager: tuple[str, int]) -> None:
         """Tell a VM's agent where its calls are taken; make the VM the relay if none is.
@@ -202,7 +202,7 @@ class Relays:
         guest.told = address
 
     def _become(
-        self, region: _Region, guest: Guest, line: Line, manager: tuple[str, int]
+        self, region: Region, guest: Guest, line: Line, manager: tuple[str, int]
     ) -> None:
         address = line.carry(guest.vm.vm_id, manager, relay=True)
         with self._lock:
@@ -232,7 +232,7 @@ class Relays:
             found += waiting[:_CANDIDATES]
         return found
 
-    def _quiet(self) -> list[_Region]:
+    def _quiet(self) -> list[Region]:
         """Return the regions whose relay must be asked whether it is there."""
         with self._lock:
             regions = tuple(self._regions.values())

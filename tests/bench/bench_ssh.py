@@ -12,18 +12,22 @@ import resource
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import KIND, ZONE
 from tests.fakes.machines import connections_to
-from tests.integration.aws_vms import aws_vms, wish
+from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.ssh_hosts import ssh_hosts, vm_processes
 
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm
 from spottrain.cloud.ssh.hosts import Payload
 from spottrain.cloud.ssh.provider import SshProvider
+from spottrain.cloud.ssh.rented import Rented
+from spottrain.varuna_manager.certificates import ensure_identity
 
 NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token="secret")
 
@@ -63,24 +67,61 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def replace_relay(cloud: AwsVms, provider: Rented, vms: Sequence[Vm]) -> float:
+    """Have the VM that carries all calls evicted; return when all others know."""
+
+    def told() -> dict[str, str]:
+        files = {
+            vm.vm_id: next(cloud.home(vm).glob(".spottrain/*/manager.address"), None)
+            for vm in vms
+        }
+        return {vm_id: file.read_text() for vm_id, file in files.items() if file}
+
+    provider.list_vms("job")
+    before = told()
+    address = before[vms[0].vm_id].partition(":")[0]
+    sshd_configs = {vm.vm_id: cloud.home(vm).parent / "sshd_config" for vm in vms}
+    (relay,) = (
+        vm
+        for vm in vms
+        if f"ListenAddress {address}\n" in sshd_configs[vm.vm_id].read_text()
+    )
+    began_s = time.perf_counter()
+    cloud.evict(relay)
+    while True:
+        provider.list_vms("job")
+        now = told()
+        if len(now) == len(vms) - 1 and not set(now.values()) & set(before.values()):
+            return time.perf_counter() - began_s
+        time.sleep(0.2)
+
+
 def measure_rented(folder: Path, count: int) -> None:
     """Print how long each part took, of VMs rented from AWS's fake."""
     with aws_vms(folder) as cloud:
         cloud.fake.ask("stock", zone=ZONE, instance_type=KIND, count=count)
         provider = cloud.provider()
+        ca_pem = ensure_identity(folder, ("127.0.0.1",)).ca_pem
+        bootstrap = replace(NOBODY, ca_pem=ca_pem)  # agents look for it for long
+        provider.serve(NOBODY.manager_url)
         began_s = time.perf_counter()
         vms = provider.launch(wish(provider, count)).vms
         rented_s = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:
-            starts = threads.map(lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms)
+            starts = threads.map(
+                lambda vm: provider.start_agent(vm.vm_id, bootstrap), vms
+            )
             assert len(list(starts)) == count
         started_s = time.perf_counter()
         print(f"VMs                   {count}")
         print(f"rented after          {rented_s - began_s:.1f} s")
         print(f"agents started after  {started_s - began_s:.1f} s")
+        time.sleep(2)  # connections take a moment to close
         print(f"SSH connections       {len(connections_to(cloud.port))} at rest")
         print(f"threads               {threading.active_count()}")
         print(f"memory                {resident_bytes() / 1e6:.0f} MB")
+        took_s = replace_relay(cloud, provider, vms)
+        print(f"relay replaced after  {took_s:.1f} s, all agents told")
         started_s = time.perf_counter()
         provider.terminate([vm.vm_id for vm in vms])
         print(f"given back in         {time.perf_counter() - started_s:.1f} s")

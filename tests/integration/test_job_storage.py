@@ -60,7 +60,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         ballast = fill(small_disk)
         error = job.until("the disk is full", lambda state: state.checkpoint_error)
         assert "No space left on device" in error
-        shown = job.run("report", job.name).out
+        shown = job.run("report", job.name, "-o", "json").out
         assert "No space left on device" in shown
         before = job.checkpoints()[0]
         verify(open_store(small_disk), before.name)

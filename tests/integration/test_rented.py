@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qsl
 
 import pytest
 from tests.fakes.aws import FakeAws, running
+from tests.fakes.machines import connections_to
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.jobs import until
@@ -34,7 +39,7 @@ from spottrain.cloud.provider import (
 )
 from spottrain.cloud.ssh.hosts import SetupError
 from spottrain.cloud.ssh.rented import Rented
-from spottrain.varuna_manager.certificates import ensure_identity
+from spottrain.varuna_manager.certificates import Identity, ensure_identity
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
@@ -78,6 +83,39 @@ class Manager:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+
+class Listener(ThreadingHTTPServer):
+    """A manager over TLS that notes who calls, and is not ready for anybody yet."""
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__(("127.0.0.1", 0), _Note)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(identity.path)
+        self.socket = context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
+        self.url = f"https://127.0.0.1:{self.server_address[1]}"
+        self.callers: set[str] = set()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *_: object) -> None:
+        """Callers may break off."""
+
+
+class _Note(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Listener)
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.callers.add(body["vm_id"])
+        self.send_response(503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 def rent(provider: Rented) -> Vm:
@@ -243,6 +281,51 @@ def test_calls_are_carried_also_of_agents_that_ran_before(cloud: AwsVms) -> None
         call = threads.submit(after.is_called)
         until("the call", lambda: live(second) and call.done())
         assert call.result()
+
+
+def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
+    cloud: AwsVms,
+) -> None:
+    identity = ensure_identity(cloud.folder, ("127.0.0.1",))
+    manager = Listener(identity)
+    try:
+        provider = cloud.provider()
+        provider.serve(manager.url)
+        vms = {vm.vm_id: vm for vm in provider.launch(wish(provider, 3)).vms}
+
+        def start(vm_id: str) -> None:
+            token = identity.vm_token(vm_id)
+            told = AgentBootstrap(
+                manager_url=manager.url, ca_pem=identity.ca_pem, token=token
+            )
+            provider.start_agent(vm_id, told)
+
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(start, vms))
+        until("all agents call", lambda: manager.callers == set(vms))
+        until(
+            "one connection is left",
+            lambda: live(provider) and len(connections_to(cloud.port)) == 1,
+        )
+        (address,) = connections_to(cloud.port)
+        relay = next(
+            vm
+            for vm in vms.values()
+            if f"ListenAddress {address}\n"
+            in (cloud.home(vm).parent / "sshd_config").read_text()
+        )
+        cloud.evict(relay)
+        manager.callers.clear()
+        others = set(vms) - {relay.vm_id}
+        until(
+            "the others call again",
+            lambda: set(live(provider)) == others == manager.callers,
+        )
+        until("one connection is left", lambda: len(connections_to(cloud.port)) == 1)
+        assert connections_to(cloud.port) != [address]
+    finally:
+        manager.shutdown()
+        manager.server_close()
 
 
 def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:

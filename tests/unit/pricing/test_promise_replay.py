@@ -164,9 +164,9 @@ def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> No
 
 
 def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
-    market = next(w for w in map(synthetic, range(10000, 10100)) if len(w.zones) == 1)
-    several = next(w for w in map(synthetic, range(10000, 10100)) if len(w.zones) > 1)
-    assert blind_usd(several) is None
+    lives = [(at_h * HOUR_S, (at_h + 2) * HOUR_S) for at_h in (0, 0, 1, 2, 3, 4)]
+    market = world(lives, hours=6, work=2)
+    assert blind_usd(replace(market, zones=market.zones * 2)) is None
     row = blind_row([examine(market)])
     assert row is not None
     assert row.jobs == 1

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from tests.fakes.machines import connections_to
 from tests.fakes.metadata import running as metadata_service
+from tests.integration.jobs import until
 
 from spottrain import wire
 from spottrain.cloud.notices import URL_VARIABLE
+from spottrain.cloud.ssh.relay import Relay
 from spottrain.varuna_manager import agent
 from spottrain.varuna_manager.manager_client import AgentError, Backoff
 from spottrain.varuna_manager.supervised import Outbox
@@ -135,6 +139,18 @@ def vm(manager: Manager, start_vm: Callable[[], VmUnderTest]) -> VmUnderTest:
     started = start_vm()
     manager.desk.wait_for(lambda: manager.desk.reports)
     return started
+
+
+def test_agent_goes_where_its_calls_are_taken_from_now_on(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    relay = Relay("127.0.0.1", urlsplit(manager.url).port or 0)
+    draft = vm.folder / "draft"
+    draft.write_text(f"127.0.0.1:{relay.port}")
+    draft.replace(vm.folder / agent.MANAGER_ADDRESS)
+    until("a call by way of the relay", lambda: connections_to(relay.port))
+    manager.send("vm-1", wire.Initialise())
+    manager.desk.wait_for(lambda: len(manager.desk.reports) > 1)
 
 
 def test_agent_joins_with_the_users_code_and_a_ready_supervisor(
