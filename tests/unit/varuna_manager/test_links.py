@@ -115,6 +115,18 @@ def test_nobody_is_blamed_while_the_manager_itself_did_not_listen() -> None:
     assert line.links.silent(5.0) == ["a", "b"]
 
 
+def test_a_vm_that_cannot_call_is_not_silent_as_long_as_that_lasts() -> None:
+    line = Line("a", "b")
+    line.links.watch("a")
+    line.links.watch("b")
+    line.clock.now_s += 4
+    line.links.excuse(["a", "stranger"])
+    line.clock.now_s += 4
+    assert line.links.silent(5.0) == ["b"]
+    line.clock.now_s += 4
+    assert line.links.silent(5.0) == ["a"]
+
+
 def test_stale_heartbeat_is_refused_and_a_repeated_one_is_not() -> None:
     links = Line("a").links
     for sequence in (3, 3, 4):
