@@ -6,6 +6,7 @@ has models of it is none that this project needs.
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import datetime
 from typing import Any
@@ -46,12 +47,15 @@ def values(world: World, call: Call) -> Reply:
     since, until = _moment(wanted["since"]), _moment(wanted["until"])
     if (until - since).days >= _MOST_DAYS:
         raise RefusedError(400, "BadRequest", "the time range is too long")
+    from_s, group = since.timestamp(), wanted["group"].lower()
+    until_s = min(until.timestamp(), world.now() - world.log_lag_s)
+    newest_first = itertools.takewhile(
+        lambda event: event["at_s"] >= from_s, reversed(world.events)
+    )
     told = [
         {name: event[name] for name in _RELIED_ON}
-        for event in reversed(world.events)
-        if event["group"].lower() == wanted["group"].lower()
-        and event["at_s"] + world.log_lag_s <= world.now()
-        and since <= datetime.fromisoformat(event["eventTimestamp"]) <= until
+        for event in newest_first
+        if event["at_s"] <= until_s and event["group"].lower() == group
     ]
     start = int(call.query.get("$skipToken", 0))
     page: dict[str, Any] = {"value": told[start : start + _PAGE]}
