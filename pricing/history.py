@@ -126,15 +126,23 @@ class History:
         with self._transaction():
             self._db.execute("DELETE FROM prices WHERE seen_s < ?", (before_s,))
 
-    def latest(self) -> list[Price]:
-        """Return the newest price of every offer."""
+    def latest(self, now_s: float = math.inf) -> list[Price]:
+        """Return the newest price of every offer.
+
+        Args:
+            now_s: Seconds since the epoch. What was noted under a clock that was ahead
+                does not count, and what was confirmed under one counts as seen when it
+                began.
+        """
         # SQLite takes the other columns from the row of the maximum.
         query = (
-            f"SELECT {_PRICE}, max(seen_s) FROM prices "
-            "GROUP BY cloud, zone, instance_type, spot"
+            f"SELECT {_PRICE}, max(CASE WHEN seen_s > ? THEN since_s ELSE seen_s END) "
+            "FROM prices WHERE since_s <= ? GROUP BY cloud, zone, instance_type, spot"
         )
+        latest_s = now_s + AHEAD_S
         with self._explained():
-            return [_price(row) for row in self._db.execute(query)]
+            rows = self._db.execute(query, (latest_s, latest_s)).fetchall()
+        return [replace(_price(row[:-1]), seen_s=row[-1]) for row in rows]
 
     def series(self, price: Price, since_s: float) -> list[Price]:
         """Return the prices of the same offer that held after a moment, oldest first."""
@@ -174,15 +182,20 @@ class History:
                 f"INSERT OR REPLACE INTO vms ({_VM}) VALUES (?,?,?,?,?,?,?,?,?,?)", rows
             )
 
-    def exposures(self, since_s: float = 0.0) -> list[Exposure]:
-        """Return what spot VMs have lived and suffered after a moment, by place."""
+    def exposures(
+        self, since_s: float = 0.0, now_s: float = math.inf
+    ) -> list[Exposure]:
+        """Return what spot VMs have lived and suffered after a moment, by place.
+
+        VMs that were seen under a clock that was ahead of ``now_s`` do not count.
+        """
         marks = ",".join("?" * len(INTERRUPTED))
         with self._explained():
             rows = self._db.execute(
                 "SELECT cloud, region, zone, instance_type, "
                 f"sum(until_s - max(from_s, ?)), sum(ended IN ({marks})) "
-                "FROM vms WHERE spot AND until_s >= ? GROUP BY 1, 2, 3, 4",
-                (since_s, *INTERRUPTED, since_s),
+                "FROM vms WHERE spot AND until_s BETWEEN ? AND ? GROUP BY 1, 2, 3, 4",
+                (since_s, *INTERRUPTED, since_s, now_s + AHEAD_S),
             ).fetchall()
         return [
             Exposure(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5])

@@ -45,7 +45,7 @@ def check_live(
         if (kind := facts.find(offer.cloud, offer.instance_type)) is not None
     }
     warnings = _ask(wanted, list(kinds.values()), sources, history, facts, now_s)
-    believed = known(history, facts, Wish(kinds=kinds.values()))
+    believed = known(history, facts, Wish(kinds=kinds.values()), now_s)
     prices = fresh(believed.prices, now_s).prices
     listed = {
         (price.cloud, price.zone, price.instance_type, price.spot): price

@@ -129,14 +129,16 @@ def refresh(
     return Refreshed(failures=failures, warnings=tuple(warnings))
 
 
-def known(history: History, facts: Catalogue, wish: Wish) -> Sifted:
+def known(history: History, facts: Catalogue, wish: Wish, now_s: float) -> Sifted:
     """Return the newest price of every offer: seen, else as published with us.
 
-    Spot prices that are no discount are left out with a warning.
+    What cannot be a price, and spot prices that are no discount, are left out with a
+    warning, and so is what a clock that was ahead has noted.
     """
     wanted = {(kind.cloud, kind.name) for kind in wish.kinds}
     newest: dict[tuple[str, str, str, bool], Price] = {}
-    for price in (*published(facts), *history.latest()):
+    seen = sift(history.latest(now_s), facts, now_s)
+    for price in (*published(facts), *seen.prices):
         if (price.cloud, price.instance_type) not in wanted:
             continue
         if wish.regions and price.region not in wish.regions:
@@ -144,7 +146,9 @@ def known(history: History, facts: Catalogue, wish: Wish) -> Sifted:
         key = (price.cloud, price.zone, price.instance_type, price.spot)
         if key not in newest or newest[key].seen_s <= price.seen_s:
             newest[key] = price
-    return usable(list(newest.values()))
+    discounts = usable(list(newest.values()))
+    wrong = [line for line in seen.warnings if line.split(" ", 1)[0] in {c for c, _ in wanted}]
+    return Sifted(discounts.prices, (*wrong, *discounts.warnings))
 
 
 def on_demand_prices(
@@ -155,7 +159,7 @@ def on_demand_prices(
     None where no price is known that is new enough to rent by.
     """
     kinds = [kind for kind in facts.types.values() if kind.cloud == cloud]
-    believed = known(history, facts, Wish(kinds=kinds))
+    believed = known(history, facts, Wish(kinds=kinds), now_s)
     usd = {
         (price.region, price.instance_type): price.usd_per_hour
         for price in fresh(believed.prices, now_s).prices

@@ -106,7 +106,7 @@ def prices(
         warnings = list(harvest(history))
         if not offline:
             warnings += _ask(history, facts, wish, now_s, days)
-        believed = known(history, facts, wish)
+        believed = known(history, facts, wish, now_s)
         shown = [p for p in believed.prices if spot is None or p.spot == spot]
         limit = top or (TABLE_ROWS if output is Output.TABLE else len(shown))
         from_s = now_s - days * DAY_S

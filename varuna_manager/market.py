@@ -44,7 +44,7 @@ class Market:
 
 def hazards_of(history: History, now_s: float) -> Hazards:
     """Return how often machines are taken away, as far as this machine's jobs have seen."""
-    return Hazards(history.exposures(now_s - EXPOSURE_S), catalogue().bands())
+    return Hazards(history.exposures(now_s - EXPOSURE_S, now_s), catalogue().bands())
 
 
 def place_of(offer: Offer) -> Place:
@@ -139,7 +139,7 @@ def cloud_market(
     """
     facts = facts or catalogue()
     kinds = facts.matching(clouds=clouds, names=instance_types)
-    believed = known(history, facts, Wish(kinds=kinds, regions=regions))
+    believed = known(history, facts, Wish(kinds=kinds, regions=regions), now_s)
     new = fresh(believed.prices, now_s)
     hazards = hazards_of(history, now_s)
     found = []
