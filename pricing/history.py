@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -53,6 +54,8 @@ _SCHEMA = """
     ) STRICT;
 """
 _VERSION = 1
+AHEAD_S = HOUR_S
+"""What was noted for later than that was noted under a clock that was ahead."""
 _BUSY_S = 5.0
 _PRICE = (
     "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"

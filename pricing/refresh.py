@@ -136,19 +136,19 @@ def known(history: History, facts: Catalogue, wish: Wish, now_s: float) -> Sifte
     warning, and so is what a clock that was ahead has noted.
     """
     wanted = {(kind.cloud, kind.name) for kind in wish.kinds}
+
+    def is_wanted(price: Price) -> bool:
+        here = not wish.regions or price.region in wish.regions
+        return here and (price.cloud, price.instance_type) in wanted
+
     newest: dict[tuple[str, str, str, bool], Price] = {}
-    seen = sift(history.latest(now_s), facts, now_s)
-    for price in (*published(facts), *seen.prices):
-        if (price.cloud, price.instance_type) not in wanted:
-            continue
-        if wish.regions and price.region not in wish.regions:
-            continue
+    seen = sift(filter(is_wanted, history.latest(now_s)), facts, now_s)
+    for price in (*filter(is_wanted, published(facts)), *seen.prices):
         key = (price.cloud, price.zone, price.instance_type, price.spot)
         if key not in newest or newest[key].seen_s <= price.seen_s:
             newest[key] = price
-    discounts = usable(list(newest.values()))
-    wrong = [line for line in seen.warnings if line.split(" ", 1)[0] in {c for c, _ in wanted}]
-    return Sifted(discounts.prices, (*wrong, *discounts.warnings))
+    cheaper = usable(list(newest.values()))
+    return Sifted(cheaper.prices, (*seen.warnings, *cheaper.warnings))
 
 
 def on_demand_prices(

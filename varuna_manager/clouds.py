@@ -203,8 +203,9 @@ def _gcp_prices() -> Callable[[str, str, bool], float | None]:
     """Return a function of (region, type, spot): USD per hour, as this machine knows."""
     facts = catalogue()
     kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
+    now_s = time.time()
     with open_history() as history:
-        believed = fresh(known(history, facts, Wish(kinds=kinds)).prices, time.time())
+        believed = fresh(known(history, facts, Wish(kinds=kinds), now_s).prices, now_s)
     usd = {
         (price.region, price.instance_type, price.spot): price.usd_per_hour
         for price in believed.prices

@@ -107,7 +107,9 @@ Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
 Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 LONGEST_H = 876_600.0
-"""A hundred years: beyond it moments cannot be written."""
+"""A hundred years."""
+LAST_DEADLINE = datetime(9000, 1, 1, tzinfo=UTC)
+"""What is projected a while beyond it can still be written."""
 
 
 class BudgetConfig(Section):
@@ -140,6 +142,11 @@ class SloConfig(Section):
     def _one_of_two(self) -> Self:
         if self.deadline is not None and self.max_hours is not None:
             raise ValueError("give deadline or max_hours, not both")
+        if self.deadline is not None and self.deadline >= LAST_DEADLINE:
+            raise ValueError(
+                f"deadline must be before the year {LAST_DEADLINE.year}: got "
+                f"{self.deadline.isoformat()}"
+            )
         return self
 
 

@@ -62,9 +62,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
+_LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+
+
 def utc(at_s: float) -> str:
-    """Return a moment (seconds since the epoch), such as ``2030-01-31T18:00:00Z``."""
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    """Return a moment (seconds since the epoch), such as ``2030-01-31T18:00:00Z``.
+
+    What is foretold for later than can be written is told as the last second of 9999.
+    """
+    return f"{datetime.fromtimestamp(min(at_s, _LAST_S), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def clock(at_s: float) -> str:

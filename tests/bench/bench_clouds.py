@@ -33,6 +33,7 @@ def measure(name: str, seed: int, vms: int) -> bool:
     print(f"  {'VM-seconds billed':26} {verdict.billed_s:13.3f}")
     print(f"  {'VM-seconds in the ledger':26} {verdict.ledger_s:13.3f}")
     print(f"  {'most apart for one VM, s':26} {verdict.apart_s:13.3f}")
+    print(f"  {'of VMs never made, s':26} {verdict.unmade_s:13.3f}")
     return not left and not drifts and verdict.apart_s < CLOSE_S
 
 

@@ -45,6 +45,9 @@ class FakeCloud:
     """Further operations that may go wrong."""
     hiccups: tuple[Error, ...]
     """Throttling and failures of the cloud itself: (code, HTTP status)."""
+    unmade: Callable[[], set[str]] = set
+    """Returns VMs that were listed while they were made, though there was no machine
+    for them; they are not on the bill."""
 
 
 @contextmanager
@@ -120,9 +123,14 @@ def azure_cloud() -> Iterator[FakeCloud]:
                     row["ended_at"],
                 )
                 for row in fake.ask("bill")
-                if row["ended_at"] != row["launched_at"]  # there was no machine for it
+                if row["ended_at"] != row["launched_at"]
             ],
             evict=lambda vm_id: fake.ask("evict", name=vm_id.partition(".")[0]),
+            unmade=lambda: {
+                f"{row['name']}.{row['group']}"
+                for row in fake.ask("bill")
+                if row["ended_at"] == row["launched_at"]
+            },
             launch="PUT virtualMachines",
             others=(
                 "LIST virtualMachines",

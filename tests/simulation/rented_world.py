@@ -52,6 +52,8 @@ class Verdict:
     ledger_s: float
     apart_s: float
     """The most that they are apart for one VM."""
+    unmade_s: float
+    """What the ledger has beside that, for VMs for which there was no machine."""
 
 
 class Manager:
@@ -311,7 +313,8 @@ class RentedWorld:
         billed: dict[str, list[Row]] = {}
         for row in self.cloud.bill():
             billed.setdefault(row.vm_id, []).append(row)
-        assert ledger.closed.keys() <= billed.keys()
+        unmade = ledger.closed.keys() - billed.keys()
+        assert unmade <= self.cloud.unmade()
         apart_s = max(
             abs(off_s)
             for vm_id, rows in billed.items()
@@ -320,8 +323,9 @@ class RentedWorld:
         return Verdict(
             vms=sum(map(len, billed.values())),
             billed_s=sum(_lasted_s(row) for rows in billed.values() for row in rows),
-            ledger_s=sum(_lived_s(line) for line in ledger.closed.values()),
+            ledger_s=sum(_lived_s(ledger.closed[vm_id]) for vm_id in billed),
             apart_s=apart_s,
+            unmade_s=sum(_lived_s(ledger.closed[vm_id]) for vm_id in unmade),
         )
 
 

@@ -83,6 +83,14 @@ def test_the_newest_price_is_the_one_seen_last_in_whatever_order_they_come(
         assert [p.seen_s for p in history.latest()] == ([newest] if prices else [])
 
 
+def test_vms_that_a_clock_ahead_of_ours_has_seen_do_not_count(
+    history: History,
+) -> None:
+    history.record_vms([replace(LIFE, until_s=90 * HOUR_S)])
+    assert history.exposures(now_s=HOUR_S) == []
+    assert len(history.exposures(now_s=90 * HOUR_S)) == 1
+
+
 def test_old_prices_can_be_forgotten(history: History) -> None:
     kept = price(9.0, 3.0, 6.0)
     history.record_prices([price(8.0, 1.0, 2.0), kept])

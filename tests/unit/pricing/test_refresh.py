@@ -27,6 +27,7 @@ from spottrain.pricing.refresh import (
 
 FACTS = catalogue()
 NOW_S = 1_790_000_000.0
+LATER_S = NOW_S + DAY_S
 P4D, P5 = (FACTS.types["aws", name] for name in ("p4d.24xlarge", "p5.48xlarge"))
 T4 = FACTS.types["azure", "Standard_NC4as_T4_v3"]
 PRICE = Price(
@@ -76,7 +77,11 @@ def ask(market: Market, history: History, now_s: float, **more: Any) -> Refreshe
 
 
 def spot(history: History) -> list[Price]:
-    return [p for p in known(history, FACTS, Wish(kinds=[P4D, P5])).prices if p.spot]
+    return [
+        p
+        for p in known(history, FACTS, Wish(kinds=[P4D, P5]), LATER_S).prices
+        if p.spot
+    ]
 
 
 def test_what_was_asked_a_moment_ago_is_not_asked_again(history: History) -> None:
@@ -129,7 +134,7 @@ def test_a_cloud_that_does_not_answer_costs_its_own_prices_only(
     wish = Wish(kinds=[P4D, T4])
     answers = refresh([aws, azure], history, FACTS, wish, later_s)
     assert answers.failures == {"aws": "the API is down"}
-    newest = {p.cloud: p for p in known(history, FACTS, wish).prices if p.spot}
+    newest = {p.cloud: p for p in known(history, FACTS, wish, LATER_S).prices if p.spot}
     assert newest["aws"].age_s(later_s) == 2 * HOUR_S
     assert newest["azure"].age_s(later_s) == 0.0
     ask(aws, history, later_s)
@@ -145,20 +150,49 @@ def test_what_cannot_be_a_price_is_named_and_not_remembered(history: History) ->
 
 def test_what_ships_is_known_until_something_newer_is(history: History) -> None:
     wish = Wish(kinds=[P4D], regions=["us-east-1"])
-    (shipped,) = known(history, FACTS, wish).prices
+    (shipped,) = known(history, FACTS, wish, LATER_S).prices
     assert (shipped.source, shipped.usd_per_hour) == ("published", 21.957642)
     newer = replace(PRICE, spot=False, zone="us-east-1", usd_per_hour=20.0)
     history.record_prices([newer])
-    assert known(history, FACTS, wish) == Sifted((newer,), ())
+    assert known(history, FACTS, wish, LATER_S) == Sifted((newer,), ())
     elsewhere = Wish(kinds=[P4D], regions=["eu-west-1"])
-    assert known(history, FACTS, elsewhere).prices == ()
+    assert known(history, FACTS, elsewhere, LATER_S).prices == ()
 
 
 def test_spot_as_dear_as_the_list_is_not_known(history: History) -> None:
     history.record_prices([replace(PRICE, usd_per_hour=21.96)])
-    believed = known(history, FACTS, Wish(kinds=[P4D]))
+    believed = known(history, FACTS, Wish(kinds=[P4D]), LATER_S)
     assert not any(p.spot for p in believed.prices)
     assert "no usable spot" in believed.warnings[0]
+
+
+def test_what_a_clock_that_was_ahead_has_noted_is_not_believed(
+    history: History,
+) -> None:
+    ahead_s = NOW_S + 30 * DAY_S
+    dear = replace(PRICE, usd_per_hour=2 * PRICE.usd_per_hour)
+    history.record_prices([replace(PRICE, since_s=ahead_s, seen_s=ahead_s)])
+    history.record_prices([replace(dear, since_s=NOW_S, seen_s=NOW_S)])
+    wish = Wish(kinds=[P4D])
+    (known_now,) = [p for p in known(history, FACTS, wish, NOW_S).prices if p.spot]
+    assert (known_now.usd_per_hour, known_now.seen_s) == (dear.usd_per_hour, NOW_S)
+
+
+def test_a_price_that_a_wrong_clock_confirmed_was_seen_when_it_began(
+    history: History,
+) -> None:
+    history.record_prices([replace(PRICE, since_s=NOW_S, seen_s=NOW_S)])
+    history.record_prices([replace(PRICE, seen_s=NOW_S + 30 * DAY_S)])
+    wish, now_s = Wish(kinds=[P4D]), NOW_S + 2 * DAY_S
+    (price,) = [p for p in known(history, FACTS, wish, now_s).prices if p.spot]
+    assert price.is_stale(now_s)
+
+
+def test_nonsense_in_the_cache_is_named_and_not_believed(history: History) -> None:
+    history.record_prices([replace(PRICE, usd_per_hour=-5.0)])
+    believed = known(history, FACTS, Wish(kinds=[P4D]), LATER_S)
+    assert not any(p.spot for p in believed.prices)
+    assert "got -5 USD per hour" in believed.warnings[0]
 
 
 def test_on_demand_prices_are_told_while_they_are_new_enough(history: History) -> None:

@@ -119,6 +119,10 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
             "minibatch_size must be a multiple of microbatch_size: got 16 and 3",
         ),
         (
+            {"slo": {"deadline": "9999-12-31T23:59:59-12:00"}},
+            "deadline must be before the year 9000: got 9999-12-31T23:59:59-12:00",
+        ),
+        (
             {"slo": {"deadline": "2030-01-31"}},
             "slo.deadline: must be a moment, such as 2030-01-31T18:00:00+00:00: got",
         ),
