@@ -203,12 +203,14 @@ class Layer:
         count = self._granted(call)
         form.update(MinCount=str(count), MaxCount=str(count))
         answer = self._forward(call.environ, urlencode(form).encode())
-        if answer.status_code == 200:
-            headers = {"Content-Type": "text/xml"}
-            world.tokens[token] = print_of_it, answer.get_data(), headers
-            for instance_id in _instance_ids(answer):
-                world.boot(call.region, instance_id)
-        return answer
+        if answer.status_code != 200:
+            return answer
+        body, headers = answer.get_data(), {"Content-Type": "text/xml"}
+        for instance_id in _instance_ids(answer):
+            chosen, address = world.boot(call.region, instance_id)
+            body = body.replace(f">{chosen}<".encode(), f">{address}<".encode())
+        world.tokens[token] = print_of_it, body, headers
+        return Response(body, 200, headers)
 
     def _granted(self, call: Call) -> int:
         """Return how many machines there are for a launch.

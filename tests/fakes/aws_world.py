@@ -138,16 +138,21 @@ class World:
         """Let every VM from now on be a machine that can be logged in to."""
         self.machines = Machines(Path(folder), port, metadata_url)
 
-    def boot(self, region: str, instance_id: str) -> None:
-        """Switch a new VM on."""
+    def boot(self, region: str, instance_id: str) -> tuple[str, str]:
+        """Switch a new VM on; return its private address as moto chose it, and as it is.
+
+        All machines are on one network, inside and outside of the cloud.
+        """
         if self.machines is None:
-            return
+            return "", ""
         backend = self.backend(region)
         instance = backend.get_instance(instance_id)
         key = backend.key_pairs[instance.key_name].public_key
         address = self.machines.boot(instance_id, key)
-        # All of them are on one network, inside and outside of the cloud.
-        instance.nics[0].public_ip = instance.nics[0].private_ip_address = address
+        card = instance.nics[0]
+        chosen = card.private_ip_address
+        card.public_ip = card.private_ip_address = address
+        return chosen, address
 
     def switch_off(self, instance_id: str) -> None:
         """Switch a VM off that was given back or taken."""
