@@ -90,8 +90,10 @@ class Demand:
                 f"{self.name}: deadline: got {self.deadline_h} h from now; give one "
                 "in the future"
             )
-        if self.machines < 1:
-            raise ConfigError(f"{self.name}: machines: got {self.machines}; give >= 1")
+        if not isinstance(self.machines, int) or self.machines < 1:
+            raise ConfigError(
+                f"{self.name}: machines: got {self.machines}; give a whole number, >= 1"
+            )
         for rate in self.examples_per_s:
             _check(f"{self.name}: throughput", rate, "examples per second, 0 or more")
 

@@ -54,7 +54,7 @@ def cheapest(
         ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
-    _check_budget(max_usd)
+    max_usd = _budget(max_usd)
     deadlines_h = [job.deadline_h for job in jobs]
     program = HoursProgram(market, deadlines_h)
     hours = program.cheapest()
@@ -86,7 +86,7 @@ def shortest(
         ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
-    _check_budget(max_usd)
+    max_usd = _budget(max_usd)
     alone_h = float(market.whole_h.min(axis=1).max())
     stretch = HoursProgram(market, [alone_h] * len(jobs)).stretch(max_usd)
     if stretch is None:
@@ -191,7 +191,10 @@ _Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
 def _hours_stretch(
     market: Arrays, deadlines_h: list[float]
 ) -> tuple[float, tuple[str, ...]]:
-    stretch = HoursProgram(market, deadlines_h).stretch(None)
+    program = HoursProgram(market, deadlines_h)
+    if program.cheapest() is not None:
+        return 1.0, ()  # Told much sooner than by how much less would do.
+    stretch = program.stretch(None)
     return (1.0, ()) if stretch is None else (stretch.factor, stretch.short_of)
 
 
@@ -263,9 +266,15 @@ def _too_dear(
     )
 
 
-def _check_budget(max_usd: float | None) -> None:
+def _budget(max_usd: float | None) -> float | None:
+    """Return what may be spent; None for any amount.
+
+    Raises:
+        ConfigError: It is no amount.
+    """
     if max_usd is not None and not max_usd > 0:
         raise ConfigError(f"budget: got {max_usd} USD; give more than 0, or none")
+    return None if max_usd == math.inf else max_usd
 
 
 def _column(values: Sequence[float]) -> Floats:
