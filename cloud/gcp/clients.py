@@ -127,6 +127,16 @@ class Clients:
         raise_failed(self.finish(operation, self._settings.launch_s))
         return True
 
+    def patch(self, service: str, request: Message) -> None:
+        """Change something and wait until it is so.
+
+        Raises:
+            CloudError: as ``call``.
+        """
+        once = {"request_id": str(uuid.uuid4())}  # the SDK may repeat it
+        operation = self.call(service, "patch_unary", request | once)
+        raise_failed(self.finish(operation, self._settings.launch_s))
+
     def delete(self, service: str, request: Message) -> None:
         """Remove something and wait until it is gone; if it is, that is no error.
 

@@ -126,8 +126,7 @@ class Network:
         network = requests.network_url(settings.project, settings.network or name)
         if not settings.network_tags:
             for rule in requests.firewalls(settings, job, network):
-                rule_name = rule["firewall_resource"]["name"]
-                self._ensure("firewalls", {"firewall": rule_name}, rule)
+                self._ensure_firewall(rule)
         subnet_url = requests.subnet_url(settings.project, region, subnet)
         return Place(
             network, subnet_url if subnet else "", settings.network_tags or (name,)
@@ -173,12 +172,30 @@ class Network:
 
     def _ensure(
         self, service: str, where: dict[str, Any], asked: dict[str, Any]
-    ) -> None:
-        """Make something unless it is there; another manager may be about to."""
+    ) -> dict[str, Any] | None:
+        """Make something unless it is there; another manager may be about to.
+
+        Returns:
+            What was there, None if nothing was.
+        """
         mine = {"project": self._settings.project}
-        there = self._clients.find(service, "get", mine | where) is not None
-        if there or not self._clients.insert(service, asked):
+        there = self._clients.find(service, "get", mine | where)
+        if there is not None or not self._clients.insert(service, asked):
             self._await_making(**where)
+        return there
+
+    def _ensure_firewall(self, rule: dict[str, Any]) -> None:
+        """Make a rule; the manager may have moved since another one made it."""
+        wanted = rule["firewall_resource"]
+        named = {"firewall": wanted["name"]}
+        there = self._ensure("firewalls", named, rule)
+        sources = wanted.get("source_ranges", [])
+        if there is not None and sorted(there.get("source_ranges", ())) != sorted(
+            sources
+        ):
+            change = {"firewall_resource": {"source_ranges": sources}}
+            mine = {"project": self._settings.project}
+            self._clients.patch("firewalls", mine | named | change)
 
     def _await_making(self, region: str = "", **named: str) -> None:
         """Wait for what another manager has begun to make."""

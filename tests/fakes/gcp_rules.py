@@ -98,6 +98,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         f"{_FIREWALL}.targetTags",
         f"{_FIREWALL}.allowed.IPProtocol",
     ),
+    "firewalls.patch": ("requestId", f"{_FIREWALL}.sourceRanges"),
     "firewalls.list": ("filter",),
     "machine_types.aggregated_list": ("filter",),
     "accelerator_types.aggregated_list": ("filter",),

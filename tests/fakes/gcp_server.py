@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(sent)
 
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+    do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server's names
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

@@ -88,6 +88,12 @@ class Shared:
             raise absent(made["network"])
         return self._add(self._world.firewalls, name, made, "firewalls", "global")
 
+    def firewalls__patch(self, asked: Json) -> Json:
+        name = asked["firewall"]
+        rule = self._shared(self._world.firewalls, name, "firewalls")
+        rule.update(asked["firewallResource"])
+        return self._world.begin("patch", "global", "firewalls", name, lambda: None)
+
     def firewalls__delete(self, asked: Json) -> Json:
         name = asked["firewall"]
         return self._drop(self._world.firewalls, name, name, "firewalls", "global")

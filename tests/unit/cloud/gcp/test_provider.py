@@ -231,6 +231,13 @@ def test_launches_at_the_same_time_share_one_network(gcp: FakeGcp) -> None:
     assert sent(gcp).count("firewalls.insert") == 2
 
 
+def test_a_manager_that_has_moved_is_let_in_instead(gcp: FakeGcp) -> None:
+    for n, address in enumerate(("192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32")):
+        assert rent(gcp.provider(ssh_from=(address,)), intent=f"intent-{n}")
+    assert sent(gcp).count("firewalls.insert") == 2
+    assert sent(gcp).count("firewalls.patch") == 1
+
+
 def test_a_network_that_somebody_removed_is_made_again(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
