@@ -1,14 +1,20 @@
-"""What a plan sends from one zone to another in a mini-batch."""
+"""What a plan sends from one place to another in a mini-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from typing import TypeVar
 
 from spottrain.wire import ModelFacts, Plan
 
+Place = TypeVar("Place", bound=Hashable)
 
-def zone_bytes(plan: Plan, facts: ModelFacts, zones: Mapping[str, str]) -> int:
-    """Return bytes per mini-batch that go from zone to zone, as the plan has it.
+
+def sent_bytes(
+    plan: Plan, facts: ModelFacts, places: Mapping[str, Place]
+) -> Counter[tuple[Place, Place]]:
+    """Return bytes per mini-batch that go from place to place, as the plan has it.
 
     Activations and their gradients between stages, and the ring all-reduce of each
     stage's gradients: ``2 (D - 1) / D`` times their size over every link of the ring.
@@ -17,35 +23,39 @@ def zone_bytes(plan: Plan, facts: ModelFacts, zones: Mapping[str, str]) -> int:
     Args:
         plan: Who computes what.
         facts: Of the model.
-        zones: The zone of each VM.
+        places: Where each VM of the plan is.
+
+    Returns:
+        Bytes both ways together, by the two places, which are never the same.
     """
-    if len({zones.get(slot.vm_id) for slot in plan.slots}) < 2:
-        return 0
-    return _activations(plan, facts, zones) + _gradients(plan, facts, zones)
+    at = [places[slot.vm_id] for slot in plan.slots]
+    num_bytes: Counter[tuple[Place, Place]] = Counter()
+    if len(set(at)) > 1:
+        for links in (_activations(plan, facts), _gradients(plan, facts)):
+            for here, there, count in links:
+                if at[here] != at[there]:
+                    num_bytes[at[here], at[there]] += count
+    return num_bytes
 
 
-def _crosses(plan: Plan, zones: Mapping[str, str], one: int, other: int) -> bool:
-    ends = (plan.slots[one].vm_id, plan.slots[other].vm_id)
-    return zones.get(ends[0]) != zones.get(ends[1])
+_Links = Iterator[tuple[int, int, int]]
+"""Two ranks, and the bytes between them."""
 
 
-def _activations(plan: Plan, facts: ModelFacts, zones: Mapping[str, str]) -> int:
+def _activations(plan: Plan, facts: ModelFacts) -> _Links:
     depth, runs = plan.pipeline_depth, plan.pipeline_depth * plan.chunks
-    num_bytes = 0
     for replica in range(plan.data_parallel_width):
         nodes = plan.replica_bounds[replica + 1] - plan.replica_bounds[replica]
         examples = nodes * plan.microbatch_size
         for run in range(runs - 1):
             here, there = run % depth, (run + 1) % depth
-            if _crosses(plan, zones, replica * depth + here, replica * depth + there):
-                last = facts.sections[plan.stage_bounds[run + 1] - 1]
-                num_bytes += 2 * examples * last.activation_bytes_per_example
-    return num_bytes
+            last = facts.sections[plan.stage_bounds[run + 1] - 1]
+            num_bytes = 2 * examples * last.activation_bytes_per_example
+            yield replica * depth + here, replica * depth + there, num_bytes
 
 
-def _gradients(plan: Plan, facts: ModelFacts, zones: Mapping[str, str]) -> int:
+def _gradients(plan: Plan, facts: ModelFacts) -> _Links:
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    num_bytes = 0
     for stage in range(depth if width > 1 else 0):
         size = sum(
             section.param_bytes
@@ -56,9 +66,7 @@ def _gradients(plan: Plan, facts: ModelFacts, zones: Mapping[str, str]) -> int:
                 plan.stage_bounds[run] : plan.stage_bounds[run + 1]
             ]
         )
-        links = sum(
-            _crosses(plan, zones, r * depth + stage, (r + 1) % width * depth + stage)
-            for r in range(width)
-        )
-        num_bytes += links * (2 * (width - 1) * size // width)
-    return num_bytes
+        num_bytes = 2 * (width - 1) * size // width
+        for replica in range(width):
+            after = (replica + 1) % width
+            yield replica * depth + stage, after * depth + stage, num_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.pricing.money import Money, Rate, is_amount
+from spottrain.pricing.money import FREE, NOTHING, Money, Rate, is_amount
 
 LAST_CHECKPOINT_S = 120.0
 """How long an ending job may take to write its last checkpoint; VMs whose lease is over
@@ -37,11 +37,20 @@ class Budget:
     """Of the fleet, machines that are on their way included."""
     reserve_s: float
     """How long a fleet may run on before anybody stops it."""
+    side: Rate = FREE
+    """What storage, and the traffic of the plan that runs, cost beside the machines."""
+    coming: Money = NOTHING
+    """What machines that are on their way will pay at once when they boot."""
+
+    @property
+    def pace(self) -> Rate:
+        """What the job spends as time goes on: machines and all beside them."""
+        return self.rate + self.side
 
     @property
     def kept(self) -> Money:
         """What the fleet may still spend though the job has begun to end."""
-        return self.rate.over(self.reserve_s)
+        return self.pace.over(self.reserve_s) + self.coming
 
     @property
     def committed(self) -> Money:
@@ -51,26 +60,26 @@ class Budget:
     @property
     def lasts_s(self) -> float | None:
         """How long the fleet may train on, 0 or less if no longer; None: for ever."""
-        if self.cap is None or self.rate.nanousd_per_hour == 0:
+        if self.cap is None or self.pace == FREE:
             return None
-        return self.rate.lasts_s(self.cap - self.committed)
+        return self.pace.lasts_s(self.cap - self.committed)
 
-    def affords(self, usd_per_hour: float, most: int) -> int:
+    def affords(self, usd_per_hour: float, most: int, once: Money = NOTHING) -> int:
         """Return how many more machines of this price the caps bear.
 
         Args:
             usd_per_hour: Price of one; none is afforded at what is no price.
             most: The answer is never more.
+            once: What each of them pays at once when it boots.
         """
         if not is_amount(usd_per_hour):
             return 0
         price, counts = Rate.of(usd_per_hour), [most]
-        if price.nanousd_per_hour == 0:
-            return most
-        if self.hourly_cap is not None:
+        if self.hourly_cap is not None and price > FREE:
             counts.append((self.hourly_cap - self.rate) // price)
-        if self.cap is not None:
-            needed_s = self.reserve_s + WORTH_S
-            left = self.cap - self.spent - self.rate.over(needed_s)
-            counts.append(left.grains // price.over(needed_s).grains)
+        needed_s = self.reserve_s + WORTH_S
+        each = price.over(needed_s) + once
+        if self.cap is not None and each > NOTHING:
+            left = self.cap - self.spent - self.coming - self.pace.over(needed_s)
+            counts.append(left.grains // each.grains)
         return max(0, min(counts))

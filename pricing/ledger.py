@@ -1,16 +1,18 @@
 """What a job has spent: one line for each VM it ever had, and what storage and traffic cost.
 
-A line is a set of facts, and adding one never depends on those before: whatever the order
-in which they arrive, and however often, the same facts give the same ledger. Each line
-costs price times billed time; the total is their exact sum (see ``money``).
+The ledger is a set of facts, and adding one never depends on those before: whatever the
+order in which they arrive, and however often, the same facts give the same ledger. Each
+line costs price times billed time; the total is their exact sum (see ``money``).
 
 When a VM ends is first what we believe (``gone``), then what the cloud says (``ended``),
-which counts from then on. Until the first, a VM is open and costs on.
+which counts from then on. Until the first, a VM is open and costs on. Prices of the market
+are facts about places, kept whether a VM is there or not: one that is told of later may
+have run since before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -25,52 +27,11 @@ from spottrain.pricing.money import (
     total,
     total_rate,
 )
+from spottrain.pricing.terms import EXACT, TERMS, Terms
 
-_S = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How a cloud bills."""
-
-    unit_us: int = 1
-    """Billed time is a multiple of it, rounded up."""
-    least_us: int = 0
-    """A VM is billed for so long at least."""
-    follows_market: bool = False
-    """Whether a running spot VM costs what the market asks now; else the price at which
-    it was rented."""
-    zone_usd_per_gb: float = 0.0
-    """List price of a gigabyte that goes from one zone to another, both ends together."""
-    region_usd_per_gb: float = 0.0
-    """The same from one region to another."""
-
-
-EXACT = Terms()
-"""By the microsecond at the price of the launch, as the local cloud bills."""
-TERMS: Mapping[str, Terms] = {
-    "aws": Terms(
-        unit_us=_S,
-        least_us=60 * _S,
-        follows_market=True,
-        zone_usd_per_gb=0.02,
-        region_usd_per_gb=0.02,
-    ),
-    "gcp": Terms(
-        unit_us=_S,
-        least_us=60 * _S,
-        follows_market=True,
-        zone_usd_per_gb=0.01,
-        region_usd_per_gb=0.02,
-    ),
-    "azure": Terms(
-        unit_us=60 * _S,
-        least_us=60 * _S,
-        follows_market=True,
-        region_usd_per_gb=0.02,
-    ),
-}
-"""By cloud; one that is not here bills exactly. Sources: docs/budget.md."""
+Steps = tuple[tuple[int, Rate], ...]
+"""Prices and since when they hold, in microseconds since the epoch, by time."""
+PlaceKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +81,11 @@ class Line:
     """What the same machine cost on demand then."""
     from_us: int = 0
     """When billing began; moments are microseconds since the epoch."""
-    prices: tuple[tuple[int, Rate], ...] = ()
-    """Later prices and when they began, for clouds that follow the market."""
+    prices: Steps = ()
+    """What the market has asked where that counts: the last price that was seen before
+    billing began, and all since."""
+    fetched: Money = NOTHING
+    """What clouds charge for the data that it fetched from them."""
     ready_us: int | None = None
     """When it could train for the first time."""
     seen_us: int | None = None
@@ -149,6 +113,20 @@ class Line:
     def _terms(self) -> Terms:
         return EXACT if self.offer is None else TERMS.get(self.offer.cloud, EXACT)
 
+    def priced_by(self, markets: Mapping[PlaceKey, Steps]) -> Line:
+        """Return it with the prices of the market that count for it."""
+        if self.offer is None or not _follows(self.offer):
+            return self
+        steps = markets.get(_place(self.offer), ())
+        until_us = None if self.is_open else self.from_us + self.billed_us(0)
+        first_us = max((at for at, _ in steps if at <= self.from_us), default=0)
+        prices = tuple(
+            step
+            for step in steps
+            if first_us <= step[0] and (until_us is None or step[0] < until_us)
+        )
+        return self if prices == self.prices else replace(self, prices=prices)
+
     def billed_us(self, at_us: int) -> int:
         """Return the time that is billed until ``at_us``, in microseconds."""
         if self.offer is None:
@@ -169,29 +147,37 @@ class Line:
         return Spending(
             spot=cost if self.offer.spot else NOTHING,
             on_demand=NOTHING if self.offer.spot else cost,
+            egress=self.fetched,
             boot=self._cost(max(0, min(billed_us, ready_us) if self.trains else 0)),
             if_on_demand=self.on_demand.over_us(billed_us),
             billed_us=billed_us,
         )
 
     def cost(self, at_us: int) -> Money:
-        """Return what it has cost until ``at_us``, all told."""
+        """Return its rent until ``at_us``."""
         return self._cost(self.billed_us(at_us))
 
     def _cost(self, lasting_us: int) -> Money:
         """Return what its first ``lasting_us`` cost."""
         if not self.prices:
             return self.rate.over_us(lasting_us)
-        until_us = self.from_us + lasting_us
-        steps = [(self.from_us, self.rate)]
-        steps += [step for step in self.prices if self.from_us < step[0] < until_us]
-        return total(_over(steps, until_us))
+        steps = ((max(at, self.from_us), rate) for at, rate in self.prices)
+        steps_on = [(self.from_us, self.rate), *steps]
+        return total(_over(steps_on, self.from_us + lasting_us))
 
 
-def _over(steps: list[tuple[int, Rate]], until_us: int) -> Iterator[Money]:
+def _over(steps: Iterable[tuple[int, Rate]], until_us: int) -> Iterator[Money]:
     """Yield what each of some prices comes to until the next one holds."""
     for (at_us, rate), (next_us, _) in pairwise([*steps, (until_us, FREE)]):
-        yield rate.over_us(max(0, next_us - at_us))
+        yield rate.over_us(max(0, min(next_us, until_us) - at_us))
+
+
+def _noted(steps: Steps, at_s: float, rate: Rate) -> Steps:
+    """Add a price to some; of two for the same moment the dearer counts."""
+    at_us, known = floor_us(at_s), dict(steps)
+    if known.get(at_us, FREE) >= rate and at_us in known:
+        return steps
+    return tuple(sorted({**known, at_us: rate}.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +193,13 @@ class Ledger:
     """VMs that do not."""
     settled: Spending = field(default_factory=Spending)
     """The sum over ``closed``."""
-    storage: tuple[tuple[int, Rate], ...] = ()
-    """What storage costs, and since when (microseconds since the epoch)."""
+    markets: Mapping[PlaceKey, Steps] = field(default_factory=dict)
+    """What the market was seen to ask for spot VMs, by place: as much of it as is told, so
+    tell what is new alone (``is_news``)."""
+    storage: Steps = ()
+    """What storage costs."""
     traffic: Mapping[str, Money] = field(default_factory=dict)
-    """What data sent between zones has cost, by what sent it."""
+    """What data that VMs send each other has cost, by what sent it."""
 
     # --- facts --------------------------------------------------------------------------
 
@@ -266,33 +255,37 @@ class Ledger:
             vm_id, replace(line, ended_us=_latest(line.ended_us, ceil_us(at_s)))
         )
 
+    def fetched(self, vm_id: str, cost: Money) -> Ledger:
+        """A VM fetches data from other clouds, which charge ``cost`` for all of it."""
+        line = self._line(vm_id)
+        return self._put(vm_id, replace(line, fetched=max(line.fetched, cost)))
+
     def priced(self, offer: Offer, at_s: float) -> Ledger:
-        """The market asks a new price; it counts for VMs that are open and follow it.
+        """The market asks a price; it counts for VMs of clouds that follow the market.
 
         Raises:
             MoneyError: The price is no price.
         """
-        ledger, price = self, (floor_us(at_s), Rate.of(offer.usd_per_hour))
-        if not TERMS.get(offer.cloud, EXACT).follows_market or not offer.spot:
+        if not _follows(offer):
             return self
-        for vm_id, line in self.open.items():
-            known = line.offer is not None and _place(line.offer) == _place(offer)
-            if known and line.rate_now != price[1]:
-                prices = tuple(sorted({*line.prices, price}))
-                ledger = ledger._put(vm_id, replace(line, prices=prices))
+        place = _place(offer)
+        known = self.markets.get(place, ())
+        steps = _noted(known, at_s, Rate.of(offer.usd_per_hour))
+        if steps == known:
+            return self
+        ledger = replace(self, markets={**self.markets, place: steps})
+        for vm_id, line in (*self.open.items(), *self.closed.items()):
+            if line.offer is not None and _place(line.offer) == place:
+                ledger = ledger._put(vm_id, line)
         return ledger
 
     def stored(self, rate: Rate, at_s: float) -> Ledger:
-        """From now on what lies in the checkpoint store costs ``rate``."""
-        if self.storage and self.storage[-1][1] == rate:
-            return self
-        if not self.storage and rate == FREE:
-            return self
-        storage = tuple(sorted({*self.storage, (floor_us(at_s), rate)}))
-        return replace(self, storage=storage)
+        """From a moment on what lies in the checkpoint store costs ``rate``."""
+        steps = _noted(self.storage, at_s, rate)
+        return self if steps == self.storage else replace(self, storage=steps)
 
     def sent(self, what: str, cost: Money) -> Ledger:
-        """What ``what`` has sent between zones has cost so much, all told."""
+        """What ``what`` has sent from VM to VM has cost so much, all told."""
         if cost <= self.traffic.get(what, NOTHING):
             return self
         return replace(self, traffic={**self.traffic, what: cost})
@@ -305,23 +298,37 @@ class Ledger:
         spending = self.settled
         for line in self.open.values():
             spending = spending.plus(line.spending(at_us))
-        egress = total(self.traffic.values())
-        return replace(spending, storage=self._storage_cost(at_us), egress=egress)
-
-    def _storage_cost(self, at_us: int) -> Money:
-        steps = [step for step in self.storage if step[0] < at_us]
-        return total(_over(steps, at_us))
+        egress = spending.egress + total(self.traffic.values())
+        storage = total(_over(self.storage, at_us))
+        return replace(spending, storage=storage, egress=egress)
 
     def spent(self, at_s: float) -> Money:
         """Return all that was spent until ``at_s``: the total of ``spending``."""
         at_us = ceil_us(at_s)
-        rest = (self.settled.total, self._storage_cost(at_us), *self.traffic.values())
-        return total(rest) + total(line.cost(at_us) for line in self.open.values())
+        rest = (*_over(self.storage, at_us), *self.traffic.values())
+        lines = (line.cost(at_us) + line.fetched for line in self.open.values())
+        return self.settled.total + total(rest) + total(lines)
 
     @property
     def rate(self) -> Rate:
         """What the fleet costs now; storage is not in it."""
         return total_rate(line.rate_now for line in self.open.values())
+
+    @property
+    def storage_rate(self) -> Rate:
+        """What storage costs now."""
+        return self.storage[-1][1] if self.storage else FREE
+
+    def is_news(self, offer: Offer) -> bool:
+        """Whether a price counts for anything and is not the newest that is known.
+
+        Raises:
+            MoneyError: It is no price.
+        """
+        if not _follows(offer):
+            return False
+        known = self.markets.get(_place(offer))
+        return known is None or known[-1][1] != Rate.of(offer.usd_per_hour)
 
     @property
     def unconfirmed(self) -> frozenset[str]:
@@ -332,6 +339,9 @@ class Ledger:
         return self.open.get(vm_id) or self.closed.get(vm_id) or Line()
 
     def _put(self, vm_id: str, line: Line) -> Ledger:
+        line = line.priced_by(self.markets)
+        if line in (self.open.get(vm_id), self.closed.get(vm_id)):
+            return self
         settled, closed, opened = self.settled, dict(self.closed), dict(self.open)
         if (before := closed.pop(vm_id, None)) is not None:
             settled = settled.plus(before.spending(0), -1)
@@ -348,10 +358,16 @@ def _latest(known_us: int | None, at_us: int) -> int:
     return at_us if known_us is None else max(known_us, at_us)
 
 
-def _standing(line: Line) -> tuple[int, int, int]:
-    """Sort lines of one VM: the one that costs most first."""
-    return line.from_us, -line.rate.nanousd_per_hour, -line.on_demand.nanousd_per_hour
+def _standing(line: Line) -> tuple[object, ...]:
+    """Sort lines of one VM: the one that costs most first, of like ones always the same."""
+    dearest = -line.rate.nanousd_per_hour, -line.on_demand.nanousd_per_hour
+    return line.from_us, *dearest, line.trains, repr(line.offer)
 
 
-def _place(offer: Offer) -> tuple[str, str, str, str, bool]:
-    return offer.cloud, offer.region, offer.zone, offer.instance_type, offer.spot
+def _place(offer: Offer) -> PlaceKey:
+    return offer.cloud, offer.region, offer.zone, offer.instance_type
+
+
+def _follows(offer: Offer) -> bool:
+    """Whether a VM of it costs what the market asks."""
+    return offer.spot and TERMS.get(offer.cloud, EXACT).follows_market

@@ -21,6 +21,7 @@ from spottrain.errors import SpottrainError
 
 HOUR_S = 3600.0
 HOUR_US = 3_600_000_000
+GB_BYTES = 10**9
 _NANO = Decimal(10) ** 9
 _MICRO = Decimal(10) ** 6
 _GRAINS_PER_MICROUSD = 1000 * HOUR_US
@@ -72,6 +73,16 @@ class Money:
         """
         micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_FLOOR)
         return cls(int(micro) * _GRAINS_PER_MICROUSD)
+
+    @classmethod
+    def of_bytes(cls, usd_per_gb: float, num_bytes: int) -> Money:
+        """Return what so much data costs, a gigabyte being 10^9 bytes; rounded up to a grain.
+
+        Raises:
+            MoneyError: The price is no price.
+        """
+        nano = Rate.of(usd_per_gb).nanousd_per_hour  # of a gigabyte instead
+        return cls(-(-nano * num_bytes * HOUR_US // GB_BYTES))
 
     def __add__(self, other: Money) -> Money:
         return Money(self.grains + other.grains)
@@ -130,6 +141,11 @@ class Rate:
         """
         nano = (_decimal(usd_per_hour) * _NANO).to_integral_value(ROUND_FLOOR)
         return cls(int(nano))
+
+    @classmethod
+    def every(cls, amount: Money, period_s: float) -> Rate:
+        """Return what an amount comes to that is paid once in each period: rounded up."""
+        return cls(-(-amount.grains // max(1, floor_us(period_s))))
 
     def __add__(self, other: Rate) -> Rate:
         return Rate(self.nanousd_per_hour + other.nanousd_per_hour)

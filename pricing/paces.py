@@ -17,7 +17,7 @@ from spottrain.morphing.choose import (
     least_steps_s,
 )
 from spottrain.morphing.profiles import on_network
-from spottrain.morphing.traffic import zone_bytes
+from spottrain.morphing.traffic import sent_bytes
 from spottrain.wire import Profile, Slot
 
 
@@ -148,9 +148,9 @@ class Paces:
             data_parallel_width=plan.data_parallel_width,
             step_s=plan.predicted_step_s,
             examples_per_s=plan.minibatch_size / plan.predicted_step_s,
-            sent_bytes=zone_bytes(
+            sent_bytes=sent_bytes(
                 plan, self.job.facts, {s.vm_id: s.vm_id for s in plan.slots}
-            ),
+            ).total(),
         )
 
     def _profile(self, network_bytes_per_s: float | None) -> Profile:

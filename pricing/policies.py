@@ -56,12 +56,13 @@ def cheapest(
     market = arrays(types, jobs)
     max_usd = _budget(max_usd)
     deadlines_h = [job.deadline_h for job in jobs]
-    program = HoursProgram(market, deadlines_h)
-    hours = program.cheapest()
+    hours = HoursProgram(market, deadlines_h, free=True).cheapest()
+    if hours is not None and not _fits(hours, market, deadlines_h):
+        hours = HoursProgram(market, deadlines_h).cheapest()
     if hours is None:
         raise _too_tight(market, deadlines_h, _hours_stretch)
     if max_usd is not None and hours.usd > max_usd * (1 + _SLACK):
-        raise _too_dear(program, hours.usd, max_usd)
+        raise _too_dear(HoursProgram(market, deadlines_h), hours.usd, max_usd)
     return hours
 
 
@@ -184,6 +185,15 @@ def _needed(market: Arrays, deadlines_h: Sequence[float]) -> Floats:
     return (examples / (np.array(deadlines_h) * HOUR_S))[:, None]
 
 
+def _fits(hours: Hours, market: Arrays, deadlines_h: Sequence[float]) -> bool:
+    """Whether quotas suffice if each job spreads its hours evenly over all its time."""
+    import numpy as np
+
+    at_once = np.array(hours.hours) / np.array(deadlines_h)[:, None]
+    held = (at_once * market.machines[:, None]).sum(axis=0)
+    return bool((held <= market.quotas).all())
+
+
 _Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
 """(market, deadlines) to the least factor on the deadlines, and whose quota it is for."""
 
@@ -191,10 +201,10 @@ _Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
 def _hours_stretch(
     market: Arrays, deadlines_h: list[float]
 ) -> tuple[float, tuple[str, ...]]:
-    program = HoursProgram(market, deadlines_h)
-    if program.cheapest() is not None:
-        return 1.0, ()  # Told much sooner than by how much less would do.
-    stretch = program.stretch(None)
+    free = HoursProgram(market, deadlines_h, free=True).cheapest()
+    if free is not None and _fits(free, market, deadlines_h):
+        return 1.0, ()
+    stretch = HoursProgram(market, deadlines_h).stretch(None)
     return (1.0, ()) if stretch is None else (stretch.factor, stretch.short_of)
 
 

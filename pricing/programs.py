@@ -25,7 +25,8 @@ MOST_COLUMNS = 2**15
 INTERIOR: Literal["highs-ipm"] = "highs-ipm"
 """Interior points first: one column or row touches all jobs, which slows the simplex
 (0.7 s for `fairest` with 2,048 jobs, 0.1 s so)."""
-_INFEASIBLE = 2
+_INFEASIBLE, _LOST = 2, 4
+"""What became of a program; lost in rounding, which another method may not be."""
 
 
 class SolverError(SpottrainError):
@@ -58,13 +59,17 @@ class HoursProgram:
     Args:
         market: Jobs, types and what the work takes.
         deadlines_h: By job; infinite for none.
+        free: Leave the quotas out.
     """
 
-    def __init__(self, market: Arrays, deadlines_h: Sequence[float]) -> None:
+    def __init__(
+        self, market: Arrays, deadlines_h: Sequence[float], *, free: bool = False
+    ) -> None:
         self.market = market
+        self.quotas = np.full_like(market.quotas, math.inf) if free else market.quotas
         deadlines = np.array(deadlines_h, dtype=float)
         job, kind = np.nonzero(market.rates > 0)
-        bound = np.isfinite(market.quotas).any()
+        bound = np.isfinite(self.quotas).any()
         most = max(FEWEST_PERIODS, MOST_COLUMNS // len(job))
         ends = _period_ends(deadlines, most) if bound else np.array([math.inf])
         periods = np.searchsorted(ends, deadlines)[job] + 1
@@ -89,7 +94,7 @@ class HoursProgram:
         with np.errstate(invalid="ignore"):
             job_time = hours / time_h
             type_time = (
-                hours * market.machines[self.job] / (market.quotas[self.kind] * time_h)
+                hours * market.machines[self.job] / (self.quotas[self.kind] * time_h)
             )
         parts = []
         self.row_kinds: list[int] = []
@@ -297,6 +302,8 @@ def _solve(
         b_eq=None if equal is None else np.ones(equal.shape[0]),
         method=method,
     )
+    if found.status == _LOST and method != INTERIOR:
+        return _solve(aim, rows=rows, most=most, equal=equal, method=INTERIOR)
     if found.status == _INFEASIBLE:
         return None
     if found.status:

@@ -19,7 +19,7 @@ from spottrain.pricing.promise_terms import (
     Supply,
 )
 
-_TIE = 1e-9
+TIE = 1e-9
 """Relative difference that is rounding."""
 LEEWAY_S = 60.0
 """From being told of a deadline that would do to trying it."""
@@ -67,7 +67,7 @@ class Net:
 
     def fastest(self, examples: float, usd_left: float | None) -> int:
         """Return the size that is done first within the budget; 0 if none can be."""
-        limit = math.inf if usd_left is None else usd_left * (1 + _TIE)
+        limit = math.inf if usd_left is None else usd_left * (1 + TIE)
         for size in range(self.most, 0, -1):
             grows = self.fleet.rates[size] > self.fleet.rates[size - 1]
             if grows and self.usd(size, examples) <= limit:
@@ -76,7 +76,7 @@ class Net:
 
     def cheapest(self, examples: float, train_within_s: float) -> int:
         """Return the size that costs least and trains no longer; 0 if none does."""
-        limit = train_within_s * (1 + _TIE)
+        limit = train_within_s * (1 + TIE)
         sizes = [
             size
             for size in range(1, self.most + 1)
@@ -106,7 +106,7 @@ def net(
         paid += have
     prices = sorted(prices)[: fleet.most]
     cap = standing.usd_per_hour_cap
-    while prices and cap is not None and sum(prices) > cap * (1 + _TIE):
+    while prices and cap is not None and sum(prices) > cap * (1 + TIE):
         prices.pop()
     return Net(
         fleet=fleet,
@@ -122,27 +122,37 @@ def feasible(
 ) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
-    Spot VMs may make it cheaper; nobody can promise them. To be asked before anything is
-    rented, and whenever a limit is changed.
+    So fast, that is, as is asked of them. Spot VMs may make it cheaper; nobody can promise
+    them. A least rate without a deadline is kept for as long as the budget lasts. To be
+    asked before anything is rented, and whenever a limit is changed.
     """
     base = net(standing, fleet, supplies, ())
     examples = standing.examples_left
-    within_s = standing.left_s - base.start_s()
+    within_s = min(standing.left_s - base.start_s(), _paced_s(standing))
     size = base.cheapest(examples, within_s)
     least_usd = base.usd(size, examples) if size else None
     fastest = base.fastest(examples, standing.usd_left)
     train_s = base.train_s(fastest, examples)
+    if train_s > _paced_s(standing) * (1 + TIE):
+        fastest = 0
     needs_s = base.start_s() + train_s + standing.ending_s
     earliest_s = standing.now_s + needs_s if fastest else None
     affords = least_usd is not None and (
-        standing.usd_left is None or least_usd <= standing.usd_left * (1 + _TIE)
+        standing.usd_left is None or least_usd <= standing.usd_left * (1 + TIE)
     )
+    lasts = standing.deadline_s is None and standing.min_examples_per_s is not None
     return Feasibility(
-        possible=affords,
+        possible=affords or (lasts and size > 0),
         reason=_why(standing, base, size, least_usd, earliest_s, affords),
         least_usd=least_usd,
         earliest_finish_s=earliest_s,
     )
+
+
+def _paced_s(standing: Standing) -> float:
+    """Return what the rest takes at the least rate; infinite if there is none."""
+    least = standing.min_examples_per_s
+    return standing.examples_left / least if least else math.inf
 
 
 def _why(
@@ -160,7 +170,17 @@ def _why(
             f"no on-demand VMs that could train the job{capped}: no promise can be "
             "made, spot VMs may not come; allow on-demand"
         )
+    rate, least = base.fleet.rates[base.most], standing.min_examples_per_s
+    if least is not None and rate < least * (1 - TIE):
+        return (
+            f"slo.min_examples_per_s: {least:g} cannot be promised: {_vms(base.most)} "
+            f"train {rate:.3g} examples/s; lower it"
+        )
     budget = "no limit" if standing.usd_left is None else f"${standing.usd_left:,.2f}"
+    if standing.deadline_s is None and least is not None and least_usd is not None:
+        vms = f"{_vms(size)} alone would keep up {least:g} examples/s"
+        ends = "" if affords else ", where the job ends"
+        return f"{vms} to the end for ${least_usd:,.2f}; to be spent: {budget}{ends}"
     if affords:
         vms = f"{_vms(size)} alone would do it in time"
         return f"{vms} for ${least_usd:,.2f}; to be spent: {budget}"
@@ -183,14 +203,14 @@ def _cures(
     """Return what would do instead."""
     cures = []
     if least_usd is not None:
-        cures.append(f"raise the budget to ${_up(least_usd):,.2f}")
+        cures.append(f"raise the budget to ${round_up(least_usd):,.2f}")
     if earliest_s is not None:
-        after_h = _up((earliest_s - standing.now_s + LEEWAY_S) / HOUR_S)
+        after_h = round_up((earliest_s - standing.now_s + LEEWAY_S) / HOUR_S)
         cures.append(f"move the deadline to {after_h:.2f} h from now")
     else:
-        cheapest = base.cheapest(standing.examples_left, math.inf)
+        cheapest = base.cheapest(standing.examples_left, _paced_s(standing))
         usd = base.usd(cheapest, standing.examples_left)
-        cures.append(f"with any deadline it costs ${_up(usd):,.2f}")
+        cures.append(f"with any deadline it costs ${round_up(usd):,.2f}")
     return ", or ".join(cures)
 
 
@@ -198,6 +218,6 @@ def _vms(size: int) -> str:
     return f"{size} on-demand VM{'s' * (size != 1)}"
 
 
-def _up(amount: float) -> float:
+def round_up(amount: float) -> float:
     """Return what is enough when it is shown with two digits."""
     return math.ceil(100 * amount) / 100

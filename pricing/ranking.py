@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 from spottrain.cloud.provider import Offer
 from spottrain.morphing.policy import slowdown
-from spottrain.pricing.ledger import EXACT as EXACTLY
-from spottrain.pricing.ledger import TERMS
+from spottrain.pricing import egress
 from spottrain.pricing.money import FREE, Rate, is_amount
 from spottrain.pricing.offers import offer_key, preference
 from spottrain.pricing.paces import Machine, Pace, Paces
 from spottrain.pricing.switching import (
-    CLOUD_USD_PER_GB,
     GB_BYTES,
     HOUR_S,
     NO_FRICTIONS,
@@ -30,6 +28,8 @@ from spottrain.pricing.switching import (
 )
 
 MONTH_H = 730.5
+CAP = "budget.max_usd_per_hour"
+"""What reasons begin with that are due to the cap."""
 EXACT = 6
 """Rows that are worked out to the end unless more are asked for."""
 
@@ -79,7 +79,7 @@ class Terms:
     stored_bytes: float = 0.0
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
-    """Data from one zone to another; None: the cloud's list price."""
+    """Data from one zone to another of its region; None: the cloud's list price."""
     held: Place | None = None
     """Where the fleet stands that the machines are to join, if there is one."""
     checkpoint: Place | None = None
@@ -92,13 +92,8 @@ class Terms:
     """By cloud and instance type: measured throughput over the predicted one."""
 
     def fetched_usd(self, place: Place) -> float:
-        """Return the egress of what a VM fetches when it boots there.
-
-        From another region of the same cloud it counts as nothing: where a bucket is
-        within its cloud is not known.
-        """
-        elsewhere = [n for cloud, n in self.data_bytes.items() if cloud != place.cloud]
-        return sum(elsewhere) / GB_BYTES * CLOUD_USD_PER_GB
+        """Return the egress of what a VM fetches when it boots there."""
+        return egress.fetched(self.data_bytes, place.cloud).usd
 
     def correction(self, place: Place) -> float:
         """Return what predictions are off by in a place.
@@ -169,7 +164,7 @@ class Ranking:
 
 
 def rank(
-    offers: Iterable[Priced], paces: Paces, terms: Terms, *, exact: int = EXACT
+    offers: Sequence[Priced], paces: Paces, terms: Terms, *, exact: int = EXACT
 ) -> Ranking:
     """Rank offers by examples per dollar.
 
@@ -185,10 +180,11 @@ def rank(
     Raises:
         PlanError: No plan can be made from the job, whatever the machines.
     """
+    others = _others(offers, terms)
     out: list[Row] = []
     waiting: list[tuple[tuple[object, ...], int, int, Row]] = []
     for number, priced in enumerate(offers):
-        row = _bound(priced, paces, terms)
+        row = _bound(priced, paces, terms, others)
         if row.why_not:
             out.append(row)
         else:
@@ -237,14 +233,24 @@ def _affordable(offer: Offer, most: int, terms: Terms, held: Rate) -> int:
     return max(0, min(most, (Rate.allowed(terms.max_usd_per_hour) - held) // price))
 
 
-def _bound(priced: Priced, paces: Paces, terms: Terms) -> Row:
+def _others(offers: Iterable[Priced], terms: Terms) -> Rate:
+    """Return the least that the other VMs of a fleet of ``min_vms`` can cost."""
+    if terms.max_usd_per_hour is None or terms.min_vms <= 1:
+        return FREE  # Whoever pays for one pays for enough.
+    prices = [p.offer.usd_per_hour for p in offers if not _unusable(p, terms)]
+    return Rate.of(min(prices, default=0.0)) * (terms.min_vms - 1)
+
+
+def _bound(priced: Priced, paces: Paces, terms: Terms, others: Rate) -> Row:
     """Return an offer with the most that it can be worth, or why it is out."""
     offer = priced.offer
     why_not = _unusable(priced, terms)
+    if not why_not and _affordable(offer, 1, terms, others) < 1:
+        why_not = f"{CAP} does not pay for {terms.min_vms}, as resources.min_vms asks"
     if why_not:
         return Row(priced=priced, vms=0, why_not=why_not)
     assert priced.machine is not None
-    vms = max(terms.min_vms, fleet_size(offer, terms))
+    vms = fleet_size(offer, terms)
     pace = paces.at_best(priced.machine, vms)
     worth = worth_of(pace, priced, terms)
     if offer.usd_per_hour > 0 and not math.isfinite(worth.usd):
@@ -270,7 +276,7 @@ def _unusable(priced: Priced, terms: Terms) -> str:
     if terms.max_gpus is not None and offer.gpus > terms.max_gpus:
         return f"it has more than {terms.max_gpus} GPUs"
     if fleet_size(offer, terms) < 1:
-        return "budget.max_usd_per_hour does not pay for one"
+        return f"{CAP} does not pay for one"
     if machine is None:
         return "its speed is unknown: no published peak to compare"
     if machine.gpus < 1 or machine.gpu_memory_bytes < 1 or not machine.speed > 0:
@@ -340,14 +346,10 @@ def _crossing_usd(pace: Pace, place: Place, terms: Terms) -> float:
 
     As if all that they send each other crossed.
     """
-    held, bill = terms.held, TERMS.get(place.cloud, EXACTLY)
-    if held is None or held.zone == place.zone:
+    if terms.held is None:
         return 0.0
-    same = held.region == place.region
-    region_usd_per_gb = terms.frictions.region_usd_per_gb
-    usd_per_gb = bill.zone_usd_per_gb if same else region_usd_per_gb
-    if terms.zone_usd_per_gb is not None:
-        usd_per_gb = terms.zone_usd_per_gb
+    here, there = egress.Site(*terms.held[:3]), egress.Site(*place[:3])
+    usd_per_gb = egress.usd_per_gb(here, there, terms.zone_usd_per_gb)
     return pace.sent_bytes / GB_BYTES * usd_per_gb
 
 
@@ -359,6 +361,7 @@ def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
     """Return whole fleets' worth of offers, the best first, within all limits.
 
     Where the best offer has too few machines the next one of the same region fills up.
+    None is taken at whose price the hourly cap would leave the fleet below ``min_vms``.
 
     Returns:
         Rows with how many VMs of each would be rented.
@@ -366,17 +369,21 @@ def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
     fleet: list[tuple[Row, int]] = []
     taken: dict[Place, int] = {}
     vms, held = 0, FREE
-    for row in _by_region(ranking):
+    waiting = list(rows := _by_region(ranking))
+    while waiting:
+        row = waiting.pop(0)
         offer, machines = row.priced.offer, row.priced.place
-        left = terms.max_vms - vms
+        borne = _affordable(offer, terms.max_vms - vms, terms, held)
+        left = borne if vms + borne >= terms.min_vms else 0
         if row.priced.most_vms is not None:
             left = min(left, row.priced.most_vms - taken.get(machines, 0))
-        left = _affordable(offer, left, terms, held)
         if left > 0:
             fleet.append((row, left))
             taken[machines] = taken.get(machines, 0) + left
             vms += left
             held += Rate.of(offer.usd_per_hour) * left
+            if vms < terms.min_vms:
+                waiting = list(rows)  # Those passed over may do beside these.
     return fleet
 
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spottrain.pricing.money import is_amount
+
 HOUR_S = 3600.0
 GB_BYTES = 1e9
 CLOUD_USD_PER_GB = 0.09
@@ -40,6 +42,12 @@ class Quote:
     """Undisturbed; more than 0."""
     losses_per_hour: float = 0.0
     """Interruptions to expect."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its numbers can be: an infinite or unknown one cannot be compared."""
+        numbers = self.usd_per_hour, self.examples_per_s, self.losses_per_hour
+        return all(map(is_amount, numbers)) and self.examples_per_s > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,8 @@ def decide(
     one it cannot be had any more.
 
     Args:
-        quotes: What can be had now, in any order; at least one.
+        quotes: What can be had now, in any order; at least one. One with numbers that
+            cannot be, such as a price that is no number, is taken for none.
         standing: Where the job is.
         frictions: What moves and interruptions cost.
         rule: How much better another offer must be.
@@ -163,6 +172,7 @@ def decide(
     Raises:
         ValueError: no quotes.
     """
+    quotes = [quote for quote in quotes if quote.is_sound]
     if not quotes:
         raise ValueError("no quotes to decide between")
     held = _cheapest_of(quotes, standing.held, frictions)

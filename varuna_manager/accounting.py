@@ -70,7 +70,7 @@ def rental(vm_id: str, line: Line, slots: int, at_s: float) -> Rental | None:
         ready_s=max(ready_us, line.from_us) / 1e6,
         end_s=end_us / 1e6,
         billed_s=spending.billed_us / 1e6,
-        cost=spending.total,
+        cost=spending.spot + spending.on_demand,
         if_on_demand=spending.if_on_demand,
     )
 

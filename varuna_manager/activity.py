@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.varuna_manager.launching import affordable, room
+from spottrain.varuna_manager.launching import bearable, room
 from spottrain.varuna_manager.records import Generation, GenerationPhase
 from spottrain.varuna_manager.state import JobPhase, State
 
@@ -72,6 +72,7 @@ def _capacity(state: State) -> str:
     wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
     if not wanted:
         return "offers"
-    if all(affordable(state, offer) == 0 for offer in wanted):
+    borne = bearable(state)
+    if all(borne(offer) == 0 for offer in wanted):
         return "a price within the caps"
     return "capacity"

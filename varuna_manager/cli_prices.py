@@ -40,34 +40,34 @@ RegionOption = Annotated[
     str | None,
     typer.Option(help="Where the strategies of one cloud stay; the file's first."),
 ]
+MOST = 1e9
+"""Of any number: more is a mistake, and what is reckoned from less stays finite."""
+
+
+def _amount(help_: str, *names: str, least: float = 0.0) -> Any:
+    return typer.Option(*names, min=least, max=MOST, help=help_)
+
+
 DaysOption = Annotated[
-    float, typer.Option("--v100-days", min=0.01, help="Length of the job on one V100.")
+    float, _amount("Length of the job on one V100.", "--v100-days", least=0.01)
 ]
-BootOption = Annotated[
-    float, typer.Option(min=0, help="From paying for a machine to training on it.")
-]
-LostOption = Annotated[
-    float, typer.Option(min=0, help="Work done again after an interruption.")
-]
+BootOption = Annotated[float, _amount("From paying for a machine to training on it.")]
+LostOption = Annotated[float, _amount("Work done again after an interruption.")]
 MoveOption = Annotated[
-    float, typer.Option(min=0, help="Work done again after a move of one's own will.")
+    float, _amount("Work done again after a move of one's own will.")
 ]
 LossesOption = Annotated[
-    float, typer.Option(min=0, help="Interruptions of a machine, the same everywhere.")
+    float, _amount("Interruptions of a machine, the same everywhere.")
 ]
-CheckpointOption = Annotated[
-    float, typer.Option("--checkpoint-gb", min=0, help="Moved at every move.")
-]
+CheckpointOption = Annotated[float, _amount("Moved at every move.", "--checkpoint-gb")]
 DatasetOption = Annotated[
-    float, typer.Option("--dataset-gb", min=0, help="Fetched once into each new cloud.")
+    float, _amount("Fetched once into each new cloud.", "--dataset-gb")
 ]
-EgressOption = Annotated[float, typer.Option(min=0, help="Out of a cloud.")]
+EgressOption = Annotated[float, _amount("Out of a cloud.")]
 HysteresisOption = Annotated[
-    float, typer.Option(min=0, help="Share of examples per dollar a move must gain.")
+    float, _amount("Share of examples per dollar a move must gain.")
 ]
-HorizonOption = Annotated[
-    float, typer.Option(min=0, help="How long today's prices are believed.")
-]
+HorizonOption = Annotated[float, _amount("How long today's prices are believed.")]
 
 
 def register(simulate: typer.Typer) -> None:

@@ -86,9 +86,11 @@ def _notes(state: State) -> Iterator[str]:
     cap, may_be_dear = state.job.max_usd_per_hour, state.job.allow_on_demand
     prices = [offer.usd_per_hour for offer in state.offers if offer.spot or may_be_dear]
     cheapest = min(filter(is_amount, prices), default=None)
-    if cap is not None and cheapest is not None and cap < cheapest:
+    fewest = state.job.min_vms
+    if cap is not None and cheapest is not None and cap < cheapest * fewest:
+        some = "no machine" if fewest == 1 else f"less than {fewest} machines"
         yield (
-            f"budget.max_usd_per_hour: {dollars(cap)} pays for no machine now: the "
+            f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} now: the "
             f"cheapest costs {dollars(cheapest)} per hour; the job waits for a lower price"
         )
 

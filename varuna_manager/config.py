@@ -124,8 +124,8 @@ class BudgetConfig(Section):
     storage_usd_per_gb_month: Price = 0.0
     """What the checkpoint store costs."""
     zone_usd_per_gb: Price | None = None
-    """What data from one zone to another costs, both ends together; by default the list
-    price of the cloud."""
+    """What data from one zone of a region to another costs, both ends together; by default
+    the list price of the cloud."""
 
 
 class SloConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from enum import StrEnum
 from typing import Annotated, Any
@@ -65,8 +66,18 @@ def show(*parts: RenderableType) -> None:
 
 
 def show_json(document: Any) -> None:
-    """Print the answer of a command for programs."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    """Print the answer of a command for programs; JSON has no infinity: null."""
+    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
 
 
 def say(line: str) -> None:

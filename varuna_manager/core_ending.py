@@ -18,7 +18,7 @@ from spottrain.varuna_manager import (
 from spottrain.varuna_manager.commands import Finish, Outcome
 from spottrain.varuna_manager.core_fleet import return_vms
 from spottrain.varuna_manager.events import StopRequested
-from spottrain.varuna_manager.launching import affordable
+from spottrain.varuna_manager.launching import bearable
 from spottrain.varuna_manager.records import BudgetAlert
 from spottrain.varuna_manager.state import (
     JobPhase,
@@ -58,11 +58,8 @@ def _watch_budget(turn: Turn, max_usd: float) -> None:
     money = budget(state)
     _alert(turn, money, max_usd)
     lasts_s = money.lasts_s
-    if lasts_s is None:
-        used_up = _is_too_dear(state)
-    else:
-        used_up = turn.due(state.now_s + lasts_s)
-    if used_up:
+    is_over = lasts_s is not None and turn.due(state.now_s + lasts_s)
+    if is_over or _is_too_dear(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.kept > NOTHING:
             reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
@@ -77,7 +74,7 @@ def _alert(turn: Turn, money: Budget, max_usd: float) -> None:
     for share in sorted(set(state.job.alerts) - told):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
-            money.rate > FREE and turn.due(state.now_s + money.rate.lasts_s(left))
+            money.pace > FREE and turn.due(state.now_s + money.pace.lasts_s(left))
         ):
             reached.append(share)
     if not reached:
@@ -92,9 +89,10 @@ def _alert(turn: Turn, money: Budget, max_usd: float) -> None:
 
 
 def _is_too_dear(state: State) -> bool:
-    """Whether the budget bears not one VM of any offer, with nothing rented."""
+    """Whether the budget bears too few VMs of any offer, with nothing rented."""
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
-    dear = all(affordable(unlimited, offer) == 0 for offer in state.offers)
+    borne = bearable(unlimited)
+    dear = all(borne(offer) == 0 for offer in state.offers)
     return bool(state.offers) and not state.vms and not state.intents and dear
 
 

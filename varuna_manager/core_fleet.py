@@ -222,6 +222,7 @@ def agent_registered(turn: Turn, event: AgentRegistered) -> None:
     """The agent has called: its supervisor is coming up."""
     vm = turn.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
+        core_spending.fetches(turn, vm)
         turn.put_vm(
             replace(
                 vm,

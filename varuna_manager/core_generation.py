@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from spottrain.morphing.traffic import zone_bytes
+from spottrain.morphing.traffic import sent_bytes
+from spottrain.pricing import egress
 from spottrain.varuna_manager.commands import AskProvider, Outcome
 from spottrain.varuna_manager.history import keep
 from spottrain.varuna_manager.records import (
@@ -51,6 +52,8 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -> None:
     """Begin the next generation with ``plan``: its store first."""
     state = turn.state
+    sites = {vm_id: egress.site_of(vm.offer) for vm_id, vm in state.vms.items()}
+    sent = sent_bytes(plan, state.job.facts, sites)
     generation = Generation(
         number=state.next_generation,
         plan=plan,
@@ -62,9 +65,7 @@ def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
         section_steps=(state.progress.step,) * plan.num_sections,
-        zone_bytes=zone_bytes(
-            plan, state.job.facts, {k: v.offer.zone for k, v in state.vms.items()}
-        ),
+        egress=egress.sent(sent, state.job.zone_usd_per_gb),
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),

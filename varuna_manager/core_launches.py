@@ -34,14 +34,11 @@ def offers_seen(turn: Turn, event: OffersSeen) -> None:
     """Note what can be rented, and which prices moved."""
     state = turn.state
     before = {offer_key(offer): offer for offer in state.offers}
-    moved = []
     for offer in event.offers:
         old = before.get(offer_key(offer))
         if old is not None and old.usd_per_hour != offer.usd_per_hour:
             _price_changed(turn, old, offer)
-        if old is None or old.usd_per_hour != offer.usd_per_hour:
-            moved.append(offer)
-    core_spending.prices_moved(turn, moved)
+    core_spending.prices_seen(turn, event.offers)
     back = {offer_key(offer) for offer in event.offers if offer.available}
     cooldowns = {k: v for k, v in state.cooldowns.items() if k not in back}
     turn.state = replace(

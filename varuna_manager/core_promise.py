@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from spottrain.pricing.offers import offer_key
 from spottrain.pricing.promise import decide
+from spottrain.pricing.promise_best import conceivable
 from spottrain.pricing.promise_net import feasible
 from spottrain.pricing.promise_outlook import look
 from spottrain.pricing.promise_terms import (
@@ -81,13 +82,10 @@ def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
     """End the job if, before anything was trained, it shows that no promise can be kept.
 
     Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
-    meantime take time that was counted. Where the job may not rent on demand nothing was
-    promised, and it does what it can.
+    meantime take time that was counted.
     """
     state = turn.state
-    job = state.job
-    asked = state.progress.step > 0 or state.promise.decision is not None
-    if job.deadline_s is None or not job.allow_on_demand or asked:
+    if state.progress.step > 0 or state.promise.decision is not None:
         return True
     found = verdict(turn, terms)
     if not found.possible:
@@ -103,9 +101,12 @@ def is_thrifty(state: State) -> bool:
 def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
-    That some of them are not to be had for a moment does not count.
+    Where the job may not rent on demand, or asks for no more than a budget: whether VMs
+    that nobody takes away would be, which is no promise. That some of them are not to be
+    had for a moment does not count.
     """
-    allowed = turn.state.job.allow_on_demand
+    job = turn.state.job
+    allowed = job.allow_on_demand
     market = [
         Supply(
             name=offer_key(offer),
@@ -116,7 +117,10 @@ def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
         for offer in turn.state.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
-    return feasible(standing(turn.state), terms.fleet, market)
+    now = standing(turn.state)
+    if allowed and job.promises:
+        return feasible(now, terms.fleet, market)
+    return conceivable(now, terms.fleet, market, launching.held(turn.state))
 
 
 def _decide(turn: Turn, terms: FleetTerms) -> None:

@@ -1,4 +1,4 @@
-"""What the core writes into the ledger: VMs, prices, storage and traffic between zones."""
+"""What the core writes into the ledger: VMs, prices, storage, and data that clouds charge."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from spottrain.cloud import tags
 from spottrain.cloud.provider import Offer, Vm, VmState
-from spottrain.pricing.ledger import EXACT, TERMS
-from spottrain.pricing.money import Money, Rate, is_amount
+from spottrain.pricing import egress
+from spottrain.pricing.money import Rate, is_amount
 from spottrain.pricing.offers import offer_key
 from spottrain.varuna_manager.events import VmsListed
+from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State
 from spottrain.varuna_manager.turn import Turn
 
@@ -106,11 +107,18 @@ def settled(state: State, event: VmsListed) -> State:
     return replace(state, ledger=turn.state.ledger)
 
 
-def prices_moved(turn: Turn, offers: Iterable[Offer]) -> None:
+def fetches(turn: Turn, vm: VmRecord) -> None:
+    """Count what a VM that boots fetches from the buckets of other clouds."""
+    cost = egress.fetched(turn.state.job.data_bytes, vm.offer.cloud)
+    ledger = turn.state.ledger.fetched(vm.vm_id, cost)
+    turn.state = replace(turn.state, ledger=ledger)
+
+
+def prices_seen(turn: Turn, offers: Iterable[Offer]) -> None:
     """Take note of prices that VMs of clouds with moving prices pay from now on."""
     ledger = turn.state.ledger
     for offer in offers:
-        if is_amount(offer.usd_per_hour):
+        if is_amount(offer.usd_per_hour) and ledger.is_news(offer):
             ledger = ledger.priced(offer, turn.now_s)
     turn.state = replace(turn.state, ledger=ledger)
 
@@ -125,21 +133,9 @@ def advance(turn: Turn) -> None:
             for section in job.facts.sections
         )
         usd_per_hour = num_bytes / GB * job.storage_usd_per_gb_month / MONTH_H
-        ledger = ledger.stored(Rate.of(usd_per_hour), turn.now_s)
-    ledger = ledger.sent("training", _traffic(state))
+        rate = Rate.of(usd_per_hour)
+        if rate != ledger.storage_rate:
+            ledger = ledger.stored(rate, turn.now_s)
+    ledger = ledger.sent("training", state.tally.egress)
     if ledger is not state.ledger:
         turn.state = replace(state, ledger=ledger)
-
-
-def _traffic(state: State) -> Money:
-    """What the mini-batches so far have cost in traffic between zones."""
-    num_bytes = state.tally.zone_bytes
-    if not num_bytes:
-        return Money()
-    usd_per_gb = state.job.zone_usd_per_gb
-    if usd_per_gb is None:
-        clouds = {offer.cloud for offer in state.offers}
-        clouds |= {vm.offer.cloud for vm in state.vms.values()}
-        terms = (TERMS.get(cloud, EXACT) for cloud in clouds)
-        usd_per_gb = max((term.zone_usd_per_gb for term in terms), default=0.0)
-    return Money.owed(num_bytes / GB * usd_per_gb)

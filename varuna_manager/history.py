@@ -123,9 +123,9 @@ def committed(turn: Turn, generation: Generation, report: MinibatchCommitted) ->
         times = (*generation.step_times_s, report.step_s)[-WINDOW:]
         generation = replace(generation, committed=True, step_times_s=times)
         tally, news = turn.state.tally, step - progress.step
-        zone_bytes = tally.zone_bytes + news * generation.zone_bytes
+        egress = tally.egress + generation.egress * news
         progress = _progress(turn, progress, step, report)
-        turn.state = replace(turn.state, tally=replace(tally, zone_bytes=zone_bytes))
+        turn.state = replace(turn.state, tally=replace(tally, egress=egress))
     turn.state = replace(turn.state, generation=generation, progress=progress)
 
 

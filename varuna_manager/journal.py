@@ -201,14 +201,9 @@ class Journal:
 
     def _decode(self, seq: int, kind: str, body: str) -> Event:
         try:
-            event: Event = _adapter(kind).validate_json(body)
-        except (KeyError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
-            raise JournalError(
-                f"{self._path}: event {seq} is no {kind} ({reason}); it was damaged or "
-                "written by another version: use the version that launched the job"
-            ) from None
-        return event
+            return event_of(seq, kind, body)
+        except JournalError as error:
+            raise JournalError(f"{self._path}: {error}") from None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -224,6 +219,23 @@ class Journal:
                 f"{self._path}: journal is damaged: {error}; put a copy of it back, or "
                 "end the job with 'spottrain down' (checkpoints are kept)"
             ) from None
+
+
+def event_of(seq: int, kind: str, body: str) -> Event:
+    """Return an event from what is written down of it.
+
+    Raises:
+        JournalError: It is none.
+    """
+    try:
+        event: Event = _adapter(kind).validate_json(body)
+    except (KeyError, TypeError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise JournalError(
+            f"event {seq} is no {kind} ({reason}); it was damaged or written by "
+            "another version: use the version that launched the job"
+        ) from None
+    return event
 
 
 def _encode(event: Event) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -134,10 +135,10 @@ def check_checkpoint_path(config: JobConfig) -> None:
 
 
 def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
-    """Check that the budget pays for at least a step on the cheapest machine.
+    """Check that the budget pays for at least a step on the fewest, cheapest machines.
 
-    A lower bound: what one machine costs in the least time for which one is rented, and
-    in that which is kept back for its return.
+    A lower bound: what ``resources.min_vms`` cost in the least time for which they are
+    rented, and in that which is kept back for their return.
 
     Args:
         config: The job; its own machines count.
@@ -155,18 +156,21 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
         return  # the cloud is asked later, see control.check_machines
     cheapest = min(filter(is_amount, prices), default=0.0)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
-    if per_hour is not None and per_hour < cheapest:
+    fewest = config.resources.min_vms
+    rate = Rate.of(cheapest) * fewest
+    some = "one machine" if fewest == 1 else f"{fewest} machines (resources.min_vms)"
+    if per_hour is not None and Rate.allowed(per_hour) < rate:
         raise BudgetError(
-            f"budget.max_usd_per_hour: {per_hour} does not pay for one machine: the "
-            f"cheapest costs {cheapest} per hour; raise it"
+            f"budget.max_usd_per_hour: {per_hour} does not pay for {some}: the cheapest "
+            f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
-    least = Rate.of(cheapest).over(kept_s + WORTH_S)
+    least = rate.over(kept_s + WORTH_S)
     if budget is not None and Money.allowed(budget) < least:
         raise BudgetError(
-            f"budget.max_usd: {budget} is below the cost of one step: the cheapest "
-            f"machine costs {least.usd:.4f} in {WORTH_S:.0f} s and the {kept_s:.0f} s "
-            "that are kept back for its return; raise it or shorten manager.lease_s"
+            f"budget.max_usd: {budget} is below the cost of one step: {least.usd:.4f} "
+            f"for {some} of the cheapest, {WORTH_S:.0f} s and the {kept_s:.0f} s that "
+            "are kept back for the return; raise it or shorten manager.lease_s"
         )
 
 
@@ -233,14 +237,20 @@ def submit(
         settings = replace(settings, data_bytes=dict(data_bytes or {}))
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
-        check_name(config.name)
-        archive(job)
-        try:
-            draft.path.rename(job.path)
-        except OSError:
+        with placing(job):
             check_name(config.name)
-            raise
+            archive(job)
+            draft.path.rename(job.path)
     return job, size
+
+
+@contextmanager
+def placing(job: JobDir) -> Iterator[None]:
+    """Wait until no other process puts a job of this name on disk, and keep them out."""
+    job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(job.path.with_name(f".{job.name}.lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

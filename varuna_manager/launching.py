@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spottrain.cloud.provider import Offer
-from spottrain.pricing import scopes
+from spottrain.pricing import egress, scopes
 from spottrain.pricing.offers import in_order, offer_key
 from spottrain.pricing.promise_terms import Held
 from spottrain.varuna_manager.commands import IntendLaunch
@@ -37,14 +37,18 @@ def cheapest_usd_per_hour(state: State) -> float:
 
 def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
-    staying = sum(vm.counts for vm in state.vms.values())
-    coming = sum(intent.count - intent.arrived for intent in state.intents.values())
     enough, most = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
             most = min(most, enough.vms)
-    return most - staying - coming
+    return most - _count(state)
+
+
+def _count(state: State) -> int:
+    """Return how many VMs there are that count, those on their way included."""
+    coming = sum(intent.count - intent.arrived for intent in state.intents.values())
+    return coming + sum(vm.counts for vm in state.vms.values())
 
 
 def launch_more(turn: Turn) -> None:
@@ -79,19 +83,18 @@ def best_offer(
         wanted: VMs at the most.
         instead_of: A VM that is to go once there is another one.
     """
-    money, most = budget(turn.state), turn.state.job.max_vms
-    lacks = lacking(turn.state, instead_of)
+    state = turn.state
+    borne, lacks = bearable(state), lacking(state, instead_of)
     free: dict[str, tuple[Offer, int]] = {}
-    for offer in in_order(turn.state.offers, turn.state.worths):
-        borne = money.affords(offer.usd_per_hour, most)
-        count = min(wanted, available(turn, offer), borne, lacks(offer))
+    for offer in in_order(state.offers, state.worths):
+        count = min(wanted, available(turn, offer), borne(offer), lacks(offer))
         if count > 0:
             free[offer_key(offer)] = offer, count
-    near = _near(turn.state, [offer for offer, _ in free.values()])
+    near = _near(state, [offer for offer, _ in free.values()])
     if not near:
         return None, 0
     count = free[offer_key(near[0])][1]
-    offer, count = scopes.spread(near[0], near, _held_by_zone(turn.state), count)
+    offer, count = scopes.spread(near[0], near, _held_by_zone(state), count)
     return offer, min(count, free[offer_key(offer)][1])
 
 
@@ -220,6 +223,17 @@ def available(turn: Turn, offer: Offer) -> int:
     return offer.available - asked - taken
 
 
-def affordable(state: State, offer: Offer) -> int:
-    """Return how many VMs of ``offer`` the hourly cap and the budget still bear."""
-    return budget(state).affords(offer.usd_per_hour, state.job.max_vms)
+def bearable(state: State) -> Callable[[Offer], int]:
+    """Return what tells how many more VMs of an offer the hourly cap and the budget bear.
+
+    None where they would be too few to train with what there is: they would only cost.
+    """
+    money, job = budget(state), state.job
+    lack = job.min_vms - _count(state)
+
+    def borne(offer: Offer) -> int:
+        fetched = egress.fetched(job.data_bytes, offer.cloud)
+        vms = money.affords(offer.usd_per_hour, job.max_vms, fetched)
+        return vms if vms >= lack else 0
+
+    return borne

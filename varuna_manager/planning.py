@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.cloud.provider import Offer
-from spottrain.errors import CapacityError
+from spottrain.errors import BudgetError, CapacityError
 from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
 from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.morphing.shapes import Workload
 from spottrain.pricing.money import Rate, cost_usd, total_rate
-from spottrain.pricing.ranking import Ranking, Row, Terms, greedy_fleet
+from spottrain.pricing.ranking import CAP, Ranking, Row, Terms, greedy_fleet
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.core_planning import MORPH_COST_S
 from spottrain.varuna_manager.ranking_view import why_nothing
@@ -25,7 +25,9 @@ def check_capacity(config: JobConfig) -> None:
     """Check that the job file's own machines are enough, before anything is measured.
 
     Raises:
-        CapacityError: Not even ``resources.min_vms`` machines can be had.
+        BudgetError: ``budget.max_usd_per_hour`` does not pay for
+            ``resources.min_vms`` machines.
+        CapacityError: There are fewer.
     """
     most = config.resources.max_vms
     prices = [
@@ -39,15 +41,27 @@ def check_capacity(config: JobConfig) -> None:
     cap = config.budget.max_usd_per_hour
     costs = itertools.accumulate(map(Rate.of, prices))
     vms = sum(cap is None or cost <= Rate.allowed(cap) for cost in costs)
-    _check_enough(config, vms)
+    _check_enough(config, vms, capped=len(prices) >= config.resources.min_vms)
 
 
-def _check_enough(config: JobConfig, vms: int) -> None:
-    if vms < config.resources.min_vms:
-        raise CapacityError(
-            f"resources.min_vms: {config.resources.min_vms} VMs wanted, {vms} "
-            "can be had now within the budget; lower it or raise the budget"
+def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
+    """Check that a fleet is large enough.
+
+    Args:
+        config: The job.
+        vms: Of the fleet.
+        capped: Whether there would be enough without the hourly cap.
+    """
+    least = config.resources.min_vms
+    if vms >= least:
+        return
+    told = f"resources.min_vms: {least} VMs wanted, {vms} can be had now"
+    if capped:
+        raise BudgetError(
+            f"{told} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
+            "lower resources.min_vms"
         )
+    raise CapacityError(f"{told}; lower it or wait for more")
 
 
 def job_inputs(config: JobConfig, facts: ModelFacts, profile: Profile) -> PlanInputs:
@@ -105,7 +119,7 @@ def preview(
     fleet = [row for row, count in greedy_fleet(ranking, terms) for _ in range(count)]
     if not fleet:
         raise CapacityError(f"no offer can be used: {why_nothing(ranking)}")
-    _check_enough(config, len(fleet))
+    _check_enough(config, len(fleet), capped=_is_capped(ranking, terms))
     inputs = replace(inputs, slots=tuple(_devices(fleet)))
     choice = choose_plan(inputs)
     usd_per_hour = total_rate(
@@ -123,6 +137,13 @@ def preview(
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
+
+
+def _is_capped(ranking: Ranking, terms: Terms) -> bool:
+    """Whether there could be VMs enough, or at least more, without the hourly cap."""
+    wider = greedy_fleet(ranking, replace(terms, max_usd_per_hour=None))
+    dear = any(why_not.startswith(CAP) for why_not in ranking.reasons())
+    return dear or sum(count for _, count in wider) >= terms.min_vms
 
 
 def _devices(fleet: Sequence[Row]) -> Iterator[Device]:

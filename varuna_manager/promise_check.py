@@ -18,6 +18,7 @@ from spottrain.varuna_manager.jobs import job_dir
 from spottrain.varuna_manager.launch import settings_of
 from spottrain.varuna_manager.market import own_market
 from spottrain.varuna_manager.profiles import known_profiles
+from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.state import JobPhase, State
 from spottrain.varuna_manager.turn import Turn
 from spottrain.wire import ModelFacts, Profile
@@ -58,6 +59,9 @@ def foretell(
 ) -> Promised | None:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
+    Where the job may not rent any: whether it would be if nobody took a VM away. So too
+    where it only has a budget; one that is too small is told, but does not forbid it.
+
     Args:
         config: The job.
         facts: What the tracer found out about its model.
@@ -65,17 +69,16 @@ def foretell(
         profile: Of the model; by default the newest that is kept, or the job file's.
 
     Returns:
-        None if the job has no deadline, or hosts of its own.
+        None if there is nothing to tell: the job has no limits, a budget that is not
+        known to be too small, or hosts of its own.
     """
-    slo, resources = config.slo, config.resources
-    if resources.provider == "ssh" or (slo.deadline is None and slo.max_hours is None):
-        return None
-    if not resources.allow_on_demand:
-        return UNASKED
     now_s = time.time()
+    settings = settings_of(config, facts, job_dir(config.name), now_s)
+    limited = settings.promises or settings.max_usd is not None
+    if config.resources.provider == "ssh" or not limited:
+        return None
     if offers is None:
         offers = own_offers(config, now_s)
-    settings = settings_of(config, facts, job_dir(config.name), now_s)
     state = State(
         phase=JobPhase.ACTIVE,
         settings=settings,
@@ -85,24 +88,35 @@ def foretell(
         reconciled=True,
         offers=tuple(offers),
     )
+    terms = _terms(state)
+    if terms is None:
+        return UNKNOWN if settings.promises else None
+    found = core_promise.verdict(Turn(state, now_s), terms)
+    promised = settings.promises and settings.allow_on_demand
+    if found.reason:
+        return Promised(
+            found.reason,
+            found.possible if promised or not found.possible else None,
+            found.least_usd,
+            found.earliest_finish_s,
+        )
+    return None if settings.deadline_s is None else UNASKED
+
+
+def _terms(state: State) -> FleetTerms | None:
+    """Return what fleets do for the job; None if that is not known yet."""
     appraiser, hazards = Appraiser(), Hazards((), {})
     try:
         appraiser.appraise(state, state.offers, hazards)
-        terms = appraiser.fleet_terms(state, state.offers, hazards)
+        return appraiser.fleet_terms(state, state.offers, hazards)
     except PlanError:
-        return UNKNOWN  # the planner will say why
-    if terms is None:
-        return UNKNOWN
-    found = core_promise.verdict(Turn(state, now_s), terms)
-    return Promised(
-        found.reason, found.possible, found.least_usd, found.earliest_finish_s
-    )
+        return None  # the planner will say why
 
 
 def check_promise(
     config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None = None
 ) -> str:
-    """Check that deadline and budget can both be met, as far as that is known.
+    """Check that a job's limits can all be met, as far as that is known.
 
     Where the machines to be rented are this one, it is measured if need be.
 
@@ -112,7 +126,7 @@ def check_promise(
         offers: See ``foretell``.
 
     Returns:
-        One line: what can be promised; empty if there is nothing to promise.
+        One line: what can be promised; empty if there is nothing to tell.
 
     Raises:
         BudgetError: They cannot: which budget or which deadline would do.

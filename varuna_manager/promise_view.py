@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from spottrain.pricing.promise_best import best, too_dear, too_slow
 from spottrain.pricing.promise_project import project
 from spottrain.pricing.promise_terms import Interval
 from spottrain.varuna_manager import core_promise, launching
@@ -18,21 +19,28 @@ def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
     """Return what was promised and how it stands at ``at_s``; None: nothing is known.
 
     ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are what to
-    expect, and between what they lie with a chance of 90 %; None where nobody can tell.
+    expect, and between what they lie with a chance of 90 %; None where nobody can tell, or
+    never. ``out_of_reach``: a line for each other limit that nothing can meet.
     """
     promise = state.promise
     decision, terms = promise.decision, promise.terms
     if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
         return None
     now = replace(core_promise.standing(state), now_s=at_s)
+    supplies, held = (
+        core_promise.supplies(Turn(state, at_s), terms),
+        launching.held(state),
+    )
     foreseen = project(
         now,
         terms.fleet,
-        core_promise.supplies(Turn(state, at_s), terms),
-        launching.held(state),
+        supplies,
+        held,
         promise.outlook,
         thrifty=core_promise.is_thrifty(state),
     )
+    found = best(now, terms.fleet, supplies, held)
+    problems = too_dear(now, found), too_slow(now, terms.fleet, found)
     spent = spent_usd(state, at_s)
     return {
         "mode": decision.mode,
@@ -41,6 +49,7 @@ def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
         "slack_usd": _known(decision.slack_usd),
         "finish_s": _interval(foreseen.finish_s, 0.0),
         "usd": _interval(foreseen.usd, spent),
+        "out_of_reach": [problem for problem in problems if problem],
     }
 
 
@@ -64,14 +73,22 @@ def promise_line(promise: dict[str, Any], deadline_s: float | None) -> str:
         parts.append(f"due {utc(deadline_s)}")
     if slack_s is not None and slack_s >= 0:
         parts.append(f"{duration(slack_s)} of slack")
-    elif deadline_s is not None and promise["mode"] == "late":
+    elif deadline_s is not None and _is_late(promise, deadline_s):
         parts.append("cannot be kept")
     elif deadline_s is not None:
         parts.append("not promised" if slack_s is None else "no slack")
     if finish["expected"] is not None:
         latest = "?" if finish["high"] is None else utc(finish["high"])
         parts.append(f"done {utc(finish['expected'])}, 90 %: by {latest}")
+    elif finish["low"] is not None:
+        parts.append("no end in sight")
     if usd["expected"] is not None:
         most = "?" if usd["high"] is None else dollars(usd["high"])
         parts.append(f"{dollars(usd['low'])} to {most} in all")
-    return " · ".join(parts)
+    return " · ".join((*parts, *promise["out_of_reach"]))
+
+
+def _is_late(promise: dict[str, Any], deadline_s: float) -> bool:
+    """Whether the deadline passes first, whatever happens."""
+    soonest_s = promise["finish_s"]["low"]
+    return promise["mode"] == "late" or soonest_s is None or soonest_s > deadline_s

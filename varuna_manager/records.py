@@ -12,6 +12,7 @@ from spottrain.cloud.provider import Offer
 from spottrain.morphing.balance import Controller
 from spottrain.morphing.choose import Candidate
 from spottrain.morphing.stutter import Watch
+from spottrain.pricing.money import NOTHING, Money
 from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
 
 WINDOW = 64
@@ -219,8 +220,8 @@ class Generation:
     """Slots of the plan alone."""
     section_steps: tuple[int, ...]
     """Newest mini-batch that a live rank has reported, for every section."""
-    zone_bytes: int = 0
-    """Bytes that a mini-batch sends from one zone to another, by the plan."""
+    egress: Money = NOTHING
+    """What a mini-batch's data between zones, regions and clouds costs, by the plan."""
     inputs_hash: str = ""
     """The planner's inputs that ``plan`` answers."""
     decision_hash: str = ""
@@ -372,5 +373,5 @@ class Tally:
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0
-    zone_bytes: int = 0
-    """Bytes that mini-batches have sent from one zone to another, by their plans."""
+    egress: Money = NOTHING
+    """What mini-batches' data between zones, regions and clouds has cost, by their plans."""

@@ -29,7 +29,7 @@ class JobSettings:
     """Shares of ``max_usd`` that are told of when they are spent."""
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
-    """What a gigabyte from zone to zone costs; None: what the cloud asks."""
+    """What a gigabyte from zone to zone of a region costs; None: what the cloud asks."""
     deadline_s: float | None = None
     """Seconds since the epoch."""
     min_examples_per_s: float | None = None

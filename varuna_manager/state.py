@@ -6,14 +6,16 @@ history stays in the journal; here are only totals and bounded recent windows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain.cloud.provider import Offer
+from spottrain.pricing import egress
 from spottrain.pricing.budget import Budget, reserve_s
 from spottrain.pricing.ledger import Ledger
-from spottrain.pricing.money import Money, Rate, total_rate
+from spottrain.pricing.money import Money, Rate, total, total_rate
 from spottrain.pricing.offers import OfferWorth
 from spottrain.pricing.scopes import Cooldown
 from spottrain.varuna_manager.commands import Outcome
@@ -38,6 +40,7 @@ from spottrain.varuna_manager.records import (
     Release,
     SlowVm,
     Tally,
+    VmPhase,
     VmRecord,
 )
 from spottrain.varuna_manager.settings import JobSettings
@@ -198,7 +201,28 @@ def budget(state: State) -> Budget:
         spent=state.ledger.spent(state.now_s),
         rate=state.ledger.rate + coming,
         reserve_s=reserve_s(job.spec.lease_s),
+        side=_side(state),
+        coming=_coming(state),
     )
+
+
+def _side(state: State) -> Rate:
+    """Return what storage, and the traffic of the plan that runs, cost."""
+    generation = state.generation
+    if generation is None:
+        return state.ledger.storage_rate
+    step_s = generation.measured_step_s or generation.plan.predicted_step_s
+    return state.ledger.storage_rate + Rate.every(generation.egress, step_s)
+
+
+def _coming(state: State) -> Money:
+    """Return what VMs that have yet to boot will fetch from other clouds."""
+    early = (VmPhase.STARTING, VmPhase.BOOTING)
+    booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
+    for intent in state.intents.values():
+        booting[intent.offer.cloud] += intent.count - intent.arrived
+    data_bytes = state.job.data_bytes
+    return total(egress.fetched(data_bytes, k) * n for k, n in booting.items())
 
 
 def summary_of(

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import json
 import platform
+import tarfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 import spottrain
 from spottrain.errors import SpottrainError
@@ -30,10 +34,12 @@ from spottrain.storage import (
     Store,
     open_store,
 )
+from spottrain.varuna_manager.config_section import JobName
 from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Row
+from spottrain.varuna_manager.journal import JournalError, Row, event_of
 from spottrain.varuna_manager.journal_segments import (
     Segment,
+    SegmentError,
     chain,
     ends,
     pack,
@@ -45,6 +51,8 @@ from spottrain.varuna_manager.journal_segments import (
 SCHEMA_VERSION = 1
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
 _NEWEST = "job/newest.json"
+_DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
+"""What reading a damaged file ends with."""
 _READS = 3
 """How often a journal is read anew that a manager merges meanwhile."""
 
@@ -67,6 +75,17 @@ class Claim:
     at_s: float
     software_version: str
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Which job a store belongs to; both become parts of paths."""
+
+    name: JobName
+    uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
+
+
+_Told = TypeVar("_Told", Claim, Newest)
 
 
 def folder_mark(job: JobDir) -> str:
@@ -99,16 +118,30 @@ class StoredJob:
     def publish(self, job: JobDir) -> None:
         """Put what does not change into the store, once."""
         found = _read_newest(self._store)
-        if found is None or found["uid"] != self._uid:
+        if found is None or found.uid != self._uid:
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
             told = {"name": job.config().name, "uid": self._uid}
             self._put_json(_NEWEST, told)
 
     def fetch(self, folder: Path) -> None:
-        """Copy what does not change into a folder."""
+        """Copy what does not change into a folder.
+
+        Raises:
+            StoredJobError: It is damaged, or of another version.
+        """
         for name in _FILES:
             self._store.fetch(f"{self._root}/{name}", folder / name)
+        job = JobDir(folder)
+        reads = (job.config, job.facts, lambda: _check_packed(job.workdir))
+        for name, read in zip(_FILES, reads, strict=True):
+            try:
+                read()
+            except _DAMAGED as error:
+                why = str(error).removeprefix(f"{job.name}: ")
+                raise StoredJobError(
+                    f"{self.url}: {name} is damaged, or of another version: {why}"
+                ) from None
 
     def mark_down(self) -> None:
         """Note that the job has been ended for good."""
@@ -219,7 +252,13 @@ class StoredJob:
         )
 
     def _unpack(self, segment: Segment) -> list[Row]:
-        return unpack(segment, self._store.get(self._segment_name(segment)))
+        rows = unpack(segment, self._store.get(self._segment_name(segment)))
+        try:
+            for row in rows:
+                event_of(row.seq, row.kind, row.body)
+        except JournalError as error:
+            raise SegmentError(f"{segment.name}: {error}") from None
+        return rows
 
     def _segment_name(self, segment: Segment) -> str:
         return f"{self._root}/journal/{segment.name}"
@@ -232,7 +271,7 @@ class StoredJob:
             data = self._store.get(self._claim_name(epoch))
         except MissingError:
             return None
-        return Claim(**_read_json(self._claim_name(epoch), data))
+        return _read(Claim, self._claim_name(epoch), data)
 
     def _fenced(self, claim: Claim) -> FencedError:
         return FencedError(
@@ -245,34 +284,47 @@ class StoredJob:
         self._store.put(name, data.encode())
 
 
-def newest_job(url: str) -> tuple[str, str] | None:
-    """Return name and uid of the job that a store belongs to; None if there is none.
+def newest_job(url: str) -> Newest | None:
+    """Return which job a store belongs to; None if there is none.
 
     Raises:
         StorageError: The store cannot be read.
         StoredJobError: What tells it is damaged.
     """
-    told = _read_newest(open_store(url))
-    return None if told is None else (told["name"], told["uid"])
+    return _read_newest(open_store(url))
 
 
-def _read_newest(store: Store) -> dict[str, Any] | None:
+def _read_newest(store: Store) -> Newest | None:
     try:
         data = store.get(_NEWEST)
     except MissingError:
         return None
-    return _read_json(_NEWEST, data)
+    return _read(Newest, _NEWEST, data)
 
 
-def _read_json(name: str, data: bytes) -> dict[str, Any]:
+def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
+    """Return what a JSON file tells.
+
+    Raises:
+        StoredJobError: It is damaged, or of another version.
+    """
     try:
         told = json.loads(data)
         version = told["schema_version"]
-    except (ValueError, TypeError, KeyError) as error:
+        if version == SCHEMA_VERSION:
+            return TypeAdapter(kind).validate_python(told)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoredJobError(f"{name} is damaged: {error}") from None
-    if version != SCHEMA_VERSION:
-        raise StoredJobError(
-            f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
-            "the version that launched the job"
-        )
-    return dict(told)
+    raise StoredJobError(
+        f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
+        "the version that launched the job"
+    )
+
+
+def _check_packed(path: Path) -> None:
+    """Read a package to its end, where its sum is."""
+    with tarfile.open(path, "r:gz") as tar:
+        tar.getmembers()
+        assert tar.fileobj is not None, "it was opened for reading"
+        while tar.fileobj.read(1 << 20):
+            pass

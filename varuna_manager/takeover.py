@@ -5,18 +5,18 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit, urlunsplit
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config_ssh import check_secrets
-from spottrain.varuna_manager.events import JobMoved
+from spottrain.varuna_manager.events import JobMoved, JobSubmitted
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.journal_copy import uid_of
 from spottrain.varuna_manager.journal_segments import Segment
-from spottrain.varuna_manager.launch import archive, check_name, draft_of
+from spottrain.varuna_manager.launch import archive, check_name, draft_of, placing
 from spottrain.varuna_manager.state import State, spent_usd
 from spottrain.varuna_manager.stored_job import (
+    Newest,
     StoredJob,
     StoredJobError,
     folder_mark,
@@ -42,30 +42,30 @@ def take_over(url: str, tell: Callable[[str], None]) -> JobDir:
         StorageError: The store cannot be read.
         StoredJobError: The copy is damaged from its beginning.
     """
-    url, name, uid = _find(url)
-    stored, job = StoredJob(url, uid), job_dir(name)
+    url, found = _find(url)
+    stored, job = StoredJob(url, found.uid), job_dir(found.name)
     if stored.is_down():
-        raise ConfigError(f"{url}: job {name} has been ended: launch it again")
-    _check_here(job, stored, uid)
-    with draft_of(job) as draft:
-        stored.fetch(draft.path)
-        check_secrets(draft.config().secrets)
-        draft.facts()
-        state = _take_journal(draft, stored, tell)
-        archive(job)
-        draft.path.rename(job.path)
+        raise ConfigError(f"{url}: job {job.name} has been ended: launch it again")
+    # To its end: whoever claims the job last must also be the one who has it here.
+    with placing(job):
+        _check_here(job, stored, found.uid)
+        with draft_of(job) as draft:
+            stored.fetch(draft.path)
+            check_secrets(draft.config().secrets)
+            state = _take_journal(draft, stored, found, tell)
+            archive(job)
+            draft.path.rename(job.path)
     _tell_state(job, state, tell)
     return job
 
 
-def _find(url: str) -> tuple[str, str, str]:
-    """Return the place of a job, its name and its uid."""
-    parts = urlsplit(url)
-    path = parts.path.rstrip("/")
-    above = urlunsplit(parts._replace(path=path.removesuffix(_FOLDER)))
-    for place in dict.fromkeys((url, above)):
-        if (found := newest_job(place)) is not None:
-            return place, *found
+def _find(url: str) -> tuple[str, Newest]:
+    """Return the place of a job, and which one it is."""
+    place, mark, options = url.partition("?")
+    above = place.rstrip("/").removesuffix(_FOLDER) + mark + options
+    for where in dict.fromkeys((url, above)):
+        if (found := newest_job(where)) is not None:
+            return where, found
     raise ConfigError(
         f"{url}: no job's journal is there: give the checkpoint.path of a job; its "
         "journal is copied if that is a URL"
@@ -93,7 +93,7 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
 
 
 def _take_journal(
-    draft: JobDir, stored: StoredJob, tell: Callable[[str], None]
+    draft: JobDir, stored: StoredJob, found: Newest, tell: Callable[[str], None]
 ) -> State:
     """Copy the journal here and become the one who manages the job.
 
@@ -107,6 +107,7 @@ def _take_journal(
         if not journal.last_seq():
             why = "; ".join(told) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
+        _check_whose(draft, stored, journal, found)
         _check_goes_on(stored, journal.replay())
         epoch = stored.claim(folder_mark(draft), take_over=True)
         for rows in stored.journal(told.setdefault, journal.last_seq() + 1):
@@ -122,6 +123,18 @@ def _take_journal(
     for line in told:
         tell(f"warning: {line}")
     return state
+
+
+def _check_whose(
+    draft: JobDir, stored: StoredJob, journal: Journal, found: Newest
+) -> None:
+    """Check that all of the job is the same job's: names and ids become paths."""
+    _, first = next(journal.read())
+    same = isinstance(first, JobSubmitted) and first.settings.uid == found.uid
+    if not same or draft.config().name != found.name:
+        raise StoredJobError(
+            f"{stored.url}: what lies there is not all of job {found.name}: it is damaged"
+        )
 
 
 def _check_goes_on(stored: StoredJob, state: State) -> None:

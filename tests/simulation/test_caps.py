@@ -11,7 +11,7 @@ from tests.simulation.world import World
 from spottrain.varuna_manager.core_settings import SHED_S
 from spottrain.varuna_manager.events import LimitsChanged
 from spottrain.varuna_manager.settings import Limit
-from spottrain.varuna_manager.state import JobPhase
+from spottrain.varuna_manager.state import JobPhase, budget
 
 LONG = replace(SPEC, steps=100_000, checkpoint_every_steps=1000)
 
@@ -44,6 +44,28 @@ def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(seed: int) -> 
     check_end(job)
     assert died
     assert 2.5 < job.cloud.bill_usd(job.now_s) <= max_usd
+
+
+def test_the_cap_holds_with_traffic_though_the_manager_is_away_just_then() -> None:
+    max_usd = 16.0
+    job = world(0, spec=LONG, max_usd=max_usd, zone_usd_per_gb=0.01)
+    died: list[float] = []
+
+    def strike() -> None:
+        lasts_s = None if job.state.generation is None else budget(job.state).lasts_s
+        if lasts_s is not None and lasts_s < 3.0 and not died:
+            died.append(job.now_s)
+            job.kill_manager(down_s=800.0)  # nearly all that is kept back
+        job.after(0.2, strike)
+
+    strike()
+    job.run()
+    assert died
+    assert job.state.phase is JobPhase.ENDED
+    rent_usd, traffic_usd = job.cloud.bill_usd(job.now_s), job.state.tally.egress.usd
+    assert traffic_usd > rent_usd, "rent alone would be kept back for too short a time"
+    assert 0.95 * max_usd < rent_usd + traffic_usd <= max_usd
+    assert job.state.ledger.spent(job.now_s).usd <= max_usd
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import FACTS, plan_over
 
-from spottrain.morphing.traffic import zone_bytes
+from spottrain.morphing.traffic import sent_bytes
 from spottrain.wire import ModelFacts, SectionFacts
 
 MODEL = replace(
@@ -32,18 +32,30 @@ MODEL = replace(
         ("aaab", 8 * 10 + 2 * 400),  # half the examples leave the first replica's zone
     ],
 )
-def test_what_crosses_zones_is_counted_there_and_back(
+def test_what_goes_from_place_to_place_is_counted_there_and_back(
     zones: str, num_bytes: int
 ) -> None:
     plan = plan_over(tuple("1234"))
     plan = replace(plan, replica_bounds=(0, 4, 8))
     where = dict(zip("1234", zones, strict=True))
-    assert zone_bytes(plan, MODEL, where) == num_bytes
+    assert sent_bytes(plan, MODEL, where).total() == num_bytes
+
+
+def test_it_is_told_by_the_places_that_it_goes_between() -> None:
+    plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
+    where = dict(zip("1234", ("a", "a", "b", "c"), strict=True))
+    assert sent_bytes(plan, MODEL, where) == {
+        ("b", "c"): 8 * 10,  # half of the examples, between the stages of a replica
+        ("a", "b"): 1000,  # the first stage's ring of two, each way
+        ("b", "a"): 1000,
+        ("a", "c"): 400,
+        ("c", "a"): 400,
+    }
 
 
 def test_one_pipeline_reduces_nothing() -> None:
     plan = plan_over(tuple("12"))
-    assert zone_bytes(plan, MODEL, {"1": "a", "2": "b"}) == 2 * 8 * 10
+    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}) == {("a", "b"): 2 * 8 * 10}
 
 
 def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
@@ -56,4 +68,4 @@ def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
         chunks=2,
         stage_bounds=(0, 1, 2, 3, 4),
     )
-    assert zone_bytes(plan, model, {"1": "a", "2": "b"}) == 3 * 2 * 8 * 10
+    assert sent_bytes(plan, model, {"1": "a", "2": "b"}).total() == 3 * 2 * 8 * 10

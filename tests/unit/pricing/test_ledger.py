@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.pricing.ledger_facts import AWS, LOCAL, Fact, due, facts
 
 from spottrain.cloud.provider import Offer
 from spottrain.pricing.ledger import Ledger
 from spottrain.pricing.money import FREE, Money, Rate
-
-LOCAL = Offer(
-    cloud="local",
-    region="r",
-    zone="z",
-    instance_type="t",
-    spot=True,
-    usd_per_hour=3.6,
-    observed_at=0.0,
-    gpus=1,
-    gpu_memory_bytes=1,
-)
-AWS = replace(LOCAL, cloud="aws")
 
 
 def opened(
@@ -114,9 +101,58 @@ def test_a_market_price_counts_where_the_cloud_follows_it() -> None:
     ledger = opened(offer=AWS).priced(dearer, 1100.0)
     assert ledger.spent(1200.0).usd == pytest.approx(0.3)
     assert ledger.rate.usd_per_hour == 7.2
-    assert ledger.priced(dearer, 1100.0) == ledger
+    assert ledger.priced(dearer, 1100.0) is ledger
     elsewhere = replace(dearer, zone="y", usd_per_hour=99.0)
-    assert ledger.priced(elsewhere, 1100.0) == ledger
+    ledger = ledger.priced(elsewhere, 1100.0)
+    assert ledger.spent(1200.0).usd == pytest.approx(0.3)
+
+
+def at(usd_per_hour: float) -> Offer:
+    return replace(AWS, usd_per_hour=usd_per_hour)
+
+
+def listed(ledger: Ledger, seen_at_s: float, usd_per_hour: float = 1.0) -> Ledger:
+    """Tell that a VM launched at 0 is there."""
+    return ledger.opened(
+        "v",
+        at(usd_per_hour),
+        on_demand_usd_per_hour=9.0,
+        launched_at_s=0.0,
+        seen_at_s=seen_at_s,
+    )
+
+
+def test_a_price_from_before_a_vm_was_known_counts_since_then() -> None:
+    ledger = listed(Ledger().priced(at(3.0), 30.0), 60.0)
+    assert ledger.spent(3600.0) == Rate.of(1.0).over(30.0) + Rate.of(3.0).over(3570.0)
+
+
+def test_the_market_of_the_launch_counts_more_than_the_price_of_the_order() -> None:
+    ledger = Ledger().priced(at(2.0), -60.0).priced(at(3.0), -30.0)
+    assert listed(ledger, 60.0).spent(3600.0).usd == 3.0
+
+
+def test_a_price_that_moved_while_a_vm_was_believed_gone_counts() -> None:
+    gone = listed(Ledger(), 0.0).gone("v", 100.0).priced(at(3.0), 200.0)
+    assert gone.spent(3600.0) == Rate.of(1.0).over(100.0)
+    due = Rate.of(1.0).over(200.0) + Rate.of(3.0).over(3400.0)
+    assert gone.ended("v", 3600.0).spent(9999.0) == due
+    assert listed(gone, 3000.0).spent(3600.0) == due
+
+
+def test_a_price_that_is_told_late_counts_from_when_it_held() -> None:
+    ledger = listed(Ledger(), 0.0).priced(at(2.0), 1000.0).priced(at(2.0), 600.0)
+    due = Rate.of(1.0).over(600.0) + Rate.of(2.0).over(3000.0)
+    assert ledger.spent(3600.0) == due
+
+
+def test_what_is_news_is_told_once() -> None:
+    ledger = Ledger()
+    assert ledger.is_news(AWS)
+    ledger = ledger.priced(AWS, 10.0)
+    assert not ledger.is_news(AWS)
+    assert ledger.is_news(at(1.0))
+    assert not ledger.is_news(LOCAL)
 
 
 @pytest.mark.parametrize("offer", [LOCAL, replace(AWS, spot=False)])
@@ -126,12 +162,22 @@ def test_a_price_that_is_locked_stays(offer: Offer) -> None:
 
 
 def test_storage_costs_by_what_lies_there() -> None:
-    ledger = Ledger().stored(FREE, 0.0)
-    assert ledger == Ledger()
-    ledger = ledger.stored(Rate.of(1.0), 3600.0).stored(Rate.of(2.0), 7200.0)
-    assert ledger.stored(Rate.of(2.0), 9000.0) == ledger
+    assert Ledger().storage_rate == FREE
+    ledger = Ledger().stored(Rate.of(1.0), 3600.0).stored(Rate.of(2.0), 7200.0)
+    assert ledger.stored(Rate.of(2.0), 7200.0) is ledger
+    assert ledger.stored(FREE, 7200.0) is ledger, "the dearer of one moment counts"
+    assert ledger.storage_rate == Rate.of(2.0)
     assert ledger.spending(10800.0).storage.usd == 3.0
     assert ledger.spent(3600.0) == Money()
+
+
+def test_what_a_vm_fetches_is_paid_once() -> None:
+    ledger = Ledger().fetched("a", Money.owed(1.0))
+    assert ledger.spent(9999.0) == Money(), "nobody knows of such a VM"
+    ledger = opened().fetched("a", Money.owed(1.0)).fetched("a", Money.owed(1.0))
+    assert ledger.spending(1100.0).egress.usd == 1.0
+    assert ledger.spent(1100.0).usd == 1.1
+    assert ledger.gone("a", 1100.0).spent(9999.0).usd == 1.1
 
 
 def test_traffic_is_what_was_sent_all_told() -> None:
@@ -182,38 +228,21 @@ def lives(draw: st.DrawFn) -> list[Life]:
     ]
 
 
-Fact = Callable[[Ledger], Ledger]
-
-
 def facts_of(life: Life) -> list[Fact]:
+    offer, from_s, until_s = life.offer, life.from_s, life.until_s
     return [
-        lambda ledger: ledger.opened(
-            life.vm_id,
-            life.offer,
-            on_demand_usd_per_hour=60.0,
-            launched_at_s=life.from_s,
-            seen_at_s=life.from_s + 1.0,
-        ),
-        lambda ledger: ledger.ready(life.vm_id, life.from_s + 30.0),
-        lambda ledger: ledger.gone(life.vm_id, life.until_s + 5.0),
-        lambda ledger: ledger.ended(life.vm_id, life.until_s),
+        Fact("opened", life.vm_id, from_s + 1.0, offer=offer, from_s=from_s),
+        Fact("ready", life.vm_id, from_s + 30.0),
+        Fact("gone", life.vm_id, until_s + 5.0),
+        Fact("ended", life.vm_id, until_s),
     ]
 
 
-@given(lives=lives(), data=st.data())
-def test_the_ledger_is_the_sum_of_times_and_prices_in_any_order_and_however_often(
-    lives: list[Life], data: st.DataObject
-) -> None:
-    facts = [fact for life in lives for fact in facts_of(life)]
-    told = data.draw(st.permutations(facts))
-    repeated = data.draw(st.lists(st.sampled_from(told), max_size=9)) if told else []
+@given(lives=lives())
+def test_the_total_is_the_exact_sum_of_times_and_prices(lives: list[Life]) -> None:
     ledger = Ledger()
-    for fact in [*told, *repeated]:
-        ledger = fact(ledger)
-    in_order = Ledger()
-    for fact in facts:
-        in_order = fact(in_order)
-    assert ledger == in_order
+    for fact in (fact for life in lives for fact in facts_of(life)):
+        ledger = fact.told(ledger)
     exact = sum((life.exact_usd() for life in lives), Fraction(0))
     assert ledger.spent(9e9).microusd == math.ceil(exact * 10**6)
 
@@ -230,10 +259,26 @@ def test_what_is_spent_never_shrinks_while_vms_come_and_go(
         for life in lives:
             opened, ready, _, ended = facts_of(life)
             if life.from_s <= now_s:
-                ledger = ready(opened(ledger))
+                ledger = ready.told(opened.told(ledger))
             if life.until_s <= now_s:
-                ledger = ended(ledger)
+                ledger = ended.told(ledger)
         spent = ledger.spent(now_s)
         assert spent == ledger.spending(now_s).total
         assert spent >= last
         last = spent
+
+
+@given(told=facts(), data=st.data())
+def test_the_order_of_what_is_learned_and_how_often_changes_nothing(
+    told: list[Fact], data: st.DataObject
+) -> None:
+    repeated = data.draw(st.lists(st.sampled_from(told), max_size=9))
+    one, other = Ledger(), Ledger()
+    for fact in told:
+        one = fact.told(one)
+    for fact in data.draw(st.permutations([*told, *repeated])):
+        other = fact.told(other)
+    assert other == one
+    for at_s in (3000.0, 3600.0, 9999.0):
+        assert other.spent(at_s) == other.spending(at_s).total
+        assert other.spent(at_s).grains == due(told, at_s)

@@ -44,6 +44,29 @@ def test_what_we_owe_is_rounded_up_and_what_we_may_spend_is_rounded_down() -> No
     assert Rate(1).over_us(1).microusd == 1
 
 
+def test_data_costs_by_the_byte() -> None:
+    assert Money.of_bytes(0.02, 8 * 10**9).usd == 0.16
+    assert Money() < Money.of_bytes(0.02, 1) <= Money.of_bytes(0.02, 10**9)
+
+
+@given(usd_per_gb=st.floats(0, 10), num_bytes=st.integers(0, 10**15))
+def test_data_never_costs_less_than_exactly_nor_a_grain_more(
+    usd_per_gb: float, num_bytes: int
+) -> None:
+    nano = Rate.of(usd_per_gb).nanousd_per_hour
+    grains = Money.of_bytes(usd_per_gb, num_bytes).grains
+    assert 0 <= grains - Fraction(nano * num_bytes * 3_600_000_000, 10**9) < 1
+
+
+@given(grains=st.integers(0, 10**24), period_s=st.floats(1e-6, 1e6))
+def test_what_is_paid_every_so_often_comes_to_no_less_by_the_hour(
+    grains: int, period_s: float
+) -> None:
+    period_us = math.floor(period_s * 1e6)
+    paid = Rate.every(Money(grains), period_s).over_us(period_us)
+    assert Money(grains) <= paid < Money(grains + period_us)
+
+
 @pytest.mark.parametrize("usd", [math.nan, math.inf, -math.inf, -0.01])
 def test_what_is_no_amount_is_refused(usd: float) -> None:
     assert not is_amount(usd)

@@ -239,6 +239,8 @@ def test_a_job_that_runs_nowhere_is_named() -> None:
         ("examples_per_s", (-1.0, 1.0, 1.0)),
         ("examples_per_s", (math.nan, 1.0, 1.0)),
         ("machines", 0),
+        ("machines", 1.5),
+        ("machines", math.nan),
         ("weight", 0.0),
     ],
 )
@@ -260,6 +262,12 @@ def test_a_budget_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="budget: got"):
         policy(market(), [v100_day(A3C)], max_usd=usd)
+
+
+@pytest.mark.parametrize("policy", [cheapest, shortest])
+def test_a_budget_without_end_is_none(policy: Callable[..., Hours]) -> None:
+    job = v100_day(A3C, 1.2)
+    assert policy(market(), [job], max_usd=math.inf) == policy(market(), [job])
 
 
 def test_shares_for_a_deadline_that_no_gpu_can_meet_name_the_nearest() -> None:

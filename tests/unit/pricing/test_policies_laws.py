@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spottrain.pricing import programs
 from spottrain.pricing.market import Demand, Hours, InfeasibleError, OfferType
 from spottrain.pricing.policies import cheapest, fairest, shortest
 
@@ -144,7 +145,7 @@ def check(types: list[OfferType], jobs: list[Demand], found: Hours) -> None:
         assert hours_used <= kind.quota * found.makespan_h * CLOSE
 
 
-def test_more_deadlines_than_are_told_apart_are_all_met() -> None:
+def test_many_deadlines_are_all_met() -> None:
     types = [OfferType(name=name, usd_per_hour=1, quota=3) for name in ("fast", "slow")]
     jobs = [
         Demand(
@@ -159,6 +160,66 @@ def test_more_deadlines_than_are_told_apart_are_all_met() -> None:
     check(types, jobs, found)
     for job, hours in zip(jobs, found.hours, strict=True):
         assert sum(hours) <= job.deadline_h * CLOSE
+
+
+def close_deadlines(
+    number: int, *rates: float, quota: float
+) -> tuple[list[OfferType], list[Demand]]:
+    """Jobs that all need nearly all of their time."""
+    types = [
+        OfferType(name=f"t{k}", usd_per_hour=9.0**k, quota=quota)
+        for k in range(len(rates))
+    ]
+    jobs = [
+        Demand(
+            name=f"j{m}",
+            examples=3600.0 * (10 + m),
+            examples_per_s=rates,
+            deadline_h=(10 + m) * 1.001,
+        )
+        for m in range(number)
+    ]
+    return types, jobs
+
+
+@pytest.mark.parametrize("rates", [(1.0,), (1.0, 2.0)])
+@pytest.mark.parametrize("quota", [40, 1000, math.inf])
+def test_a_quota_that_is_enough_costs_nothing(
+    rates: tuple[float, ...], quota: float
+) -> None:
+    types, jobs = close_deadlines(40, *rates, quota=quota)
+    assert cheapest(types, jobs).usd == pytest.approx(1180.0)
+
+
+def test_a_quota_that_is_one_too_small_is_named() -> None:
+    types, jobs = close_deadlines(40, 1.0, quota=39)
+    with pytest.raises(InfeasibleError, match="quotas of t0 are too small"):
+        cheapest(types, jobs)
+
+
+def test_of_many_jobs_only_the_late_one_is_told_to_wait() -> None:
+    types, jobs = close_deadlines(300, 1.0, 1.1, 1.2, quota=1000)
+    assert programs.MOST_COLUMNS // (3 * 300) < 300
+    assert cheapest(types, jobs).usd == pytest.approx(sum(10 + m for m in range(300)))
+    jobs[123] = replace(jobs[123], deadline_h=100.0)
+    with pytest.raises(InfeasibleError, match=r"^j123: deadline 100 h: ") as error:
+        cheapest(types, jobs)
+    assert error.value.least_deadline_h == pytest.approx({"j123": 133 / 1.2})
+
+
+@given(markets())
+def test_fewer_periods_than_deadlines_promise_nothing_that_cannot_be_kept(
+    drawn: tuple[list[OfferType], list[Demand]],
+) -> None:
+    types, jobs = drawn
+    exact_usd = usd_or_none(types, jobs)
+    wide = [replace(kind, quota=10.0 * len(jobs)) for kind in types]
+    wide_usd = usd_or_none(wide, jobs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "FEWEST_PERIODS", 2)
+        patch.setattr(programs, "MOST_COLUMNS", 1)
+        assert usd_or_none(types, jobs) >= exact_usd / CLOSE
+        assert usd_or_none(wide, jobs) == pytest.approx(wide_usd)
 
 
 @given(

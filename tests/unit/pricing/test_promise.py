@@ -244,6 +244,52 @@ def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
 
 
 @given(
+    least=st.floats(0.01, 10),
+    hours=st.floats(0.1, 100) | st.none(),
+    usd=st.floats(0.0, 1000),
+    most=st.integers(1, 4),
+)
+def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
+    least: float, hours: float | None, usd: float, most: int
+) -> None:
+    at = replace(standing(hours=hours, work=5, usd=usd), min_examples_per_s=least)
+    supply = replace(ON_DEMAND, available=most)
+    fast = [n for n in range(1, most + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
+    answer = feasible(at, FLEET, (supply,))
+    if hours is None:  # it is kept for as long as the budget lasts
+        assert answer.possible == bool(fast)
+        return
+    by_hand = []
+    for size in fast:
+        seconds = at.examples_left / FLEET.rates[size] + FLEET.boot_s + FLEET.morph_s
+        in_time = seconds <= hours * HOUR_S * (1 + 1e-9)
+        if in_time and size * 3.0 * seconds / HOUR_S <= usd * (1 + 1e-9):
+            by_hand.append(size)
+    assert answer.possible == bool(by_hand)
+
+
+def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
+    at = replace(standing(hours=100, work=5), min_examples_per_s=1e9)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    assert not answer.possible
+    assert "1e+09 cannot be promised: 4 on-demand VMs train 3.4 examples/s" in (
+        answer.reason
+    )
+
+
+def test_a_least_rate_costs_what_vms_so_fast_cost() -> None:
+    slow = standing(hours=None, work=5, usd=10.0)
+    at = replace(slow, min_examples_per_s=3.0)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    assert answer.possible
+    assert answer.least_usd == pytest.approx(4 * 3.0 * (5 + 120 / HOUR_S))
+    assert (
+        "4 on-demand VMs alone would keep up 3 examples/s to the end" in answer.reason
+    )
+    assert "to be spent: $10.00, where the job ends" in answer.reason
+
+
+@given(
     hours=st.floats(-1, 50) | st.none(),
     work=st.floats(0, 50),
     usd=st.floats(0, 1000) | st.none(),

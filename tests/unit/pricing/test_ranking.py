@@ -224,3 +224,44 @@ def test_where_the_best_offer_has_too_few_the_next_of_its_region_fills_up() -> N
     few = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, capped)]
     assert few == [("a", 2), ("b", 1)]
     assert greedy_fleet(rank([], PACES, TERMS), TERMS) == []
+
+
+CAPPED = replace(TERMS, min_vms=4, max_usd_per_hour=9.0)
+
+
+def test_what_the_cap_does_not_pay_for_as_often_as_wanted_is_out() -> None:
+    ranking = rank([priced(usd_per_hour=3.0)], PACES, CAPPED)
+    assert ranking.best is None
+    reason = "budget.max_usd_per_hour does not pay for 4, as resources.min_vms asks"
+    assert ranking.reasons() == {reason: 1}
+    beside = rank([priced(usd_per_hour=3.0), priced(usd_per_hour=1.0)], PACES, CAPPED)
+    assert [row.vms for row in beside.rows] == [4, 3]
+    assert not beside.reasons()
+
+
+def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
+    fast = replace(priced().machine, speed=9.0)  # type: ignore[type-var]
+    dear, cheap = (priced(fast, zone="z", usd_per_hour=3.0), priced(usd_per_hour=1.0))
+    for most_vms, told in (
+        (None, [("a", 4)]),
+        (2, [("a", 2), ("z", 2)]),
+        (1, [("a", 1)]),
+    ):
+        ranking = rank([dear, replace(cheap, most_vms=most_vms)], PACES, CAPPED)
+        assert ranking.rows[0].priced == dear
+        fleet = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, CAPPED)]
+        assert fleet == told
+
+
+@settings(deadline=None, max_examples=40)  # plans are made on the way
+@given(markets(), terms, st.integers(1, 5))
+def test_no_fleet_costs_more_an_hour_than_the_cap(
+    market: list[Priced], asked: Terms, min_vms: int
+) -> None:
+    asked = replace(asked, min_vms=min(min_vms, asked.max_vms))
+    cap = asked.max_usd_per_hour or math.inf
+    ranking = rank(market, PACES, asked)
+    assert all(row.worth.usd_per_hour <= cap for row in ranking.rows if row.worth)
+    fleet = greedy_fleet(ranking, asked)
+    assert sum(row.priced.offer.usd_per_hour * n for row, n in fleet) <= cap
+    assert not fleet or sum(n for _, n in fleet) >= asked.min_vms

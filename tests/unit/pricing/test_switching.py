@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -170,8 +171,16 @@ def test_alone_there_is_nothing_to_move_to() -> None:
 
 
 def test_no_quotes_are_no_market() -> None:
-    with pytest.raises(ValueError, match="no quotes"):
-        decide([], standing(), NO_FRICTIONS, CHEAPEST_NOW)
+    for quotes in ([], [quote(usd=math.nan), quote(rate=0.0)]):
+        with pytest.raises(ValueError, match="no quotes"):
+            decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+
+
+def test_a_held_place_whose_price_is_no_number_is_left() -> None:
+    quotes = [quote(usd=math.nan), quote(OTHER, usd=5.0)]
+    decision = decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+    assert decision.quote.place == OTHER
+    assert "nan" not in decision.reason
 
 
 def test_free_machines_are_worth_a_move_and_are_not_left() -> None:
@@ -244,3 +253,29 @@ def test_more_work_left_never_unmakes_a_move(
 ) -> None:
     if decide(quotes, standing(hours), frictions, rule).moves:
         assert decide(quotes, standing(hours * factor), frictions, rule).moves
+
+
+UNSOUND = st.builds(
+    quote,
+    st.sampled_from(PLACES),
+    st.sampled_from([math.nan, math.inf, -1.0]),
+) | st.builds(
+    quote,
+    st.sampled_from(PLACES),
+    rate=st.sampled_from([math.nan, math.inf, -1.0, 0.0]),
+)
+
+
+@given(QUOTES, UNSOUND, st.integers(0, 8), FRICTIONS, RULES, st.sampled_from(PLACES))
+def test_quotes_that_cannot_be_have_no_say_wherever_they_stand(
+    quotes: list[Quote],
+    unsound: Quote,
+    where: int,
+    frictions: Frictions,
+    rule: SwitchingRule,
+    held: Place,
+) -> None:
+    mixed = [*quotes[:where], unsound, *quotes[where:]]
+    for at in (None, held):
+        asked = standing(held=at), frictions, rule
+        assert decide(mixed, *asked) == decide(quotes, *asked)

@@ -211,6 +211,22 @@ def test_no_capacity_exits_with_5(run: Run, tmp_path: Path) -> None:
     assert "2 VMs wanted, 1 can be had" in answer.error
 
 
+def test_a_cap_below_what_enough_machines_cost_exits_with_4(
+    run: Run, tmp_path: Path
+) -> None:
+    local = {"zones": [{"spot_usd_per_hour": 3.0}]}
+    path = job_file(
+        tmp_path,
+        resources={"min_vms": 4, "max_vms": 4},
+        budget={"max_usd_per_hour": 7},
+        local=local,
+    )
+    for command in ("plan", "launch"):
+        answer = run(command, path)
+        assert answer.code == 4
+        assert "budget.max_usd_per_hour: 7.0 does not pay for 4" in answer.error
+
+
 def test_debug_shows_our_own_traceback(
     monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:

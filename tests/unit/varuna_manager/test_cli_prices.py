@@ -75,6 +75,26 @@ def test_without_frictions_all_steps_are_the_dissertations(
     assert all(models == first for models in others)
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "1e308"])
+@pytest.mark.parametrize("option", ["--v100-days", "--horizon-days", "--hysteresis"])
+def test_numbers_without_end_are_usage_errors(
+    run: Run, file: Path, option: str, value: str
+) -> None:
+    code, out, err = run("simulate", "prices", file, option, value)
+    assert (code, out) == (2, "")
+    assert option in err
+
+
+def test_the_largest_numbers_come_to_something_finite(run: Run, file: Path) -> None:
+    names = ("v100-days", "boot-s", "lost-s", "move-s", "losses-per-day")
+    names += ("checkpoint-gb", "dataset-gb", "cloud-usd-per-gb")
+    names += ("hysteresis", "horizon-days")
+    options = [part for name in names for part in (f"--{name}", "1e9")]
+    code, out, _ = run("simulate", "prices", file, *options, "-o", "json")
+    assert code == 0
+    assert all(word not in out for word in ("NaN", "Infinity", "null"))
+
+
 def test_any_region_of_the_file_can_be_the_home(run: Run, file: Path) -> None:
     command = ("simulate", "prices", file, "--region", "us_east", "-o", "json")
     code, out, _ = run(*command)

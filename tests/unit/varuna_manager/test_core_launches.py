@@ -124,6 +124,31 @@ def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
     assert set(phases.values()) == {VmPhase.READY}
 
 
+def test_none_are_rented_where_the_caps_leave_too_few_to_train() -> None:
+    dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
+    story = begun(dear, min_vms=4, max_usd_per_hour=7.0)
+    assert story.wished(c.IntendLaunch) == []
+    assert story.state.activity == "waiting for a price within the caps"
+    story.tell(e.OffersSeen, offers=(replace(dear, usd_per_hour=1.75),))
+    assert story.intend().count == 4
+
+
+def test_a_dear_offer_fills_up_beside_cheap_ones_if_the_cap_bears_it() -> None:
+    dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
+    cheap = replace(SMALL, available=2)
+    story = begun(dear, cheap, min_vms=4, max_usd_per_hour=8.0)
+    assert [story.intend().offer.zone, story.intend().count] == [cheap.zone, 2]
+    assert story.state.activity.startswith("waiting for")
+    assert begun(dear, cheap, min_vms=4, max_usd_per_hour=7.0).intend().count == 2
+
+
+def test_a_budget_that_pays_for_too_few_to_train_ends_the_job() -> None:
+    assert begun(min_vms=4, max_usd=1.4).state.outcome is None
+    story = begun(min_vms=4, max_usd=1.0)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 4
+
+
 # --- What VMs shared ----------------------------------------------------------------------
 
 

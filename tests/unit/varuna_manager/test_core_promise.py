@@ -241,14 +241,80 @@ def test_a_deadline_that_cannot_be_kept_any_more_is_told_so() -> None:
     late = promise_view(told.state, told.now_s)
     assert late is not None
     assert "cannot be kept" in promise_line(late, told.state.job.deadline_s)
+
+
+def test_where_the_hourly_cap_bears_no_vm_no_end_is_in_sight() -> None:
+    told = story(3 * TRAIN_S)
+    weigh(told)
     told.tell(
         e.LimitsChanged,
         by="a person",
         limits=(Limit(name="max_usd_per_hour", value=1e-6),),
     )
-    nobody = promise_view(told.state, told.now_s)
-    assert nobody is not None
-    assert "not promised" in promise_line(nobody, told.state.job.deadline_s)
+    shown = promise_view(told.state, told.now_s)
+    assert shown is not None
+    assert shown["finish_s"]["expected"] is shown["finish_s"]["high"] is None
+    line = promise_line(shown, told.state.job.deadline_s)
+    assert line.endswith("not promised · no end in sight")
+
+
+def test_without_on_demand_vms_nobody_knows_the_latest_finish() -> None:
+    told = story(3 * TRAIN_S, allow_on_demand=False)
+    weigh(told)
+    shown = promise_view(told.state, told.now_s)
+    assert shown is not None
+    assert shown["finish_s"]["expected"] is not None
+    assert shown["finish_s"]["high"] is None
+    assert "90 %: by ?" in promise_line(shown, told.state.job.deadline_s)
+
+
+def test_spot_vms_that_would_be_late_at_their_best_are_told_so() -> None:
+    told = story(TRAIN_S / 2, allow_on_demand=False)
+    weigh(told)
+    shown = promise_view(told.state, told.now_s)
+    assert shown is not None
+    assert "cannot be kept" in promise_line(shown, told.state.job.deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"deadline_s": 1000.0 + 20.0}, "4 VMs that nobody takes away need"),
+        ({"deadline_s": 9000.0, "max_usd": 0.6}, "raise the budget to"),
+        ({"min_examples_per_s": 1e9}, "4 VMs train 4.44 examples/s at the most"),
+    ],
+)
+def test_spot_vms_that_cannot_do_it_at_their_best_are_not_rented(
+    limits: dict[str, Any], reason: str
+) -> None:
+    told = Story(**limits)
+    told.start()
+    weigh(told)
+    assert told.state.outcome is not None
+    assert told.state.outcome.exit_code == 4
+    assert reason in told.state.outcome.reason
+    assert told.state.phase is JobPhase.ENDED
+
+
+def test_spot_vms_that_could_do_it_are_rented() -> None:
+    told = Story(deadline_s=1000.0 + 1.1 * TRAIN_S, max_usd=5.0)
+    told.start()
+    weigh(told)
+    assert told.state.phase is JobPhase.ACTIVE
+
+
+def test_a_least_rate_out_of_reach_is_taken_and_told_to_be_so() -> None:
+    told = story(3 * TRAIN_S)
+    weigh(told)
+    told.tell(
+        e.LimitsChanged,
+        by="a person",
+        limits=(Limit(name="min_examples_per_s", value=1e300),),
+    )
+    shown = promise_view(told.state, told.now_s)
+    assert shown is not None
+    line = promise_line(shown, told.state.job.deadline_s)
+    assert "slo.min_examples_per_s: 1e+300 is out of reach: 4 VMs train" in line
 
 
 @pytest.mark.parametrize("left_s", [TRAIN_S + 35.0, 3 * TRAIN_S])

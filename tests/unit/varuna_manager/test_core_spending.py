@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain import wire
 from spottrain.cloud import tags
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.provider import Offer, Vm, VmState
 from spottrain.pricing.money import ceil_us
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
@@ -133,6 +133,52 @@ def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None
     assert story.state.ledger.rate.usd_per_hour == 2.0
 
 
+def test_a_price_that_moved_while_a_launch_was_open_is_paid() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.now_s += 1.0
+    story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=3.0),))
+    story.now_s += 1.0
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == 3.0
+
+
+def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    for usd_per_hour in (3.0, 1.0):
+        offers = (replace(offer, usd_per_hour=usd_per_hour),)
+        story.tell(e.OffersSeen, offers=offers)
+    story.now_s += 1.0
+    story.tell(e.OffersSeen, offers=offers)
+    assert story.state.ledger.rate.usd_per_hour == 1.0
+
+
+def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
+    section = wire.SectionFacts(
+        index=0, param_bytes=10**9, optimizer_bytes=0, activation_bytes_per_example=0
+    )
+    facts = replace(Story().state.job.facts, sections=(section,))
+    story = Story(storage_usd_per_gb_month=730.0, facts=facts)
+    story.start()
+    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    story.tell(e.CheckpointsListed, checkpoints=refs)
+    story.tell(e.CheckpointsListed, checkpoints=refs[:1])
+    assert story.state.ledger.storage_rate.usd_per_hour == 2.0
+    story.now_s += 3.6
+    story.tell(e.TimerFired)
+    assert story.state.ledger.storage_rate.usd_per_hour == 1.0
+    assert story.state.ledger.spending(story.now_s + 3600.0).storage.usd == 1.002
+
+
 def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
     section = wire.SectionFacts(
         index=0,
@@ -152,7 +198,11 @@ def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
     assert (GB, MONTH_H) == (1e9, 730.0)
 
 
-def test_traffic_between_zones_costs_by_the_plan_and_the_mini_batches() -> None:
+def apart(here: Offer, there: Offer, **settings: Any) -> Story:
+    """Two replicas of a model of 1 GB in a place each, which train.
+
+    Two rings of two, each with 1 GB there and back, make 4 GB a mini-batch.
+    """
     section = wire.SectionFacts(
         index=0,
         param_bytes=10**9,
@@ -160,12 +210,11 @@ def test_traffic_between_zones_costs_by_the_plan_and_the_mini_batches() -> None:
         activation_bytes_per_example=10**6,
     )
     facts = replace(Story().state.job.facts, sections=(section, section))
-    story = Story(facts=facts, zone_usd_per_gb=0.02)
-    story.start()
+    story = Story(facts=facts, span="any", **settings)
+    story.start(here)
     story.intend()
     (intent,) = story.state.intents
-    other = replace(OFFER, zone="y")
-    vms = [story.vm(v, intent, offer=other if v in "cd" else OFFER) for v in ("abcd")]
+    vms = [story.vm(v, intent, offer=there if v in "cd" else here) for v in ("abcd")]
     story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
     for vm_id in FOUR:
         story.ready(vm_id)
@@ -173,12 +222,92 @@ def test_traffic_between_zones_costs_by_the_plan_and_the_mini_batches() -> None:
     story.plan(*FOUR)
     story.open()
     story.begin(0)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "usd_per_gb"),
+    [
+        ({"cloud": "aws"}, {"cloud": "aws", "zone": "y"}, 0.02),
+        ({"cloud": "gcp"}, {"cloud": "gcp", "zone": "y"}, 0.01),
+        ({"cloud": "azure"}, {"cloud": "azure", "zone": "y"}, 0.0),
+        ({"cloud": "gcp"}, {"cloud": "gcp", "zone": "y", "region": "s"}, 0.02),
+        ({"cloud": "azure"}, {"cloud": "azure", "zone": "y", "region": "s"}, 0.02),
+        ({"cloud": "aws"}, {"cloud": "gcp"}, 0.09),
+        ({"cloud": "aws"}, {"cloud": "azure", "zone": "y", "region": "s"}, 0.09),
+    ],
+)
+def test_traffic_costs_by_where_it_goes_between(
+    here: dict[str, Any], there: dict[str, Any], usd_per_gb: float
+) -> None:
+    story = apart(replace(OFFER, **here), replace(OFFER, **there))
     story.commit(1)
     story.commit(2)
-    # Replicas lie in a zone each: two rings of two, each with 1 GB there and back.
-    assert story.generation.zone_bytes == 4 * 10**9
     story.tell(e.TimerFired)
-    assert story.state.ledger.spending(story.now_s).egress.usd == 0.16
+    spent = story.state.ledger.spending(story.now_s).egress.usd
+    assert spent == pytest.approx(8 * usd_per_gb)
+
+
+def test_the_price_between_zones_that_is_given_counts_within_a_region_alone() -> None:
+    other = replace(OFFER, zone="y")
+    for there, usd in ((other, 0.2), (replace(other, cloud="aws"), 0.36)):
+        story = apart(OFFER, there, zone_usd_per_gb=0.05)
+        assert story.generation.egress.usd == usd
+
+
+def test_the_traffic_of_the_plan_is_kept_back_and_ends_the_job_in_time() -> None:
+    aws = replace(OFFER, cloud="aws")
+    spec = replace(SPEC, lease_s=60.0, steps=1000)
+    story = apart(aws, replace(aws, zone="y"), max_usd=60.0, spec=spec)
+    money = budget(story.state)
+    # 0.08 USD a mini-batch of half a second are 576 USD/h; four VMs cost 4.
+    assert money.side.usd_per_hour == 576.0
+    assert money.kept.usd == pytest.approx(580.0 * money.reserve_s / 3600)
+    left_s = money.lasts_s
+    assert left_s is not None
+    assert story.state.timer_at_s is not None
+    assert story.state.timer_at_s <= story.now_s + left_s
+    assert money.cap is not None
+    while story.state.outcome is None:
+        story.commit(story.state.progress.step + 1)
+        story.wait(1.0)  # mini-batches are told to take a second
+    assert story.state.outcome.kind == "budget"
+    spent = story.state.ledger.spent(story.now_s)
+    pace = story.state.ledger.rate.usd_per_hour + 0.08 * 3600
+    rest_usd = pace * money.reserve_s / 3600
+    assert spent.usd + rest_usd == pytest.approx(60.0, abs=0.2)
+
+
+CORPUS = {"aws": 1e12, "gcp": 5e11}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "usd"), [("aws", 45.0), ("azure", 135.0), ("local", 0.0)]
+)
+def test_what_a_vm_fetches_from_other_clouds_is_paid_when_it_boots(
+    cloud: str, usd: float
+) -> None:
+    story = Story(data_bytes=CORPUS, max_usd=1000.0)
+    story.start(replace(OFFER, cloud=cloud))
+    story.intend()
+    (intent,) = story.state.intents
+    assert budget(story.state).coming.usd == usd * story.state.intents[intent].count
+    offer = replace(OFFER, cloud=cloud)
+    vms = tuple(story.vm(vm_id, intent, offer=offer) for vm_id in "ab")
+    story.tell(e.VmsLaunched, intent=intent, vms=vms)
+    assert story.state.ledger.spending(story.now_s).egress.usd == 0.0
+    assert budget(story.state).coming.usd == 2 * usd
+    story.ready("a")
+    story.ready("b")
+    assert budget(story.state).coming.usd == 0.0
+    story.tell(e.VmLost, vm_id="b", reason="killed")
+    assert story.state.ledger.spending(story.now_s).egress.usd == 2 * usd
+
+
+def test_no_more_vms_are_rented_than_the_budget_bears_the_data_of() -> None:
+    story = Story(data_bytes=CORPUS, max_usd=300.0)
+    story.start(replace(OFFER, cloud="azure"))
+    assert story.intend().count == 2
 
 
 def manager_vm(story: Story, **what: Any) -> Vm:

@@ -233,6 +233,25 @@ def test_a_budget_below_one_step_is_refused(workdir: Path) -> None:
         check(max_usd_per_hour=3.5)
 
 
+def test_a_budget_must_pay_for_as_many_machines_as_the_job_wants(workdir: Path) -> None:
+    def check(**budget: float) -> None:
+        launch.check_budget(
+            config_for(
+                workdir,
+                budget=budget,
+                local=zone(3.0),
+                resources={"min_vms": 4, "max_vms": 4},
+            )
+        )
+
+    check(max_usd_per_hour=12.0)
+    told = r"max_usd_per_hour: 7.0 does not pay for 4 machines \(resources.min_vms\)"
+    with pytest.raises(BudgetError, match=told):
+        check(max_usd_per_hour=7.0)
+    with pytest.raises(BudgetError, match=r"for 4 machines .* of the cheapest, 300 s"):
+        check(max_usd=0.5)
+
+
 @given(price=st.floats(0, 100), budget=st.floats(1e-6, 100))
 def test_a_budget_that_pays_for_the_cheapest_machine_is_accepted(
     price: float, budget: float

@@ -83,6 +83,20 @@ def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
         weigh_job(capped, FACTS, PROFILE, OFFLINE)
 
 
+def test_a_cap_that_pays_for_too_few_machines_is_named() -> None:
+    zones = [{"name": "only", "spot_usd_per_hour": 3.0}]
+    few = job(
+        resources={"min_vms": 4, "max_vms": 4},
+        budget={"max_usd_per_hour": 7},
+        local={"zones": zones},
+    )
+    with pytest.raises(BudgetError, match=r"7.0 does not pay for 4 machines \(res"):
+        weigh_job(few, FACTS, PROFILE, OFFLINE)
+    beside = job(resources={"min_vms": 4}, budget={"max_usd_per_hour": 5})
+    with pytest.raises(BudgetError, match=r"2 can be .* budget.max_usd_per_hour 5"):
+        weigh_job(beside, FACTS, PROFILE, OFFLINE)
+
+
 def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
     zones = [{"name": "small", "slot_memory_bytes": 10**7}]
     document = weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
@@ -111,8 +125,11 @@ def test_too_few_machines_are_told_before_anything_is_measured() -> None:
     few = {"min_vms": 7, "max_vms": 8}
     with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be had"):
         check_capacity(job(resources=few))
-    with pytest.raises(CapacityError, match="2 VMs wanted, 1 can be had"):
-        check_capacity(job(resources={"min_vms": 2}, budget={"max_usd_per_hour": 1.5}))
+    capped = {"max_usd_per_hour": 1.5}
+    with pytest.raises(CapacityError, match="7 VMs wanted, 1 can be had"):
+        check_capacity(job(resources=few, budget=capped))
+    with pytest.raises(BudgetError, match=r"1 can be .* budget.max_usd_per_hour 1.5"):
+        check_capacity(job(resources={"min_vms": 2}, budget=capped))
     check_capacity(job(resources={"min_vms": 6, "max_vms": 8}))
 
 

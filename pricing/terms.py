@@ -1,0 +1,52 @@
+"""How clouds bill: list terms. Sources: docs/budget.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a cloud bills."""
+
+    unit_us: int = 1
+    """Billed time is a multiple of it, rounded up."""
+    least_us: int = 0
+    """A VM is billed for so long at least."""
+    follows_market: bool = False
+    """Whether a spot VM costs what the market asks at each moment, as far as that was seen;
+    else the price at which it was rented."""
+    zone_usd_per_gb: float = 0.0
+    """List price of a gigabyte that goes from one zone to another, both ends together."""
+    region_usd_per_gb: float = 0.0
+    """The same from one region to another."""
+
+
+EXACT = Terms()
+"""By the microsecond at the price of the launch, as the local cloud bills."""
+TERMS: Mapping[str, Terms] = {
+    "aws": Terms(
+        unit_us=_S,
+        least_us=60 * _S,
+        follows_market=True,
+        zone_usd_per_gb=0.02,
+        region_usd_per_gb=0.02,
+    ),
+    "gcp": Terms(
+        unit_us=_S,
+        least_us=60 * _S,
+        follows_market=True,
+        zone_usd_per_gb=0.01,
+        region_usd_per_gb=0.02,
+    ),
+    "azure": Terms(
+        unit_us=60 * _S,
+        least_us=60 * _S,
+        follows_market=True,
+        region_usd_per_gb=0.02,
+    ),
+}
+"""By cloud; one that is not here bills exactly."""
