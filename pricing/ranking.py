@@ -28,8 +28,7 @@ from spottrain.pricing.switching import (
 )
 
 MONTH_H = 730.5
-CAP = "budget.max_usd_per_hour"
-"""What reasons begin with that are due to the cap."""
+CAP = "budget.max_usd_per_hour"  # Reasons that are due to it begin so.
 EXACT = 6
 """Rows that are worked out to the end unless more are asked for."""
 
@@ -184,7 +183,7 @@ def rank(
     out: list[Row] = []
     waiting: list[tuple[tuple[object, ...], int, int, Row]] = []
     for number, priced in enumerate(offers):
-        row = _bound(priced, paces, terms, others)
+        row = _bound(priced, paces, terms, others.get(priced.place[:2], FREE))
         if row.why_not:
             out.append(row)
         else:
@@ -233,12 +232,13 @@ def _affordable(offer: Offer, most: int, terms: Terms, held: Rate) -> int:
     return max(0, min(most, (Rate.allowed(terms.max_usd_per_hour) - held) // price))
 
 
-def _others(offers: Iterable[Priced], terms: Terms) -> Rate:
-    """Return the least that the other VMs of a fleet of ``min_vms`` can cost."""
+def _others(offers: Iterable[Priced], terms: Terms) -> Mapping[object, Rate]:
+    """Return the least that the other VMs of ``min_vms`` can cost, by cloud and region."""
     if terms.max_usd_per_hour is None or terms.min_vms <= 1:
-        return FREE  # Whoever pays for one pays for enough.
-    prices = [p.offer.usd_per_hour for p in offers if not _unusable(p, terms)]
-    return Rate.of(min(prices, default=0.0)) * (terms.min_vms - 1)
+        return {}  # Whoever pays for one pays for enough.
+    usable = [(p.place[:2], p.offer) for p in offers if not _unusable(p, terms)]
+    usable.sort(key=lambda one: -one[1].usd_per_hour)  # The cheapest has the last word.
+    return {at: Rate.of(one.usd_per_hour) * (terms.min_vms - 1) for at, one in usable}
 
 
 def _bound(priced: Priced, paces: Paces, terms: Terms, others: Rate) -> Row:

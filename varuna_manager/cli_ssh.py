@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from spottrain.cloud.errors import CloudError
 from spottrain.cloud.provider import ReachedBySsh, SshTarget
+from spottrain.cloud.ssh.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config_cloud import AnyCloud, BastionConfig
 from spottrain.varuna_manager.console import NameArgument
@@ -136,21 +138,44 @@ def argv_to(
     """Return the command line of ``ssh`` that enters a host of a job, or runs something
     there; it accepts no other host keys than those of ``target``.
     """
-    known = job.path / "known_hosts"
-    place = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
-    known.write_text("".join(f"{place} {key}\n" for key in target.host_keys))
-    argv = ["ssh", "-p", str(target.port), "-l", target.user]
+    known = _known(job.path / "known_hosts", target.host, target.port, target.host_keys)
+    argv = ["ssh", "-p", str(target.port), "-l", target.user, *_proof(known, key_file)]
+    if bastion is not None:
+        argv += ["-o", f"ProxyCommand={_through(job, bastion.host())}"]
+    return [*argv, "--", target.host, *command]
+
+
+def _through(job: JobDir, bastion: Host) -> str:
+    """Return the command that leads to a host by a bastion.
+
+    No ProxyJump: that would not be told the bastion's own keys.
+    """
+    known = bastion.known_hosts
+    if bastion.host_key is not None:
+        path = job.path / "known_bastion"
+        known = _known(path, bastion.address, bastion.port, (bastion.host_key,))
+    argv = ["ssh", "-p", str(bastion.port), "-l", bastion.user]
+    argv += [*_proof(known, bastion.key_file), "--", bastion.address]
+    return shlex.join(argv).replace("%", "%%").replace("ssh", "ssh -W [%h]:%p", 1)
+
+
+def _known(path: Path, host: str, port: int, keys: Sequence[str]) -> Path:
+    """Write the file that a host's keys are known from."""
+    place = host if port == 22 else f"[{host}]:{port}"
+    path.write_text("".join(f"{place} {key}\n" for key in keys))
+    return path
+
+
+def _proof(known: Path, key_file: Path | None) -> list[str]:
+    """Return the options by which a host and we prove to each other who we are."""
     options = {
         "UserKnownHostsFile": f'"{known}"',
         "GlobalKnownHostsFile": os.devnull,
         "StrictHostKeyChecking": "yes",
     }
     if key_file is not None:
-        argv += ["-i", str(key_file)]
         options["IdentitiesOnly"] = "yes"
-    if bastion is not None:
-        at = f"{bastion.user}@" if bastion.user else ""
-        options["ProxyJump"] = f"{at}{bastion.address}:{bastion.port}"
+    argv = [] if key_file is None else ["-i", str(key_file)]
     for name, value in options.items():
         argv += ["-o", f"{name}={value}"]
-    return [*argv, "--", target.host, *command]
+    return argv

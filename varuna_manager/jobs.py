@@ -13,6 +13,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        folder.id, copy.json tells this folder from its like on other
                                         machines; how far the journal's copy is
     <home>/cache/                       facts and profiles by fingerprint
+           locks/<name>                 held by whoever puts a job of that name on disk
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from spottrain.cloud.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.budget import WORTH_S, reserve_s
 from spottrain.pricing.money import Money, Rate, is_amount
-from spottrain.storage import StorageError, check_writable, is_url, open_store
+from spottrain.storage import StorageError, check_writable, is_object_url, open_store
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.config_manager_vm import IDENTITY
 from spottrain.varuna_manager.events import JobSubmitted
@@ -106,7 +106,7 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
             "--manager-vm: the manager's VM is rented from the one cloud of the job: got "
             f"resources.provider {', '.join(config.resources.providers)}"
         )
-    if not is_url(config.checkpoint.path or ""):
+    if not is_object_url(config.checkpoint.path or ""):
         raise ConfigError(
             "--manager-vm: checkpoint.path must be in an object store, such as "
             "s3://bucket/job, which outlives the manager's VM: got "
@@ -247,8 +247,9 @@ def submit(
 @contextmanager
 def placing(job: JobDir) -> Iterator[None]:
     """Wait until no other process puts a job of this name on disk, and keep them out."""
-    job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(job.path.with_name(f".{job.name}.lock"), "ab") as lock:
+    locks = job.path.parent.with_name("locks")
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(locks / job.name, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -53,8 +53,15 @@ sys.version_info >= (3, 11) or sys.exit("manager_vm.python: needs Python 3.11 or
     if ! fits "$python"; then
         rm -rf venv
         {python} -m venv venv >/dev/null 2>&1 || {{
-            sudo apt-get -qq update
-            sudo apt-get -qq install -y python3-venv
+            # An image that has just booted is installing things itself.
+            cloud-init status --wait >/dev/null 2>&1 || true
+            tries=0
+            until sudo apt-get -qq update &&
+                sudo apt-get -qq -o DPkg::Lock::Timeout=300 install -y python3-venv; do
+                tries=$((tries + 1))
+                [ $tries -lt 10 ] || exit 1
+                sleep 10
+            done
             {python} -m venv venv
         }}
         venv/bin/pip install --quiet --disable-pip-version-check {pins}

@@ -113,13 +113,16 @@ def preview(
         terms: What it was ranked by.
 
     Raises:
+        BudgetError: The hourly cap leaves too few VMs.
         CapacityError: No fleet can be had.
         PlanError: The profile does not fit the model.
     """
     fleet = [row for row, count in greedy_fleet(ranking, terms) for _ in range(count)]
+    capped = _is_capped(ranking, terms)
     if not fleet:
-        raise CapacityError(f"no offer can be used: {why_nothing(ranking)}")
-    _check_enough(config, len(fleet), capped=_is_capped(ranking, terms))
+        kind = BudgetError if capped else CapacityError
+        raise kind(f"no offer can be used: {why_nothing(ranking)}")
+    _check_enough(config, len(fleet), capped=capped)
     inputs = replace(inputs, slots=tuple(_devices(fleet)))
     choice = choose_plan(inputs)
     usd_per_hour = total_rate(

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
 from spottrain.errors import SpottrainError
@@ -313,6 +313,10 @@ def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
         version = told["schema_version"]
         if version == SCHEMA_VERSION:
             return TypeAdapter(kind).validate_python(told)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoredJobError(f"{name} is damaged: {error}") from None
     raise StoredJobError(

@@ -16,17 +16,25 @@ import fcntl
 import os
 import re
 import shutil
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from spottrain.cloud.data.sources import File, Source
+from spottrain.cloud.data.unpacking import unpack
 from spottrain.cloud.data.wish import DataError, Wish, short_hash
 
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
 """Names of folders that may be removed; whatever else lies there is not ours."""
+_NAMES = (
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.EILSEQ,
+)
+"""What a disk says to names that no two files, or no file at all, can have."""
 _AT_ONCE = 8
 """Files that are fetched at the same time."""
 
@@ -72,7 +80,7 @@ class Cache:
                 os.utime(target)  # it is used
                 tell(f"{wish.name}: is here, {amount(num_bytes(files))}")
             else:
-                with told_when_full(wish, self.folder):
+                with told_what_the_disk_says(wish, self.folder):
                     self._fetch(wish, source, part, tell)
                 part.rename(target)
         return target if source.is_folder or wish.unpack else target / files[0].name
@@ -166,35 +174,20 @@ def missing(folder: Path, files: Sequence[File]) -> list[File]:
     return found
 
 
-def unpack(wish: Wish, archive: Path, folder: Path) -> None:
-    """Unpack a tar or zip archive; nothing may land outside of ``folder``.
-
-    Raises:
-        DataError: it is none, or damaged.
-    """
-    try:
-        if tarfile.is_tarfile(archive):
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-        elif zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                zipped.extractall(folder)
-        else:
-            raise DataError(f"{wish.what}: is no tar or zip archive; leave unpack out")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise DataError(f"{wish.what}: cannot be unpacked: {error}; mend it") from None
-
-
 @contextlib.contextmanager
-def told_when_full(wish: Wish, folder: Path) -> Iterator[None]:
-    """Say in one line that a disk is full.
+def told_what_the_disk_says(wish: Wish, folder: Path) -> Iterator[None]:
+    """Say in one line that a disk is full, or cannot hold files of such names.
 
     Raises:
-        DataError: it is.
+        DataError: it is, or cannot.
     """
     try:
         yield
     except OSError as error:
+        if error.errno in _NAMES:
+            raise DataError(
+                f"{wish.what}: cannot be kept under its names: {error}; rename it"
+            ) from None
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -36,6 +37,7 @@ from spottrain.storage import (
 _ANSWER_S = 60.0
 _CHUNK_BYTES = 1 << 20
 _GONE = frozenset({404, 410})
+_SIZE = re.compile(r"[0-9]{1,18}")
 _TRANSIENT = frozenset({408, 425, 429})
 """What a web server says that may be otherwise a minute later."""
 
@@ -114,7 +116,8 @@ class ObjectSource:
         if self.is_folder:
             found = self._store.versions()
         else:
-            found = [self._store.version(unquote(name))]
+            check_name(wish, name := unquote(name))
+            found = [self._store.version(name)]
         self.files = tuple(files_of(wish, found))
         if not self.files:
             raise NothingThereError(f"{wish.what}: nothing is there; check the URL")
@@ -149,9 +152,10 @@ class WebSource:
         with self._ask("HEAD") as answer:
             size = answer.headers.get("Content-Length")
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-        if size is None:
+        if size is None or not _SIZE.fullmatch(size):
             raise DataError(f"{wish.what}: its server does not tell its size")
         name = PurePosixPath(unquote(urlsplit(wish.url).path)).name or "index"
+        check_name(wish, name)
         self.files: tuple[File, ...] = (File(name, int(size), etag or ""),)
 
     def fetch(self, file: File, target: Path) -> None:
@@ -194,14 +198,28 @@ def files_of(wish: Wish, found: Sequence[Version]) -> Iterator[File]:
     """Yield the files among objects: what only stands for a folder is none.
 
     Raises:
-        DataError: a name would lead out of the dataset's folder.
+        DataError: a name would lead out of the dataset's folder, or is a folder too.
     """
     folders = {str(path) for x in found for path in PurePosixPath(x.name).parents}
     for name, num_bytes, etag in found:
-        if PurePosixPath(name).is_absolute() or ".." in name.split("/"):
-            raise DataError(f"{wish.what}: an object has the name {name!r}; rename it")
+        check_name(wish, name)
+        if num_bytes and name in folders:
+            raise DataError(
+                f"{wish.what}: {name!r} is an object and, by the names of others, a "
+                "folder; rename it"
+            )
         if num_bytes or not (name in folders or not name or name.endswith("/")):
             yield File(name, num_bytes, etag)
+
+
+def check_name(wish: Wish, name: str) -> None:
+    """Check that a name is one of a file in the dataset's folder.
+
+    Raises:
+        DataError: no file can have it, or it leads elsewhere.
+    """
+    if PurePosixPath(name).is_absolute() or ".." in name.split("/") or "\0" in name:
+        raise DataError(f"{wish.what}: an object has the name {name!r}; rename it")
 
 
 def check_hash(wish: Wish, path: Path) -> None:
@@ -248,5 +266,7 @@ def told(wish: Wish) -> Iterator[None]:
         ) from None
     except urllib.error.URLError as error:
         raise DataAwayError(f"{wish.what}: no answer: {error.reason}") from None
+    except (http.client.InvalidURL, UnicodeError) as error:
+        raise DataError(f"{wish.what}: is no URL: {error}; check it") from None
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise DataAwayError(f"{wish.what}: connection lost: {error!r}") from None

@@ -147,7 +147,7 @@ def _properties(
     kind = kind_of(request.offer.instance_type)
     asked: dict[str, Any] = {
         "machine_type": kind.machine_type,
-        "scheduling": _scheduling(request.offer.spot, settings),
+        "scheduling": _scheduling(request, settings),
         "network_interfaces": [_interface(place, settings)],
         "disks": [_boot_disk(request, kind, settings)],
         "labels": _labels(request),
@@ -168,13 +168,16 @@ def _properties(
     return asked
 
 
-def _scheduling(spot: bool, settings: GcpSettings) -> dict[str, Any]:
+def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]:
     """Return a schedule that ends in deletion, at the hard stop at the latest."""
+    spot = request.offer.spot
+    # Neither spot machines nor those with GPUs can be moved.
+    movable = not spot and request.offer.gpus == 0
     return {
         "provisioning_model": "SPOT" if spot else "STANDARD",
         "instance_termination_action": "DELETE",
         "max_run_duration": {"seconds": math.ceil(settings.max_run_s)},
-        "on_host_maintenance": "TERMINATE",  # machines with GPUs cannot be moved
+        "on_host_maintenance": "MIGRATE" if movable else "TERMINATE",
         "automatic_restart": False,
     }
 

@@ -21,7 +21,7 @@ class Web:
     """Method, path and range of each request."""
     breaks_after: int | None = None
     """The next answer's connection breaks after so many bytes."""
-    claims: int | None = None
+    claims: int | str | None = None
     """How large every file is said to be, whatever it is."""
     says: int | None = None
     """Every answer is this status."""

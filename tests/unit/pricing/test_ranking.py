@@ -265,3 +265,10 @@ def test_no_fleet_costs_more_an_hour_than_the_cap(
     fleet = greedy_fleet(ranking, asked)
     assert sum(row.priced.offer.usd_per_hour * n for row, n in fleet) <= cap
     assert not fleet or sum(n for _, n in fleet) >= asked.min_vms
+
+
+def test_cheap_machines_of_another_region_are_no_company() -> None:
+    dear, far = (priced(usd_per_hour=3.0), priced(region="far", usd_per_hour=1.0))
+    ranking = rank([dear, far], PACES, CAPPED)
+    assert [row.priced for row in ranking.rows if not row.why_not] == [far]
+    assert greedy_fleet(ranking, CAPPED) == [(ranking.rows[0], 4)]

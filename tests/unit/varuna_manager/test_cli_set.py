@@ -158,6 +158,13 @@ def test_a_cap_below_all_prices_is_taken_but_told(run: Run, tmp_path: Path) -> N
     assert "pays for no machine now: the cheapest costs" in answer.out
 
 
+def test_a_cap_that_pays_for_too_few_machines_is_told(run: Run, tmp_path: Path) -> None:
+    job = submit(tmp_path, resources={"min_vms": 4, "max_vms": 4})
+    tell(job, OffersSeen(at_s=time.time(), offers=(OFFER,)))
+    change = f"budget.max_usd_per_hour={2 * OFFER.usd_per_hour}"
+    assert "pays for less than 4 machines now: the" in run("set", "demo", change).out
+
+
 def test_a_job_that_has_ended_for_good_has_no_limits(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     assert run("down", "demo").code == 0

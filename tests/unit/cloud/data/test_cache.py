@@ -130,6 +130,16 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
         bring(Cache(tmp_path), Full({"a": b"1"}))
 
 
+@pytest.mark.parametrize(
+    "names", [("a", "a/b"), ("a/b", "a"), ("x" * 300,), ("x" * 300 + "/a",)]
+)
+def test_names_that_no_files_can_have_are_told(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    with pytest.raises(DataError, match=r"cannot be kept under its names: .*rename it"):
+        bring(Cache(tmp_path), Shelf(dict.fromkeys(names, b"1")))
+
+
 class Usage(NamedTuple):
     free: int
 
