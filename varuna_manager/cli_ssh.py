@@ -154,9 +154,9 @@ def _through(job: JobDir, bastion: Host) -> str:
     if bastion.host_key is not None:
         path = job.path / "known_bastion"
         known = _known(path, bastion.address, bastion.port, (bastion.host_key,))
-    argv = ["ssh", "-p", str(bastion.port), "-l", bastion.user]
+    argv = ["-p", str(bastion.port), "-l", bastion.user]
     argv += [*_proof(known, bastion.key_file), "--", bastion.address]
-    return shlex.join(argv).replace("%", "%%").replace("ssh", "ssh -W [%h]:%p", 1)
+    return f"ssh -W '[%h]:%p' {shlex.join(argv).replace('%', '%%')}"
 
 
 def _known(path: Path, host: str, port: int, keys: Sequence[str]) -> Path:

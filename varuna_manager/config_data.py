@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,6 +15,13 @@ from spottrain.storage import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config_section import Section
 
 _SCHEMES = (*OBJECT_SCHEMES, "https", "http", "file")
+_WEB_URL = re.compile(r"[!-~]+")
+_SECRET = re.compile(
+    r"x-(amz|goog)-.*|(.*[-_.])?(sig|signature|secret|pass(word|wd|phrase)?)\d*|.*token"
+    r"|.*(api|access)[-_]?key(-?id)?",
+    re.IGNORECASE,
+)
+"""Names in a query, or of a mount's option, whose values give access."""
 
 
 class DataConfig(Section):
@@ -61,18 +68,22 @@ class DataConfig(Section):
 
     def _check_url(self, url: str) -> None:
         parts = urlsplit(url)
+        _check_secrets(parts)  # before anything is said in which the URL stands
         if parts.scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
             raise ValueError(f"url must begin with {known}: got {url}")
-        if parts.password is not None or (parts.username and parts.scheme != "abfs"):
+        if parts.scheme in WEB_SCHEMES and not _WEB_URL.fullmatch(url):
             raise ValueError(
-                "url must not hold a password; VMs find credentials in secrets: or by "
-                "their role"
+                "url must be written in ASCII without blanks, others as %C3%A9: got "
+                f"{url!r}"
             )
         if parts.scheme == "file":
             if parts.netloc or not parts.path.startswith("/"):
                 raise ValueError(f"url must be file:///path: got {url}")
             return
+        path = unquote(parts.path)
+        if {".", ".."} & set(path.split("/")) or "\0" in path:
+            raise ValueError(f"url must be without . and .. and %00: got {url!r}")
         if not parts.netloc:
             raise ValueError(f"url must name a bucket or server: got {url}")
         if parts.scheme == "http" and not self.sha256:
@@ -123,7 +134,28 @@ class DataConfig(Section):
         )
 
 
+def _check_secrets(parts: SplitResult) -> None:
+    """Refuse a URL with a password or a signature; says which, not what."""
+    found = [name for name, _ in parse_qsl(parts.query) if _SECRET.fullmatch(name)]
+    names_account = parts.scheme in ("abfs", "abfss") and parts.password is None
+    if parts.username is not None and not names_account:
+        found.append("a password")
+    if found:
+        raise ValueError(
+            f"url must not hold a password or signature, got {found[0]}: URLs stand in "
+            "logs; name what is in a bucket by s3://, gs:// or az://: VMs find "
+            "credentials in secrets: or by their role"
+        )
+
+
 def _check_mount(source: str, kind: str, options: str) -> None:
+    found = [name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])]
+    if found or (":" in source.partition("://")[2].rpartition("@")[0]):
+        raise ValueError(
+            f"mount must not hold a password, got {(*found, 'one in its source')[0]}: it "
+            "would stand in logs and among the processes; have it in a file of the image "
+            "that an option names, such as credentials=/etc/share"
+        )
     if not kind:
         raise ValueError("mount needs type, such as nfs4")
     for what, text in (("mount", source), ("type", kind), ("options", options)):

@@ -68,7 +68,10 @@ def _unpack(wish: Wish, archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as zipped:
             zipped.extractall(folder)
     else:
-        raise DataError(f"{wish.what}: is no tar or zip archive; leave unpack out")
+        raise DataError(
+            f"{wish.what}: is no tar or zip archive, or a damaged one; leave unpack "
+            "out, or mend it"
+        )
 
 
 def _cannot(wish: Wish, error: Exception) -> DataError:

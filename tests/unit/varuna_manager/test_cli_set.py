@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -60,7 +61,7 @@ def run(
     return answer
 
 
-def submit(folder: Path) -> JobDir:
+def submit(folder: Path, **changes: Any) -> JobDir:
     data = {
         "name": "demo",
         "entrypoint": "train:job",
@@ -72,7 +73,7 @@ def submit(folder: Path) -> JobDir:
     }
     (folder / "code").mkdir()
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(yaml.safe_dump(data | changes))
     job, _ = launch.submit(load_config(path), FACTS)
     return job
 

@@ -81,6 +81,13 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"a": "data/corpus"}, AWS, "url must begin with s3://"),
     ({"a": "http://host/a"}, AWS, "http:// needs sha256"),
     ({"a": "https://me:hunter2@host/a"}, AWS, "url must not hold a password"),
+    ({"a": "ftp://me:hunter2@host/a"}, AWS, "url must not hold a password"),
+    ({"a": "https://hunter2@host/a"}, AWS, "url must not hold a password"),
+    ({"a": "https://host/a b"}, AWS, "must be written in ASCII without blanks"),
+    ({"a": "https://host/gr\u00f6\u00dfe"}, AWS, "must be written in ASCII"),
+    ({"a": "https://host/a/.."}, AWS, r"must be without \. and \.\. and %00"),
+    ({"a": "s3://bucket/a/%2e%2e/b"}, AWS, r"must be without \. and \.\."),
+    ({"a": "s3://bucket/a%00"}, AWS, r"must be without \. and \.\."),
     ({"a": "https://host/a/"}, AWS, "must name one object here"),
     ({"a": "s3://"}, AWS, "url must name a bucket or server"),
     ({"a": "s3://bucket/a?colour=red"}, AWS, "knows the options"),
@@ -99,6 +106,67 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"a": {"path": "data"}}, SSH, "path must be absolute on the hosts: got data"),
     ({"a": {"mount": "fs:/", "type": "nfs4"}}, {}, "mount is for VMs"),
 ]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sv=2024&sig=hunter2",
+        "X-Amz-Signature=hunter2",
+        "x-goog-credential=hunter2",
+        "Expires=1&Signature=hunter2&Key-Pair-Id=K",
+        "token=hunter2",
+        "access_token=hunter2",
+        "private_token=hunter2",
+        "apikey=hunter2",
+        "AWSAccessKeyId=hunter2",
+        "password=hunter2",
+    ],
+)
+@pytest.mark.parametrize("where", ["https://host/a", "https://host/a/", "ftp://host/a"])
+def test_a_signed_url_is_refused_without_its_signature(query: str, where: str) -> None:
+    with pytest.raises(ConfigError, match="password or signature, got") as caught:
+        parse({"a": f"{where}?{query}"})
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        {"mount": "//server/share", "options": "ro,username=me,password=hunter2"},
+        {"mount": "//server/share", "options": "PASS=hunter2"},
+        {"mount": "//server/share", "options": "password2=hunter2"},
+        {"mount": ":/", "options": "name=me,secret=hunter2"},
+        {"mount": "folder", "options": "passphrase_passwd=hunter2"},
+        {"mount": "https://me:hunter2@server/"},
+    ],
+)
+def test_a_mount_with_a_password_is_refused_without_it(mount: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="password, got .*credentials=") as caught:
+        parse({"a": {"type": "cifs", **mount}})
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "https://host/a?design=2&version=3&key=images%2F12&tokens=9",
+        "abfs://container@account.dfs.core.windows.net/a",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "s3://bucket/two words/gr\u00f6\u00dfe",
+        {
+            "mount": "//server/share",
+            "type": "cifs",
+            "options": "credentials=/etc/share,secretfile=/etc/key,sec=krb5",
+        },
+        {"mount": "user@server:/", "type": "fuse.sshfs"},
+        {"mount": "[fd00::1]:/", "type": "nfs4"},
+    ],
+)
+def test_what_only_looks_like_a_secret_is_none(data: Any) -> None:
+    parse({"a": data})
 
 
 @pytest.mark.parametrize(("data", "provider", "told"), MISTAKES)

@@ -84,9 +84,10 @@ def test_whose_a_place_is_must_be_told_whole(job: JobDir, place: str, key: str) 
 
 
 def test_a_journal_of_another_id_is_not_this_jobs(job: JobDir, place: str) -> None:
-    told = kept(job, "../newest.json")
     other = "0" * 32
-    kept(job, "").rename(told.with_name(other))
+    folder = kept(job, "")
+    told = folder.with_name("newest.json")
+    folder.rename(told.with_name(other))
     told.write_text(json.dumps({"schema_version": 1, "name": "demo", "uid": other}))
     assert "not all of job demo" in refused(place)
 
@@ -137,7 +138,7 @@ def test_a_claim_may_tell_more_than_is_known_but_not_less(
     assert "manager/000001.json is damaged" in refused(place)
 
 
-@pytest.mark.parametrize("url", ["s3://[::1", "s3://[::1/job", "s3://[::1]x/job"])
+@pytest.mark.parametrize("url", ["s3://[::1", "s3://[::1/job"])
 def test_what_is_no_url_is_said_in_one_line(job: JobDir, url: str) -> None:
     with pytest.raises(StorageError, match="must be"):
         take_over(url, lambda _: None)
