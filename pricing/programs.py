@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from spottrain.pricing.market import Floats
 
 FEWEST_PERIODS = 16
-"""Periods that there may be, however many jobs: 2,048 on three types take 0.15 s of a
-CPU so. See HoursProgram."""
+"""Periods that there may be, however many jobs: 2,048 on three types take 0.3 s of a
+CPU so where quotas are short. See HoursProgram."""
 MOST_COLUMNS = 2**15
 """Of fewer jobs there may be so many periods that a program gets no larger than this."""
 INTERIOR: Literal["highs-ipm"] = "highs-ipm"

@@ -220,9 +220,9 @@ def _drive_there(
 ) -> None:
     """Start the manager of a job on a VM and look on; exits with the job's exit code."""
     # Not above: it imports what rents, which other commands do not need.
-    from spottrain.varuna_manager import manager_vm, manager_vm_home
+    from spottrain.varuna_manager import manager_vm_home
 
-    manager_vm.begin(job, offers, say)
+    manager_vm_home.begin(job, offers)
     if detach:
         if output is Output.JSON:
             show_json({"name": job.name, "folder": str(job.path)})

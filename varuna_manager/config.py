@@ -70,8 +70,7 @@ class ResourcesConfig(Section):
     """How far apart the VMs of a plan may be: `region` keeps them where they reach each
     other; `cloud` and `any` take a network of yours that joins regions."""
     min_vms: PositiveInt = 1
-    """Never train on fewer VMs than this; wait for more. Nothing is rented while the caps
-    of ``budget`` pay for too few."""
+    """Never train on fewer VMs than this; wait for more."""
     max_vms: PositiveInt = 4
     """Never rent more VMs than this at once; those that leave or are being replaced do
     not count."""

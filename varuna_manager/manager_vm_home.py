@@ -6,19 +6,21 @@ the checkpoint store, and from then on this machine has the job as any other.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import typer
 
-from spottrain.cloud.provider import ReleasesJob, Vm, VmState
+from spottrain.cloud.provider import Offer, ReleasesJob, Vm, VmState
+from spottrain.cloud.ssh.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager import away as aways
-from spottrain.varuna_manager import manager_vm
+from spottrain.varuna_manager import control, manager_vm
 from spottrain.varuna_manager.away import Away
 from spottrain.varuna_manager.cli_ssh import argv_to
 from spottrain.varuna_manager.clouds import open_cloud
@@ -86,6 +88,53 @@ def pass_on(job: JobDir, command: str) -> None:
     raise typer.Exit(code)
 
 
+def begin(job: JobDir, offers: Sequence[Offer]) -> None:
+    """Rent the VM of a job's manager and start the manager there.
+
+    Args:
+        job: As it was submitted here.
+        offers: What its cloud offers to train on.
+
+    Raises:
+        SpottrainError: As ``manager_vm.begin``; what becomes of the VM has been said.
+    """
+    with launching(job):
+        manager_vm.begin(job, offers, say)
+
+
+@contextlib.contextmanager
+def launching(job: JobDir) -> Iterator[None]:
+    """Leave nobody with a rented VM unawares when its launch fails within the block.
+
+    A VM that cannot be used is returned; else what was begun may be gone on with.
+    """
+    try:
+        yield
+    except (SpottrainError, KeyboardInterrupt) as error:
+        useless = isinstance(error, UnfitHostError | HostKeyError)
+        if not (useless and _give_up(job)):
+            say(
+                f"job {job.name}: its launch did not finish, and a VM may be rented: "
+                f"'spottrain resume {job.name}' goes on with it, 'spottrain down "
+                f"{job.name}' returns what it rented"
+            )
+        raise
+
+
+def _give_up(job: JobDir) -> bool:
+    """End a job and return what it rented; return whether that is done."""
+    try:
+        control.end_job(job)
+    except SpottrainError as error:
+        say(f"warning: {error}")
+        return False
+    aways.forget(job)
+    say(
+        f"job {job.name}: its VM cannot be used and was returned; mend why, then launch"
+    )
+    return True
+
+
 def watch(job: JobDir) -> int:
     """Look on until the job ends; return its exit code. Ctrl-C only ends the looking."""
     away = aways.read(job)
@@ -108,7 +157,8 @@ def _finish_launch(job: JobDir, command: str) -> None:
             f"job {job.name}: its launch did not finish: 'spottrain resume {job.name}' "
             f"goes on with it, 'spottrain down {job.name}' returns what it rented"
         )
-    manager_vm.go_on(job, say)
+    with launching(job):
+        manager_vm.go_on(job, say)
     raise typer.Exit(0)
 
 

@@ -14,22 +14,20 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import KIND, ZONE
 from tests.fakes.machines import connections_to
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
-from tests.integration.ssh_hosts import ssh_hosts, vm_processes
+from tests.integration.ssh_hosts import ssh_hosts, unanswered, vm_processes
 
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm
+from spottrain.cloud.provider import LaunchRequest, Vm
 from spottrain.cloud.ssh.hosts import Payload
 from spottrain.cloud.ssh.provider import SshProvider
 from spottrain.cloud.ssh.rented import Rented
-from spottrain.varuna_manager.certificates import ensure_identity
 
-NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token="secret")
+NOBODY = unanswered()
 
 
 def measure(folder: Path, count: int) -> None:
@@ -101,15 +99,13 @@ def measure_rented(folder: Path, count: int) -> None:
     with aws_vms(folder) as cloud:
         cloud.fake.ask("stock", zone=ZONE, instance_type=KIND, count=count)
         provider = cloud.provider()
-        ca_pem = ensure_identity(folder, ("127.0.0.1",)).ca_pem
-        bootstrap = replace(NOBODY, ca_pem=ca_pem)  # agents look for it for long
         provider.serve(NOBODY.manager_url)
         began_s = time.perf_counter()
         vms = provider.launch(wish(provider, count)).vms
         rented_s = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:
             starts = threads.map(
-                lambda vm: provider.start_agent(vm.vm_id, bootstrap), vms
+                lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms
             )
             assert len(list(starts)) == count
         started_s = time.perf_counter()

@@ -8,10 +8,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from tests.fakes.sshd import Sshd, keygen
 from tests.integration.jobs import Job, until
+
+from spottrain.cloud.provider import AgentBootstrap
+from spottrain.varuna_manager.certificates import ensure_identity
 
 
 class SshJob(Job):
@@ -88,3 +92,10 @@ def ssh_hosts(folder: Path, count: int, *options: str) -> Iterator[list[Sshd]]:
         kill_vms(hosts)
         for host in hosts:
             host.stop()
+
+
+def unanswered(token: str = "secret") -> AgentBootstrap:
+    """Return what agents are told of a manager that does not answer: they ask on."""
+    with TemporaryDirectory() as folder:
+        ca_pem = ensure_identity(Path(folder), ("127.0.0.1",)).ca_pem
+    return AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem=ca_pem, token=token)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.aws import CREDENTIALS, KIND, REGION, ZONE
+from tests.fakes.object_store import S3, serve_s3
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import Answer, Job, until
@@ -37,8 +38,8 @@ SMALL = DEFAULTS["aws"].instance_type
 class RemoteJob(Job):
     """A job whose manager goes to a VM of the fake."""
 
-    def __init__(self, folder: Path, name: str, cloud: AwsVms) -> None:
-        self.store = (folder / f"store-{name}").as_uri()
+    def __init__(self, folder: Path, name: str, cloud: AwsVms, s3: S3) -> None:
+        self.store = s3.url(name)
         super().__init__(
             folder,
             name,
@@ -107,7 +108,11 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("far")
-    with aws_vms(folder / "aws") as cloud, RemoteJob(folder, "far", cloud) as job:
+    with (
+        serve_s3() as s3,
+        aws_vms(folder / "aws") as cloud,
+        RemoteJob(folder, "far", cloud, s3) as job,
+    ):
         cloud.fake.ask("stock", zone=ZONE, instance_type=SMALL, count=1)
         cloud.fake.ask("instance_profile", name="spottrain-manager")
         job.pace(1.0)  # four losses a mini-batch: it is not over before it is stopped
@@ -148,7 +153,7 @@ def resume_elsewhere(story: Story) -> None:
     job = story.job
     shutil.rmtree(job.environment["SPOTTRAIN_HOME"])
     job.pace(0.0)
-    story.resumed = job.run("resume", f"{job.store}/job", "--detach")
+    story.resumed = job.run("resume", job.store.replace("?", "/job?"), "--detach")
     assert story.resumed.code == 0, story.resumed.err
     until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
     story.end = job.run("report", "far", "-o", "json").report

@@ -21,6 +21,7 @@ from tests.fakes.machines import connections_to
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.jobs import until
+from tests.integration.ssh_hosts import unanswered
 
 from spottrain.cloud.errors import (
     CloudError,
@@ -44,7 +45,7 @@ from spottrain.varuna_manager.certificates import Identity, ensure_identity
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 SECRET = "secret-token-of-one-vm"
-NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token=SECRET)
+NOBODY = unanswered(SECRET)
 SOON_S = 15.0
 """Far less than any deadline of a start."""
 

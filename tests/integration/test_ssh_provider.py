@@ -18,17 +18,22 @@ from tests.contract.ssh_account import empty_workdir
 from tests.fakes.sshd import WHY_NOT, Sshd
 from tests.fakes.web import serve_web
 from tests.integration.jobs import until
-from tests.integration.ssh_hosts import kill_vms, ssh_hosts, vm_processes
+from tests.integration.ssh_hosts import (
+    kill_vms,
+    ssh_hosts,
+    unanswered,
+    vm_processes,
+)
 
 from spottrain.cloud.data.wish import Wish, to_json
 from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm, VmState
+from spottrain.cloud.provider import LaunchRequest, Vm, VmState
 from spottrain.cloud.ssh.hosts import Payload, SetupError, UnreachableHostError
 from spottrain.cloud.ssh.provider import SshProvider
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
-NOBODY = AgentBootstrap(manager_url="https://127.0.0.1:1", ca_pem="ca", token="secret")
+NOBODY = unanswered()
 
 
 @dataclass

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -106,17 +108,22 @@ class VmUnderTest:
         lines = (self.folder / "heard").read_text().splitlines()
         return [lines[0], *(wire.decode(wire.Command, line) for line in lines[1:])]
 
-    def worker_is_gone(self) -> bool:
+    def worker_is_gone(self, within_s: float = 20.0) -> bool:
+        """Whether it dies soon: whoever is killed may take a moment to be dead."""
         pid = json.loads(self.heard()[0])["worker"]
         try:
-            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-        except FileNotFoundError:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
             return True
+        try:
+            return bool(select.select([process], [], [], within_s)[0])
+        finally:
+            os.close(process)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        if (self.folder / "heard").exists() and not self.worker_is_gone():
+        if (self.folder / "heard").exists() and not self.worker_is_gone(0.0):
             pid = json.loads(self.heard()[0])["worker"]
             subprocess.run(["kill", "-9", str(pid)], check=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,13 @@ from tests.fakes.aws import KIND, REGION, FakeAws, running
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.provider import LaunchRequest
+from spottrain.cloud.provider import LaunchRequest, SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager import control
 from spottrain.varuna_manager.cli import main
-from spottrain.varuna_manager.cli_ssh import choose, ssh_argv
+from spottrain.varuna_manager.cli_ssh import argv_to, choose, ssh_argv
 from spottrain.varuna_manager.config import load_config
+from spottrain.varuna_manager.config_cloud import BastionConfig
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.launch import submit
 from spottrain.varuna_manager.manager import only_manager
@@ -275,6 +277,32 @@ def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
     assert "StrictHostKeyChecking=yes" in argv
     known = (job.path / "known_hosts").read_text()
     assert known == f"{argv[-3]} {key}\n"
+
+
+def test_ssh_accepts_no_bastion_but_the_one_of_the_job_file(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    target = SshTarget(host="10.0.0.7", user="vm", host_keys=("ssh-ed25519 A",))
+    bastion = BastionConfig(
+        address="192.0.2.9",
+        port=2222,
+        user="me",
+        host_key="ssh-ed25519 B",
+        key_file="/a folder/100%/key",
+    )
+    argv = argv_to(job, target, None, bastion, [])
+    (option,) = (one for one in argv if one.startswith("ProxyCommand="))
+    through = shlex.split(option.removeprefix("ProxyCommand=").replace("%%", "%"))
+    assert through[:3] == ["ssh", "-W", "[%h]:%p"]
+    assert through[-2:] == ["--", "192.0.2.9"]
+    assert through[through.index("-i") + 1] == "/a folder/100%/key"
+    assert {"2222", "me", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes"} < {
+        *through
+    }
+    assert f'UserKnownHostsFile="{tmp_path}/known_bastion"' in through
+    known = (tmp_path / "known_bastion").read_text()
+    assert known == "[192.0.2.9]:2222 ssh-ed25519 B\n"
+    plain = bastion.model_copy(update={"host_key": None, "known_hosts": "/known"})
+    assert any('="/known"' in one for one in argv_to(job, target, None, plain, []))
 
 
 def test_ssh_asks_which_vm_is_meant(aws: FakeAws, tmp_path: Path) -> None:

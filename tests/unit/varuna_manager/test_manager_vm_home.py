@@ -18,6 +18,7 @@ from tests.unit.varuna_manager.test_cli_clouds import job_file
 
 from spottrain.cloud import tags
 from spottrain.cloud.provider import LaunchRequest, SshTarget
+from spottrain.cloud.ssh.hosts import UnfitHostError
 from spottrain.varuna_manager import away
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.away import Away
@@ -26,7 +27,8 @@ from spottrain.varuna_manager.config import load_config
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal
 from spottrain.varuna_manager.journal_copy import begin_copy
-from spottrain.varuna_manager.launch import submit
+from spottrain.varuna_manager.launch import check_name, submit
+from spottrain.varuna_manager.manager_vm_home import launching
 from spottrain.varuna_manager.stored_job import folder_mark
 
 Run = Callable[..., tuple[int, str, str]]
@@ -178,6 +180,32 @@ def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     assert "'spottrain resume job' goes on with it, 'spottrain down job' returns" in err
     assert run("down", "job")[0] == 0
     assert aws.ask("left") == []
+
+
+def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
+    aws: FakeAws, job: JobDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnfitHostError), launching(job):
+        raise UnfitHostError("host i-1: needs Python 3.11 or newer")
+    assert "job job: its VM cannot be used and was returned" in capfd.readouterr().err
+    assert aws.ask("left") == []
+    assert (job.is_down, job.away.exists()) == (True, False)
+    check_name("job")
+
+
+def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
+    aws: FakeAws, job: JobDir, run: Run
+) -> None:
+    known = away.read(job)
+    assert known is not None
+    aws.provider().terminate([known.vm_id])
+    away.write(job, replace(known, started=False))
+    code, _, err = run("resume", "job")
+    assert code == 6
+    told, error = err.splitlines()[-2:]
+    assert "'spottrain resume job' goes on with it, 'spottrain down job' ret" in told
+    assert error.startswith("error: ")
+    assert (job.is_down, job.away.exists()) == (False, True)
 
 
 def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(

@@ -122,6 +122,45 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert last == "manager_vm.python: needs Python 3.11 or newer"
 
 
+def command(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o700)
+
+
+def test_a_package_that_is_missing_is_waited_for_while_the_image_installs_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, log = tmp_path / "bin", tmp_path / "log"
+    folder.mkdir()
+    installed, locked = tmp_path / "installed", tmp_path / "locked"
+    locked.touch()
+    venv = "mkdir -p venv/bin; cp {0}/ok venv/bin/python; cp {0}/ok venv/bin/pip"
+    command(folder, "ok", "exit 0")
+    command(folder, "cloud-init", f"echo cloud-init $* >> {log}")
+    command(folder, "sleep", f"rm -f {locked}")
+    command(
+        folder,
+        "sudo",
+        f"echo $* >> {log}; [ ! -e {locked} ] || exit 100; "
+        f"case $* in *install*) touch {installed};; esac",
+    )
+    command(
+        folder,
+        "bare",  # a Python that has nothing
+        f"case $* in *importlib*) exit 1;; *venv*) [ -e {installed} ] || exit 1; "
+        f"{venv.format(folder)};; esac",
+    )
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    done = prepared(tmp_path, str(folder / "bare"))
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines() == [
+        "cloud-init status --wait",
+        "apt-get -qq update",
+        "apt-get -qq update",
+        "apt-get -qq -o DPkg::Lock::Timeout=300 install -y python3-venv",
+    ]
+
+
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
 def test_each_cloud_has_its_sdk_in_what_is_needed(cloud: str) -> None:
     sdk = {"aws": "boto3", "azure": "azure-mgmt-compute", "gcp": "google-cloud-compute"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import uuid
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.gcp import ATTACHED, KIND, PROJECT, PUBLIC_KEY, ZONE, FakeFacts
@@ -139,6 +141,20 @@ def test_gpus_are_attached_to_machines_that_have_none() -> None:
     assert answers.family_of("n1-standard-32+4xP100") == "NVIDIA_P100_GPUS"
     assert answers.family_of("a2-ultragpu-8g") == "NVIDIA_A100_80GB_GPUS"
     assert answers.family_of("x9-huge") == "x9-huge"
+
+
+@pytest.mark.parametrize(
+    ("spot", "gpus", "then"),
+    [(False, 0, "MIGRATE"), (False, 1, "TERMINATE"), (True, 0, "TERMINATE")],
+)
+def test_maintenance_of_its_host_ends_no_vm_that_can_be_moved(
+    spot: bool, gpus: int, then: str
+) -> None:
+    asked = wish(spot=spot)
+    asked = replace(asked, offer=replace(asked.offer, gpus=gpus))
+    bulk = requests.bulk_insert(asked, PLACE, SETTINGS, 0)
+    made = bulk["bulk_insert_instance_resource_resource"]["instance_properties"]
+    assert made["scheduling"]["on_host_maintenance"] == then
 
 
 def test_new_machines_boot_from_hyperdisks() -> None:
