@@ -133,6 +133,7 @@ class StoredJob:
         for name in _FILES:
             self._store.fetch(f"{self._root}/{name}", folder / name)
         job = JobDir(folder)
+        reads: tuple[Callable[[], object], ...]
         reads = (job.config, job.facts, lambda: _check_packed(job.workdir))
         for name, read in zip(_FILES, reads, strict=True):
             try:
