@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import shutil
 import signal
 import socket
@@ -121,6 +122,18 @@ def processes_of(home: Path) -> list[int]:
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(pid)
     return found
+
+
+def is_dead(pid: int, within_s: float = 0.0) -> bool:
+    """Whether a process has ended, or does soon: who is killed may take a moment."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], within_s)[0])
+    finally:
+        os.close(process)
 
 
 def connections_to(port: int) -> list[str]:

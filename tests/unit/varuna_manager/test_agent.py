@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.fakes.machines import connections_to
+from tests.fakes.machines import connections_to, is_dead
 from tests.fakes.metadata import running as metadata_service
 from tests.integration.jobs import until
 
@@ -109,16 +107,7 @@ class VmUnderTest:
         return [lines[0], *(wire.decode(wire.Command, line) for line in lines[1:])]
 
     def worker_is_gone(self, within_s: float = 20.0) -> bool:
-        """Whether it dies soon: whoever is killed may take a moment to be dead."""
-        pid = json.loads(self.heard()[0])["worker"]
-        try:
-            process = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
-        try:
-            return bool(select.select([process], [], [], within_s)[0])
-        finally:
-            os.close(process)
+        return is_dead(json.loads(self.heard()[0])["worker"], within_s)
 
     def end(self) -> None:
         self.process.kill()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import json
-import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.aws import KIND, REGION, FakeAws, running
+from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
@@ -279,30 +282,47 @@ def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
     assert known == f"{argv[-3]} {key}\n"
 
 
-def test_ssh_accepts_no_bastion_but_the_one_of_the_job_file(tmp_path: Path) -> None:
-    job = JobDir(tmp_path)
-    target = SshTarget(host="10.0.0.7", user="vm", host_keys=("ssh-ed25519 A",))
-    bastion = BastionConfig(
-        address="192.0.2.9",
-        port=2222,
-        user="me",
-        host_key="ssh-ed25519 B",
-        key_file="/a folder/100%/key",
-    )
-    argv = argv_to(job, target, None, bastion, [])
-    (option,) = (one for one in argv if one.startswith("ProxyCommand="))
-    through = shlex.split(option.removeprefix("ProxyCommand=").replace("%%", "%"))
-    assert through[:3] == ["ssh", "-W", "[%h]:%p"]
-    assert through[-2:] == ["--", "192.0.2.9"]
-    assert through[through.index("-i") + 1] == "/a folder/100%/key"
-    assert {"2222", "me", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes"} < {
-        *through
-    }
-    assert f'UserKnownHostsFile="{tmp_path}/known_bastion"' in through
-    known = (tmp_path / "known_bastion").read_text()
-    assert known == "[192.0.2.9]:2222 ssh-ed25519 B\n"
-    plain = bastion.model_copy(update={"host_key": None, "known_hosts": "/known"})
-    assert any('="/known"' in one for one in argv_to(job, target, None, plain, []))
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
+    tmp_path: Path,
+) -> None:
+    job = JobDir(tmp_path / "a job")
+    job.path.mkdir()
+    hosts = []
+    for name in ("vm", "bastion"):
+        folder = tmp_path / f"{name} here"
+        folder.mkdir()
+        keygen(folder / "key")
+        hosts.append(Sshd(folder / "sshd", folder / "key"))
+    vm, door = hosts
+    user = getpass.getuser()
+    with ExitStack() as stack:
+        for host in hosts:
+            host.folder.mkdir()
+            host.start()
+            stack.callback(host.stop)
+        target = SshTarget(
+            host=vm.address, port=vm.port, user=user, host_keys=(vm.host_key,)
+        )
+        bastion = BastionConfig(
+            address=door.address,
+            port=door.port,
+            host_key=door.host_key,
+            key_file=str(door.key_file),
+        )
+
+        def enters(bastion: BastionConfig) -> subprocess.CompletedProcess[str]:
+            argv = argv_to(job, target, vm.key_file, bastion, ["echo", "$HOME"])
+            return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+        assert enters(bastion).stdout == f"{vm.home}\n"
+        other = bastion.model_copy(update={"host_key": vm.host_key})
+        assert "Host key verification failed" in enters(other).stderr
+        known = tmp_path / "known"
+        known.write_text(f"[{door.address}]:{door.port} {door.host_key}\n")
+        listed = {"host_key": None, "known_hosts": str(known)}
+        assert enters(bastion.model_copy(update=listed)).returncode == 0
+        assert enters(bastion.model_copy(update={"key_file": None})).returncode == 255
 
 
 def test_ssh_asks_which_vm_is_meant(aws: FakeAws, tmp_path: Path) -> None:
