@@ -75,6 +75,8 @@ class AzureSource:
 def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
     """Return the events by which one VM is taken, or all that runs on it is lost.
 
+    An event that cannot be read hides no other; one without a time has begun.
+
     Args:
         text: A document of Scheduled Events.
         name: Of the VM; the case of its letters does not count.
@@ -84,17 +86,26 @@ def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
         NoAnswerError: it is something else.
     """
     try:
-        return tuple(
-            _ending(event, now_s)
-            for event in json.loads(text)["Events"]
-            if event["EventType"] in _ENDS
-            and name.casefold() in [one.casefold() for one in event["Resources"]]
-        )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        events = list(json.loads(text)["Events"])
+    except (ValueError, TypeError, LookupError, RecursionError):
         raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
+    return tuple(_ending(event, now_s) for event in events if _ends(event, name))
+
+
+def _ends(event: Any, name: str) -> bool:
+    """Whether it is an event that ends what runs on a VM."""
+    if not isinstance(event, dict) or event.get("EventType") not in _ENDS:
+        return False
+    concerned = event.get("Resources")
+    return isinstance(concerned, list) and name.casefold() in [
+        str(one).casefold() for one in concerned
+    ]
 
 
 def _ending(event: dict[str, Any], now_s: float) -> Ending:
-    not_before = event["NotBefore"]
-    lead_s = max(0.0, http_date_s(not_before) - now_s) if not_before else 0.0
-    return Ending(str(event["EventId"]), str(not_before), lead_s)
+    not_before = str(event.get("NotBefore") or "")
+    try:
+        lead_s = max(0.0, http_date_s(not_before) - now_s)
+    except ValueError:
+        lead_s = 0.0
+    return Ending(str(event.get("EventId", "")), not_before, lead_s)

@@ -73,13 +73,18 @@ def gc(
     """
     found: list[Vm] = []
     failed: dict[str, str] = {}
+    left: dict[str, str] = {}
     for name, asked in _asked(file, cloud).items():
         try:
-            found += _sweep(asked, job or (), yes)
+            vms, trouble = _sweep(asked, job or (), yes)
         except CloudError as error:
             failed[name] = str(error)
-    _show(found, failed, yes, output)
-    if failed and (file is not None or cloud or len(failed) == len(_CLOUDS)):
+            continue
+        found += vms
+        if trouble:
+            left[name] = "; ".join(trouble)
+    _show(found, failed, left, yes, output)
+    if left or (failed and (file is not None or cloud or len(failed) == len(_CLOUDS))):
         raise typer.Exit(CloudError.exit_code)
 
 
@@ -100,8 +105,10 @@ def _asked(file: Path | None, names: Sequence[str] | None) -> dict[str, AnyCloud
     return {name: each for name, each in clouds.items() if not names or name in names}
 
 
-def _sweep(cloud: AnyCloud, jobs: Collection[str], yes: bool) -> list[Vm]:
-    """Return the orphans of one cloud, given back if so wished.
+def _sweep(
+    cloud: AnyCloud, jobs: Collection[str], yes: bool
+) -> tuple[list[Vm], list[str]]:
+    """Return the orphans of one cloud, given back if so wished, and what was not.
 
     Raises:
         CloudError: the cloud cannot be asked.
@@ -111,17 +118,22 @@ def _sweep(cloud: AnyCloud, jobs: Collection[str], yes: bool) -> list[Vm]:
         orphans = list(_orphans(provider, jobs))
         if yes:
             lost = [vm for vm in orphans if vm.job in jobs or not is_kept(vm, orphans)]
-            provider.terminate([vm.vm_id for vm in lost])
-            _release(provider, {vm.job for vm in lost} | set(jobs))
-            return lost
-        return orphans
+            try:
+                provider.terminate([vm.vm_id for vm in lost])
+            except CloudError as error:
+                return [], [str(error)]
+            return lost, _release(provider, {vm.job for vm in lost} | set(jobs))
+        return orphans, []
     finally:
         provider.close()
 
 
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
     """Whether a VM's job has a manager on one of some VMs that live."""
-    return any(one.job == vm.job and one.intent == tags.MANAGER for one in vms)
+    return any(
+        one.job == vm.job and one.intent == tags.MANAGER and one.state in _ALIVE
+        for one in vms
+    )
 
 
 def _orphans(provider: ChildProvider, jobs: Collection[str]) -> Iterator[Vm]:
@@ -131,20 +143,35 @@ def _orphans(provider: ChildProvider, jobs: Collection[str]) -> Iterator[Vm]:
         )
     for vm in provider.list_all():
         wanted = not jobs or vm.job in jobs
-        if wanted and vm.state in _ALIVE and not job_dir(vm.job).is_managed():
+        there = vm.state is not VmState.TERMINATED  # one that is off has its disk yet
+        if wanted and there and not job_dir(vm.job).is_managed():
             yield vm
 
 
-def _release(provider: ChildProvider, jobs: Collection[str]) -> None:
+def _release(provider: ChildProvider, jobs: Collection[str]) -> list[str]:
+    """Remove what VMs of jobs shared; return why some of it is still there."""
+    trouble: list[str] = []
     if isinstance(provider, ReleasesJob):
         for name in sorted(jobs):
             if not job_dir(name).is_managed():
-                provider.release(name)
+                try:
+                    provider.release(name)
+                except CloudError as error:
+                    trouble.append(str(error))
+    return trouble
 
 
-def _show(vms: list[Vm], failed: dict[str, str], yes: bool, output: Output) -> None:
+def _show(
+    vms: list[Vm],
+    failed: dict[str, str],
+    left: dict[str, str],
+    yes: bool,
+    output: Output,
+) -> None:
     for name, why in failed.items():
         say(f"{name}: not asked: {why}")
+    for name, why in left.items():
+        say(f"{name}: something is left: {why}")
     if output is Output.JSON:
         show_json(
             {
@@ -152,13 +179,14 @@ def _show(vms: list[Vm], failed: dict[str, str], yes: bool, output: Output) -> N
                 "returned": yes,
                 "vms": [_document(vm) for vm in vms],
                 "failed": failed,
+                "left": left,
             }
         )
         return
     if vms:
         show(_table(vms))
     lost = vms if yes else [vm for vm in vms if not is_kept(vm, vms)]
-    rate = sum(vm.offer.usd_per_hour for vm in lost)
+    rate = sum(vm.offer.usd_per_hour for vm in lost if vm.state in _ALIVE)
     what = f"{len(lost)} VMs without a manager here, {dollars(rate)} an hour"
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
     for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):
@@ -174,7 +202,7 @@ def _document(vm: Vm) -> dict[str, Any]:
 
 
 def _table(vms: Sequence[Vm]) -> Table:
-    table = Table("CLOUD", "ZONE", "VM", "TYPE", "JOB", box=None)
+    table = Table("CLOUD", "ZONE", "VM", "STATE", "TYPE", "JOB", box=None)
     for name in ("AGE", "$/HOUR"):
         table.add_column(name, justify="right")
     for vm in vms:
@@ -183,6 +211,7 @@ def _table(vms: Sequence[Vm]) -> Table:
             offer.cloud,
             offer.zone,
             vm.vm_id,
+            vm.state.value,
             offer.instance_type,
             f"{vm.job} (manager)" if vm.intent == tags.MANAGER else vm.job,
             age(time.time() - vm.launched_at),

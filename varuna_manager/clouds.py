@@ -156,13 +156,13 @@ def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]
     None where VMs have no public address: the network that they are in decides.
 
     Raises:
-        ConfigError: it cannot be found out.
+        ConfigError: it cannot be found out, or is an IPv6 address, which VMs lack.
     """
     if not cloud.public_addresses:
         return ()
     try:
         answer = httpx.get(url, timeout=_OWN_ADDRESS_S).raise_for_status()
-        return (str(ipaddress.ip_network(answer.text.strip())),)
+        return (str(ipaddress.IPv4Network(answer.text.strip())),)
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(
             f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "

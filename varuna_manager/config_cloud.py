@@ -59,7 +59,13 @@ def provider_of(value: Any) -> Any:
 
 
 def _network(text: str) -> str:
-    return str(ipaddress.ip_network(text))
+    network = ipaddress.ip_network(text)
+    if network.version != 4:
+        raise ValueError(
+            f"must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 "
+            f"address: got {text}"
+        )
+    return str(network)
 
 
 Network = Annotated[str, AfterValidator(_network)]

@@ -149,7 +149,9 @@ def _check_secrets(parts: SplitResult) -> None:
 
 
 def _check_mount(source: str, kind: str, options: str) -> None:
-    found = [name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])]
+    found = [
+        name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])
+    ]
     if found or (":" in source.partition("://")[2].rpartition("@")[0]):
         raise ValueError(
             f"mount must not hold a password, got {(*found, 'one in its source')[0]}: it "

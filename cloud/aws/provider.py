@@ -225,6 +225,7 @@ class AwsProvider:
 
         Raises:
             VmNotFoundError: the VM is gone.
+            CloudError: AWS does not know it yet, or cannot be asked; ask again.
         """
         region, instance_id = requests.split_vm_id(vm_id)
         with explained(f"looking for the address of {vm_id}"):
@@ -232,9 +233,7 @@ class AwsProvider:
             address = instance.get("PublicIpAddress", "")
             if self._settings.inside or not self._settings.public_addresses:
                 address = instance.get("PrivateIpAddress", "")
-            ec2 = self._clients.get("ec2", region)
-            console = ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        keys = requests.host_keys(console.get("Output", ""))
+            keys = requests.host_keys(self._console(region, instance_id))
         if not address or not keys:
             return None
         settings = self._settings
@@ -297,7 +296,28 @@ class AwsProvider:
             for owner, instance in self._instances(region, by_id):
                 if instance["State"]["Name"] in ("pending", "running"):
                     return owner, instance
+                break
+            else:
+                self._check_unknown(region, instance_id)
         raise VmNotFoundError(f"AWS: VM {instance_id} is gone or was never there")
+
+    def _console(self, region: str, instance_id: str) -> str:
+        """Return what a VM's console shows; of Xen's types only what it showed at boot."""
+        from botocore.exceptions import ClientError
+
+        ec2 = self._clients.get("ec2", region)
+        try:
+            try:
+                shown = ec2.get_console_output(InstanceId=instance_id, Latest=True)
+            except ClientError as error:
+                if code_of(error) != "UnsupportedOperation":
+                    raise
+                shown = ec2.get_console_output(InstanceId=instance_id)
+        except ClientError as error:
+            if code_of(error) in GONE:
+                self._check_unknown(region, instance_id)
+            raise
+        return str(shown.get("Output", ""))
 
     def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
         """End instances; where one is unknown EC2 ends none of them, so one by one."""

@@ -36,10 +36,6 @@ _CODES: dict[str, type[CloudError]] = {
     "Unsupported": NoCapacityError,  # the zone has no machines of this type
     "MaxSpotInstanceCountExceeded": QuotaExceededError,
     "MaxFleetCountExceeded": QuotaExceededError,
-    "VcpuLimitExceeded": QuotaExceededError,
-    "InstanceLimitExceeded": QuotaExceededError,
-    "VolumeLimitExceeded": QuotaExceededError,
-    "MaxIOPSLimitExceeded": QuotaExceededError,
     "SpotMaxPriceTooLow": PriceTooHighError,
     "AuthFailure": AuthError,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": AuthError,
@@ -55,6 +51,7 @@ _CODES: dict[str, type[CloudError]] = {
     "SignatureDoesNotMatch": AuthError,
     "UnauthorizedOperation": AuthError,
     "UnrecognizedClientException": AuthError,
+    "AccountProblem": AuthError,
     "Blocked": AuthError,
     "PendingVerification": AuthError,
     "OptInRequired": MisconfiguredError,
@@ -69,6 +66,7 @@ _CODES: dict[str, type[CloudError]] = {
     "InvalidBlockDeviceMapping": MisconfiguredError,
     "InvalidAction": MisconfiguredError,
     "MissingParameter": MisconfiguredError,
+    "UnsupportedOperation": MisconfiguredError,
     "UnknownParameter": MisconfiguredError,
     "ValidationError": MisconfiguredError,
     "ValidationException": MisconfiguredError,
@@ -81,6 +79,8 @@ _CODES: dict[str, type[CloudError]] = {
     "TooManyRequestsException": ThrottledError,
     "RequestThrottled": ThrottledError,
 }
+_QUOTA = "LimitExceeded"
+"""How the code of any other quota ends: of virtual CPUs, volumes, networks ..."""
 
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
@@ -133,7 +133,8 @@ def translate(error: Exception, doing: str) -> CloudError:
 def _refused(error: Any, doing: str) -> CloudError:
     code, told = code_of(error), error.response.get("Error", {}).get("Message", "")
     told = " ".join(str(told).split())[:_LONGEST]
-    kind = _CODES.get(code, CloudError)
+    quota = code.endswith(_QUOTA)
+    kind = _CODES.get(code, QuotaExceededError if quota else CloudError)
     if (
         kind is CloudError
         and error.response["ResponseMetadata"]["HTTPStatusCode"] == 429

@@ -33,8 +33,6 @@ _CODES: dict[str, type[CloudError]] = {
     "AzureSpotIsNotSupportedForThisVMSize": NoCapacityError,
     "SubnetIsFull": NoCapacityError,
     "QuotaExceeded": QuotaExceededError,
-    "PublicIPCountLimitReached": QuotaExceededError,
-    "IPv4StandardSkuPublicIpCountLimitReached": QuotaExceededError,
     "ResourceGroupQuotaExceeded": QuotaExceededError,
     "SpotPriceGreaterThanProvidedMaxPrice": PriceTooHighError,
     "AuthenticationFailed": AuthError,
@@ -44,8 +42,10 @@ _CODES: dict[str, type[CloudError]] = {
     "InvalidAuthenticationToken": AuthError,  # also: a clock that is wrong
     "InvalidAuthenticationTokenTenant": AuthError,
     "LinkedAuthorizationFailed": AuthError,
+    "MissingSubscriptionRegistration": AuthError,  # whoever may must register it
     "ReadOnlyDisabledSubscription": AuthError,
     "RequestDisallowedByPolicy": AuthError,
+    "ScopeLocked": AuthError,
     "SubscriptionNotFound": AuthError,
     "AzureSpotFeatureNotEnabledForSubscription": MisconfiguredError,
     "BadRequest": MisconfiguredError,
@@ -62,8 +62,13 @@ _CODES: dict[str, type[CloudError]] = {
     "NoRegisteredProviderFound": MisconfiguredError,
     "PlatformImageNotFound": MisconfiguredError,
     "PropertyChangeNotAllowed": MisconfiguredError,
+    "RequestDisallowedByAzure": MisconfiguredError,  # not in this region
     "ResourceGroupNotFound": MisconfiguredError,
+    "ResourcePurchaseValidationFailed": MisconfiguredError,
+    "VMMarketplaceInvalidInput": MisconfiguredError,
 }
+_QUOTAS = ("LimitExceeded", "LimitReached")
+"""How the codes of other quotas end: of addresses, networks, role assignments ..."""
 
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
@@ -127,7 +132,8 @@ def _kind(code: str, text: str) -> type[CloudError]:
     if code == "OperationNotAllowed":  # a quota, or anything else that may not be now
         quota = any(words in text.lower() for words in _QUOTA_WORDS)
         return QuotaExceededError if quota else CloudError
-    return _CODES.get(code, CloudError)
+    quota = code.endswith(_QUOTAS)
+    return _CODES.get(code, QuotaExceededError if quota else CloudError)
 
 
 def _retry_after_s(error: Exception) -> float:

@@ -33,10 +33,12 @@ _CODES: dict[str, type[CloudError]] = {
     "insufficientCapacity": NoCapacityError,
     "resourcesExhausted": NoCapacityError,
     "VM_MIN_COUNT_NOT_REACHED": NoCapacityError,
+    "IP_SPACE_EXHAUSTED": NoCapacityError,
     "RESOURCE_NOT_FOUND": NoCapacityError,  # the zone has no such type (any more)
     "UNSUPPORTED_OPERATION": NoCapacityError,  # taken back while it was being made
     "QUOTA_EXCEEDED": QuotaExceededError,
     "QUOTA_LIMIT_EXCEEDED": QuotaExceededError,
+    "LIMIT_EXCEEDED": QuotaExceededError,
     "quotaExceeded": QuotaExceededError,
     "limitExceeded": QuotaExceededError,
     "authError": AuthError,
@@ -48,12 +50,16 @@ _CODES: dict[str, type[CloudError]] = {
     "IAM_PERMISSION_DENIED": AuthError,
     "PERMISSIONS_ERROR": AuthError,
     "FORBIDDEN": AuthError,
+    "SERVICE_ACCOUNT_ACCESS_DENIED": AuthError,
     "conditionNotMet": MisconfiguredError,
     "invalid": MisconfiguredError,
     "invalidParameter": MisconfiguredError,
     "badRequest": MisconfiguredError,
     "INVALID_FIELD_VALUE": MisconfiguredError,
     "INVALID_USAGE": MisconfiguredError,
+    "CONDITION_NOT_MET": MisconfiguredError,
+    "EXTERNAL_RESOURCE_NOT_FOUND": MisconfiguredError,
+    "SERVICE_ACCOUNT_NOT_FOUND": MisconfiguredError,
     "VPC_NOT_FOUND": MisconfiguredError,
     "rateLimitExceeded": ThrottledError,
     "userRateLimitExceeded": ThrottledError,
@@ -68,6 +74,8 @@ _STATUSES: dict[int, type[CloudError]] = {
     429: ThrottledError,
 }
 """By HTTP status, where the code says nothing."""
+_SUMMARY = "VM_MIN_COUNT_NOT_REACHED"
+"""Nothing came of a launch; another error may say why."""
 _UNSETTLED = ("resourceNotReady", "resourceInUseByAnotherResource")
 """It will pass, though the status says that the request is wrong."""
 
@@ -135,7 +143,7 @@ def translate(error: Exception, doing: str) -> CloudError:
 
 
 def raise_failed(operation: Mapping[str, Any]) -> None:
-    """Raise what a failed operation failed of.
+    """Raise what a failed operation failed of, the most telling of its errors.
 
     Raises:
         CloudError: one of its kinds.
@@ -143,9 +151,15 @@ def raise_failed(operation: Mapping[str, Any]) -> None:
     errors = operation.get("error", {}).get("errors", ())
     if not errors:
         return
-    code, told = errors[0].get("code", ""), errors[0].get("message", "")
+    error = min(errors, key=_vagueness)
+    code, told = error.get("code", ""), error.get("message", "")
     doing = str(operation.get("operation_type", "an operation"))
     raise _made(_CODES.get(code, CloudError), code, told, doing)
+
+
+def _vagueness(error: Mapping[str, Any]) -> int:
+    code = error.get("code", "")
+    return 2 if code == _SUMMARY else int(code not in _CODES)
 
 
 def _refused(error: Any, doing: str) -> CloudError:

@@ -1,7 +1,9 @@
 """Carries the calls of a host's agent to the manager, over the connection that is there.
 
 The host's sshd listens on the host's loopback; each connection there becomes a channel,
-and this thread moves bytes between channels and the manager's port.
+and this thread moves bytes between channels and the manager's port. It never waits for
+one of them: what an end does not take yet is held, and no more is read for it until it
+has.
 """
 
 from __future__ import annotations
@@ -12,12 +14,55 @@ import selectors
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
 import paramiko
 
 _CHUNK_BYTES = 64 * 1024
 _SEND_S = 30.0
 """How long one end may refuse to take what the other sent."""
+_AGAIN_S = 0.02
+"""How often an end that takes nothing is tried: channels do not say when they do."""
+
+_End = socket.socket | paramiko.Channel
+
+
+@dataclass(eq=False, slots=True)
+class _Flow:
+    """One direction of a call."""
+
+    source: _End
+    target: _End
+    held: bytes = b""
+    """What the target has not taken yet; nothing is read meanwhile."""
+    took_s: float = 0.0
+    """When the target last took something (monotonic)."""
+
+    def move(self) -> bool:
+        """Move what there is; return False once either end hangs up."""
+        try:
+            self.held = self.source.recv(_CHUNK_BYTES)
+        except (BlockingIOError, TimeoutError):
+            return True
+        except OSError:
+            return False
+        self.took_s = time.monotonic()
+        return bool(self.held) and self.push()
+
+    def push(self) -> bool:
+        """Have the target take what it can; return False once it will take no more."""
+        try:
+            while self.held:
+                taken = self.target.send(self.held)
+                if not taken:
+                    return False
+                self.held = self.held[taken:]
+                self.took_s = time.monotonic()
+        except (BlockingIOError, TimeoutError):
+            return time.monotonic() - self.took_s < _SEND_S
+        except OSError:
+            return False
+        return True
 
 
 class Tunnel:
@@ -52,22 +97,32 @@ class Tunnel:
         self._thread.join(_SEND_S)
 
     def _pump(self) -> None:
+        held: set[_Flow] = set()
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                for key, _ in selector.select(_AGAIN_S if held else None):
                     if key.data is not None:
-                        if isinstance(key.fileobj, paramiko.Channel):
-                            self.heard_s = time.monotonic()
-                        if not _move(key.data[0], key.data[1]):
-                            _part(selector, key.data)
+                        self._move(selector, key.data, held)
                     elif not self._accept(selector):
-                        for other in tuple(selector.get_map().values()):
-                            if other.data is not None:
-                                _part(selector, other.data)
+                        for flow in (*held, *_flows(selector)):
+                            _part(selector, flow)
                         self._wake.close()
                         self._woken.close()
                         return
+                for flow in tuple(held):
+                    _push(selector, flow, held)
+
+    def _move(
+        self, selector: selectors.BaseSelector, flow: _Flow, held: set[_Flow]
+    ) -> None:
+        if isinstance(flow.source, paramiko.Channel):
+            self.heard_s = time.monotonic()
+        if not flow.move():
+            _part(selector, flow)
+        elif flow.held:
+            selector.unregister(flow.source)
+            held.add(flow)
 
     def _accept(self, selector: selectors.BaseSelector) -> bool:
         """Connect what has arrived; return False if there will be no more."""
@@ -75,32 +130,36 @@ class Tunnel:
         channel = self._arrived.get()
         if channel is None:
             return False
-        channel.settimeout(_SEND_S)
         try:
             manager = socket.create_connection(self._target, _SEND_S)
         except OSError:
             channel.close()  # the agent tries again
             return True
-        selector.register(channel, selectors.EVENT_READ, (channel, manager))
-        selector.register(manager, selectors.EVENT_READ, (manager, channel))
+        for flow in (_Flow(channel, manager), _Flow(manager, channel)):
+            flow.source.settimeout(0.0)
+            selector.register(flow.source, selectors.EVENT_READ, flow)
         return True
 
 
-_End = socket.socket | paramiko.Channel
+def _push(selector: selectors.BaseSelector, flow: _Flow, held: set[_Flow]) -> None:
+    """Try again what was held; go on reading once all is taken."""
+    goes_on = flow.push()
+    if goes_on and flow.held:
+        return
+    held.remove(flow)
+    if goes_on:
+        selector.register(flow.source, selectors.EVENT_READ, flow)
+    else:
+        _part(selector, flow)
 
 
-def _move(source: _End, target: _End) -> bool:
-    """Move what there is; return False at the end of either."""
-    try:
-        data = source.recv(_CHUNK_BYTES)
-        target.sendall(data)
-    except OSError:
-        return False
-    return bool(data)
+def _flows(selector: selectors.BaseSelector) -> list[_Flow]:
+    return [key.data for key in selector.get_map().values() if key.data is not None]
 
 
-def _part(selector: selectors.BaseSelector, pair: tuple[_End, _End]) -> None:
-    for end in pair:
+def _part(selector: selectors.BaseSelector, flow: _Flow) -> None:
+    """Hang up at both ends; the other direction notices by itself."""
+    for end in (flow.source, flow.target):
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(end)
         end.close()

@@ -110,6 +110,33 @@ EVENTS = st.lists(
 )
 
 
+ODD: list[Any] = [
+    {},
+    None,
+    5,
+    [],
+    "Preempt",
+    {"EventType": "Preempt"},
+    {"EventType": [], "Resources": ["a"]},
+    {"EventType": "Preempt", "Resources": 5},
+    {"EventType": "Preempt", "Resources": [None, {}]},
+    {"EventType": "Preempt", "Resources": ["b"], "NotBefore": "soon"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_event_hides_no_other(odd: Any) -> None:
+    text = json.dumps({"Events": [odd, event("a", 30, "Preempt"), odd]})
+    assert [one.lead_s for one in endings(text, "a", 1e9)] == [30.0]
+
+
+@pytest.mark.parametrize("at", ["soon", 5, None, ["x"]])
+def test_an_event_whose_time_cannot_be_read_leaves_none(at: Any) -> None:
+    odd = {**event("a", 30, "Preempt"), "NotBefore": at}
+    (ending,) = endings(json.dumps({"Events": [odd]}), "a", 1e9)
+    assert (ending.event_id, ending.lead_s) == ("a30", 0.0)
+
+
 @given(EVENTS)
 def test_the_endings_of_this_vm_are_found_whatever_stands_beside(
     events: list[dict[str, Any]],

@@ -290,7 +290,7 @@ def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
     job.path.mkdir()
     hosts = []
     for name in ("vm", "bastion"):
-        folder = tmp_path / f"{name} here"
+        folder = tmp_path / name
         folder.mkdir()
         keygen(folder / "key")
         hosts.append(Sshd(folder / "sshd", folder / "key"))
@@ -308,7 +308,7 @@ def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
             address=door.address,
             port=door.port,
             host_key=door.host_key,
-            key_file=str(door.key_file),
+            key_file=str(door.key_file.rename(job.path / "the key")),
         )
 
         def enters(bastion: BastionConfig) -> subprocess.CompletedProcess[str]:

@@ -132,6 +132,10 @@ MISTAKES = [
     (job("aws", {"instance_type": []}), "aws.instance_type: unknown key; did you mean"),
     (job("aws", {"gpus": ["L4"], "ssh_from": ["here"]}), "aws.ssh_from"),
     (
+        job("aws", {"gpus": ["L4"], "ssh_from": ["2001:db8::/32"]}),
+        "must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 address",
+    ),
+    (
         job("gcp", {"gpus": ["L4"]}),
         "resources.provider gcp needs gcp.project: who pays",
     ),

@@ -34,6 +34,11 @@ def refusal(code: str, status: int = 400, **headers: str) -> boto.ClientError:
         ("Unsupported", NoCapacityError),
         ("MaxSpotInstanceCountExceeded", QuotaExceededError),
         ("VcpuLimitExceeded", QuotaExceededError),
+        ("VpcLimitExceeded", QuotaExceededError),
+        ("RulesPerSecurityGroupLimitExceeded", QuotaExceededError),
+        ("AccountProblem", AuthError),
+        ("UnsupportedOperation", MisconfiguredError),
+        ("InvalidGroup.NotFound", CloudError),  # made a moment ago, or to be made again
         ("SpotMaxPriceTooLow", PriceTooHighError),
         ("RequestExpired", AuthError),
         ("UnauthorizedOperation", AuthError),

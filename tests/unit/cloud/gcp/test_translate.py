@@ -80,6 +80,12 @@ def test_an_instance_that_is_not_found_is_gone() -> None:
         ("QUOTA_EXCEEDED", QuotaExceededError),
         ("PERMISSIONS_ERROR", AuthError),
         ("RESOURCE_OPERATION_RATE_EXCEEDED", ThrottledError),
+        ("IP_SPACE_EXHAUSTED", NoCapacityError),
+        ("LIMIT_EXCEEDED", QuotaExceededError),
+        ("SERVICE_ACCOUNT_ACCESS_DENIED", AuthError),
+        ("SERVICE_ACCOUNT_NOT_FOUND", MisconfiguredError),
+        ("EXTERNAL_RESOURCE_NOT_FOUND", MisconfiguredError),
+        ("CONDITION_NOT_MET", MisconfiguredError),
         ("INVALID_USAGE", MisconfiguredError),
         ("INTERNAL_ERROR", CloudError),
     ],
@@ -96,6 +102,24 @@ def test_a_failed_operation_says_what_it_failed_of(
     assert type(told.value) is kind
     assert "\n" not in str(told.value)
     raise_failed({"operation_type": "bulkInsert"})
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [
+        (("VM_MIN_COUNT_NOT_REACHED", "QUOTA_EXCEEDED"), QuotaExceededError),
+        (("VM_MIN_COUNT_NOT_REACHED", "INTERNAL_ERROR"), CloudError),
+        (("INTERNAL_ERROR", "PERMISSIONS_ERROR"), AuthError),
+        (("VM_MIN_COUNT_NOT_REACHED",), NoCapacityError),
+    ],
+)
+def test_of_several_errors_the_most_telling_one_counts(
+    codes: tuple[str, ...], kind: type[CloudError]
+) -> None:
+    errors = [{"code": code, "message": "no"} for code in codes]
+    with pytest.raises(CloudError) as told:
+        raise_failed({"operation_type": "bulkInsert", "error": {"errors": errors}})
+    assert type(told.value) is kind
 
 
 @given(st.text(max_size=30), st.sampled_from([404, 500, 503]))

@@ -70,9 +70,9 @@ class Host:
         self.tunnel = tunnel
         self.far = paramiko.Transport(theirs)
         self.far.add_server_key(paramiko.ECDSAKey.generate())
-        self.far.start_server(server=AnyHost())
+        self.far.start_server(threading.Event(), AnyHost())
         self.near = paramiko.Transport(ours)
-        self.near.connect(username="anybody")
+        self.near.start_client(timeout=WAIT_S)
         self.near.auth_none("anybody")
 
     def call(self) -> paramiko.Channel:
