@@ -134,7 +134,7 @@ class CloudConfig(Section):
     ssh_port: Port = 22
     """Where the image's SSH server listens."""
     ssh_from: tuple[Network, ...] = ()
-    """Networks from which SSH is let in, such as 198.51.100.7/32; by default this
+    """IPv4 networks from which SSH is let in, such as 198.51.100.7/32; by default this
     machine's own public address, as `https://checkip.amazonaws.com` sees it."""
     public_addresses: bool = True
     """Whether VMs get a public address; without one they are reached from inside the

@@ -13,10 +13,11 @@ from spottrain.cloud.aws.market import Market
 from spottrain.cloud.aws.network import Network
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, explained
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.errors import CloudError, MisconfiguredError
 from spottrain.cloud.provider import Finding
 
-_PERMITTED = "DryRunOperation"
+_PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
+"""The second: the account has no default VPC, and a dry run makes none of our own."""
 _QUOTAS_URL = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
 _JOB = "doctor"
 
@@ -113,7 +114,7 @@ class Checks:
             try:
                 method(DryRun=True, **self._arguments(region, call))
             except ClientError as error:
-                if code_of(error) != _PERMITTED:
+                if code_of(error) not in _PERMITTED:
                     raise
         return "allowed"
 
@@ -121,7 +122,9 @@ class Checks:
         kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
         marks = {"TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")}
         if call == "create_security_group":
-            return {"GroupName": tags.JOB, "Description": "a dry run", **marks}
+            group = {"GroupName": tags.JOB, "Description": "a dry run", **marks}
+            subnet = self._subnet(region)
+            return {**group, "VpcId": subnet["VpcId"]} if subnet else group
         if call == "import_key_pair":
             return {
                 "KeyName": tags.JOB,
@@ -129,6 +132,7 @@ class Checks:
                 **marks,
             }
         return {
+            **self._place(region),
             "ImageId": self._network.image(region)[0],
             "InstanceType": self._settings.instance_types[0],
             "MinCount": 1,
@@ -136,6 +140,30 @@ class Checks:
             "InstanceMarketOptions": {"MarketType": "spot"},
             "TagSpecifications": requests.tagged("instance", _JOB, f"spottrain-{_JOB}"),
         }
+
+    def _place(self, region: str) -> dict[str, Any]:
+        """Return what of the job's place is named: where else it would not be tried."""
+        asked: dict[str, Any] = {}
+        if subnet := self._subnet(region):
+            asked["SubnetId"] = subnet["SubnetId"]
+            if self._settings.security_groups:
+                asked["SecurityGroupIds"] = list(self._settings.security_groups)
+        if self._settings.instance_profile:
+            asked["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
+        return asked
+
+    def _subnet(self, region: str) -> dict[str, Any]:
+        """Return a subnet of the region that the job names, empty if it names none."""
+        for zone, subnet_id in self._settings.subnets.items():
+            if zone.startswith(region):
+                ec2 = self._clients.get("ec2", region)
+                by_id = [{"Name": "subnet-id", "Values": [subnet_id]}]
+                for found in ec2.describe_subnets(Filters=by_id)["Subnets"]:
+                    return dict(found)
+                raise MisconfiguredError(
+                    f"AWS: no subnet in {region}: got {subnet_id}; correct aws.subnets"
+                )
+        return {}
 
 
 def _quota(region: str, family: str, limit: float) -> Finding:

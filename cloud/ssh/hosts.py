@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +94,9 @@ class Payload:
     def limit_s(self) -> float:
         """How long a host may be busy with what the user wants done there."""
         return self.setup_limit_s + (self.data_limit_s if self.data else 0.0)
+
+    def on_rented(self) -> Payload:
+        """Return it for VMs that are ours alone: pip may add to the system's Python,
+        which Ubuntu since 23.04 refuses otherwise (PEP 668)."""
+        theirs = {"PIP_BREAK_SYSTEM_PACKAGES": "1", **self.environment}
+        return replace(self, environment=theirs)

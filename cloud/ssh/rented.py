@@ -96,7 +96,7 @@ class Rented:
         self._inner: CloudProvider = inner
         self._ways: ReachedBySsh = inner
         self._job = job
-        self._payload = for_rented(payload)
+        self._payload = payload.on_rented()
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = Memory(state_dir)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
+from tests.fakes.web import serve_web
 
 from spottrain.cloud.ssh.hosts import Host
 from spottrain.errors import ConfigError
+from spottrain.varuna_manager.clouds import own_network
 from spottrain.varuna_manager.config import load_config, parse_config
 from spottrain.varuna_manager.config_cloud import AnyCloud
 
@@ -71,6 +73,15 @@ def test_gpus_stand_for_all_types_that_have_them_beside_those_named() -> None:
     assert kinds[0] == "g5.xlarge"
     assert "g6.xlarge" in kinds
     assert not any(kind.startswith("p") for kind in kinds)
+
+
+def test_this_machines_address_must_be_one_that_vms_can_let_in() -> None:
+    cloud = cloud_of("aws")
+    with serve_web() as web:
+        web.files = {"/4": b"192.0.2.7\n", "/6": b"2001:db8::7\n"}
+        assert own_network(cloud, f"{web.url}/4") == ("192.0.2.7/32",)
+        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; name"):
+            own_network(cloud, f"{web.url}/6")
 
 
 def test_paths_of_a_bastion_are_relative_to_the_job_file(tmp_path: Path) -> None:

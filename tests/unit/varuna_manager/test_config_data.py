@@ -143,7 +143,7 @@ def test_a_signed_url_is_refused_without_its_signature(query: str, where: str) -
     ],
 )
 def test_a_mount_with_a_password_is_refused_without_it(mount: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="password, got .*credentials=") as caught:
+    with pytest.raises(ConfigError, match=r"password, got .*credentials=") as caught:
         parse({"a": {"type": "cifs", **mount}})
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)

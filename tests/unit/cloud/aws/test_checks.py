@@ -52,6 +52,38 @@ def test_each_permission_that_lacks_is_named(aws: FakeAws) -> None:
     assert "UnauthorizedOperation" in told[f"permission {REGION} run_instances"]
 
 
+def test_an_account_without_a_default_network_may_rent(aws: FakeAws) -> None:
+    aws.ask("quota", code=QUOTA, vcpus=8)
+    aws.ask(
+        "fail",
+        operation="CreateSecurityGroup",
+        kind="error",
+        code="VPCIdNotSpecified",
+        status=400,
+    )
+    assert wrong(aws) == {}
+
+
+def test_permissions_are_tried_in_the_network_and_role_that_the_job_names(
+    aws: FakeAws,
+) -> None:
+    aws.ask("quota", code=QUOTA, vcpus=8)
+    zone = f"{REGION}a"
+    subnet, group = aws.ask("users_own_network", region=REGION, zone=zone)
+    aws.ask("instance_profile", name="theirs")
+    told = wrong(
+        aws,
+        subnets={zone: subnet},
+        security_groups=(group,),
+        instance_profile="theirs",
+    )
+    assert told == {}
+    asked = {each["operation"]: each["body"] for each in aws.ask("requests")}
+    for word in (f"SubnetId={subnet}", f"={group}", "IamInstanceProfile.Name=theirs"):
+        assert word in asked["RunInstances"]
+    assert "VpcId=vpc-" in asked["CreateSecurityGroup"]
+
+
 def test_an_unknown_region_image_or_type_is_told_before_anything_is_rented(
     aws: FakeAws,
 ) -> None:

@@ -306,7 +306,13 @@ def test_a_vm_that_the_cloud_does_not_know_yet_is_not_said_to_be_gone(
     assert not isinstance(raised.value, VmNotFoundError)
     aws.ask("pass_time", seconds=31)
     assert provider.ssh_target(vm.vm_id) is None
-    aws.ask("fail", operation="GetConsoleOutput", kind="error", code="InvalidInstanceID.NotFound", status=400)
+    aws.ask(
+        "fail",
+        operation="GetConsoleOutput",
+        kind="error",
+        code="InvalidInstanceID.NotFound",
+        status=400,
+    )
     with pytest.raises(CloudError, match="does not know .* yet"):
         provider.ssh_target(vm.vm_id)
 
@@ -389,8 +395,20 @@ def test_a_xen_machine_shows_what_its_console_showed_at_boot(aws: FakeAws) -> No
     (vm,) = rent(provider)
     instance_id = vm.vm_id.partition(".")[0]
     aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
-    aws.ask("fail", operation="GetConsoleOutput", kind="error", code="UnsupportedOperation", status=400)
+    aws.ask(
+        "fail",
+        operation="GetConsoleOutput",
+        kind="error",
+        code="UnsupportedOperation",
+        status=400,
+    )
     assert provider.ssh_target(vm.vm_id) is not None
+    asked = [
+        "Latest=true" in each["body"]
+        for each in aws.ask("requests")
+        if each["operation"] == "GetConsoleOutput"
+    ]
+    assert asked == [True, False]
 
 
 def test_a_vm_is_entered_by_the_keys_on_its_console(aws: FakeAws) -> None:

@@ -182,7 +182,7 @@ def test_a_url_that_ends_in_no_files_name_is_refused(
 
 @pytest.mark.parametrize("last", ["two words", "gr\u00f6\u00dfe", "line\nline", "a\0b"])
 def test_what_is_no_url_is_the_authors(web: Web, last: str) -> None:
-    with pytest.raises(DataError, match="is no URL: .*check it"):
+    with pytest.raises(DataError, match=r"is no URL: .*check it"):
         look(wish(f"{web.url}/{last}"))
 
 
