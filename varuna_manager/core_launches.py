@@ -18,7 +18,8 @@ from spottrain.varuna_manager.events import (
     VmsLaunched,
 )
 from spottrain.varuna_manager.launching import (
-    elsewhere,
+    may_elsewhere,
+    may_otherwise,
     next_intent,
     room,
     strays,
@@ -165,10 +166,10 @@ def _to_give_up(
     """
     if turn.now_s - intent.asked_at_s < UNHEARD_S:
         return None
-    clouds = {offer.cloud for offer in elsewhere(turn, intent)}
-    if clouds - {intent.offer.cloud}:
+    if may_elsewhere(turn, intent.offer.cloud):
         return "unreachable"
-    return "unanswered" if clouds and refusal == "unknown" else None
+    otherwise = refusal == "unknown" and may_otherwise(turn, intent)
+    return "unanswered" if otherwise else None
 
 
 def _give_up(turn: Turn, intent: Intent, scope: scopes.Refusal) -> None:

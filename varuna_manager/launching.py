@@ -136,19 +136,22 @@ def is_open(turn: Turn, offer: Offer) -> bool:
     return not unwanted and turn.due(scopes.open_at_s(turn.state.cooldowns, offer))
 
 
-def elsewhere(turn: Turn, intent: Intent) -> list[Offer]:
-    """Return the other offers that could meet an intent now, were it given up."""
+def may_elsewhere(turn: Turn, cloud: str) -> bool:
+    """Return whether the job may ask another cloud than ``cloud`` now."""
+    return any(o.cloud != cloud and is_open(turn, o) for o in turn.state.offers)
+
+
+def may_otherwise(turn: Turn, intent: Intent) -> bool:
+    """Return whether another offer could meet an intent now, were it given up."""
     kept = {k: v for k, v in turn.state.intents.items() if k != intent.intent}
     trial = Turn(replace(turn.state, intents=kept), turn.now_s)
     borne = bearable(trial.state)
-    others = [
-        offer
-        for offer in trial.state.offers
-        if offer_key(offer) != offer_key(intent.offer)
+    return any(
+        offer_key(offer) != offer_key(intent.offer)
         and available(trial, offer) > 0
         and borne(offer) > 0
-    ]
-    return _near(trial.state, others)
+        for offer in trial.state.offers
+    )
 
 
 def home(state: State) -> tuple[str, ...] | None:

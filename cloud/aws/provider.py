@@ -312,7 +312,7 @@ class AwsProvider:
             except ClientError as error:
                 if code_of(error) != "UnsupportedOperation":
                     raise
-                shown = ec2.get_console_output(InstanceId=instance_id)
+                shown = ec2.get_console_output(InstanceId=instance_id, Latest=False)
         except ClientError as error:
             if code_of(error) in GONE:
                 self._check_unknown(region, instance_id)

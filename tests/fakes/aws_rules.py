@@ -70,7 +70,7 @@ REQUIRED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "CreateSubnet": (("CidrBlock", "AvailabilityZone", *_TAGGED),),
     "CreateInternetGateway": (_TAGGED,),
     "CreateRoute": (("DestinationCidrBlock", "GatewayId"),),
-    "GetConsoleOutput": (("Latest",), ("InstanceId",)),  # Xen's types have no latest
+    "GetConsoleOutput": (("Latest",),),
     "AuthorizeSecurityGroupIngress": (("GroupId", "IpPermissions.IpProtocol"),),
 }
 """By operation: alternatives, of which one must be there in full."""

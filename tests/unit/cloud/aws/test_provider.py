@@ -295,28 +295,6 @@ def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(aws: FakeAws) -> N
     assert listed.ended_at is not None
 
 
-def test_a_vm_that_the_cloud_does_not_know_yet_is_not_said_to_be_gone(
-    aws: FakeAws,
-) -> None:
-    aws.ask("lag", hide_s=30, linger_s=0)
-    provider = aws.provider()
-    (vm,) = rent(provider)
-    with pytest.raises(CloudError, match="does not know .* yet") as raised:
-        provider.ssh_target(vm.vm_id)
-    assert not isinstance(raised.value, VmNotFoundError)
-    aws.ask("pass_time", seconds=31)
-    assert provider.ssh_target(vm.vm_id) is None
-    aws.ask(
-        "fail",
-        operation="GetConsoleOutput",
-        kind="error",
-        code="InvalidInstanceID.NotFound",
-        status=400,
-    )
-    with pytest.raises(CloudError, match="does not know .* yet"):
-        provider.ssh_target(vm.vm_id)
-
-
 def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
     provider = aws.provider()
     vms = rent(provider, 2)
@@ -388,27 +366,6 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(aws: FakeAws) ->
     assert listed.ended_at is not None
     with pytest.raises(VmNotFoundError):
         provider.interrupt(vm.vm_id)
-
-
-def test_a_xen_machine_shows_what_its_console_showed_at_boot(aws: FakeAws) -> None:
-    provider = aws.provider()
-    (vm,) = rent(provider)
-    instance_id = vm.vm_id.partition(".")[0]
-    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
-    aws.ask(
-        "fail",
-        operation="GetConsoleOutput",
-        kind="error",
-        code="UnsupportedOperation",
-        status=400,
-    )
-    assert provider.ssh_target(vm.vm_id) is not None
-    asked = [
-        "Latest=true" in each["body"]
-        for each in aws.ask("requests")
-        if each["operation"] == "GetConsoleOutput"
-    ]
-    assert asked == [True, False]
 
 
 def test_a_vm_is_entered_by_the_keys_on_its_console(aws: FakeAws) -> None:

@@ -1,0 +1,61 @@
+"""How VMs are entered that the cloud shows late, or not as others."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fakes.aws import FakeAws
+
+from spottrain.cloud.aws.provider import AwsProvider
+from spottrain.cloud.errors import CloudError, VmNotFoundError
+from spottrain.cloud.provider import LaunchRequest, Vm
+
+
+def rent(provider: AwsProvider) -> list[Vm]:
+    offer = next(offer for offer in provider.offers() if offer.spot)
+    asked = LaunchRequest(
+        token="uid", job="job", intent="intent", offer=offer, count=1, lease_s=600
+    )
+    return list(provider.launch(asked).vms)
+
+
+def test_a_vm_that_the_cloud_does_not_know_yet_is_not_said_to_be_gone(
+    aws: FakeAws,
+) -> None:
+    aws.ask("lag", hide_s=30, linger_s=0)
+    provider = aws.provider()
+    (vm,) = rent(provider)
+    with pytest.raises(CloudError, match=r"does not know .* yet") as raised:
+        provider.ssh_target(vm.vm_id)
+    assert not isinstance(raised.value, VmNotFoundError)
+    aws.ask("pass_time", seconds=31)
+    assert provider.ssh_target(vm.vm_id) is None
+    aws.ask(
+        "fail",
+        operation="GetConsoleOutput",
+        kind="error",
+        code="InvalidInstanceID.NotFound",
+        status=400,
+    )
+    with pytest.raises(CloudError, match=r"does not know .* yet"):
+        provider.ssh_target(vm.vm_id)
+
+
+def test_a_xen_machine_shows_what_its_console_showed_at_boot(aws: FakeAws) -> None:
+    provider = aws.provider()
+    (vm,) = rent(provider)
+    instance_id = vm.vm_id.partition(".")[0]
+    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
+    aws.ask(
+        "fail",
+        operation="GetConsoleOutput",
+        kind="error",
+        code="UnsupportedOperation",
+        status=400,
+    )
+    assert provider.ssh_target(vm.vm_id) is not None
+    asked = [
+        "Latest=true" in each["body"]
+        for each in aws.ask("requests")
+        if each["operation"] == "GetConsoleOutput"
+    ]
+    assert asked == [True, False]
