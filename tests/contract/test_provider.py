@@ -8,17 +8,17 @@ import time
 
 import pytest
 from tests.contract.account import Account
+from tests.integration.ssh_hosts import unanswered
 
 from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.provider import (
-    AgentBootstrap,
     CloudProvider,
     ReleasesJob,
     StartsAgents,
     VmState,
 )
 
-BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
+BOOTSTRAP = unanswered()
 GONE = (VmState.STOPPING, VmState.TERMINATED)
 
 

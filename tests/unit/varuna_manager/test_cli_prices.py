@@ -86,9 +86,11 @@ def test_numbers_without_end_are_usage_errors(
 
 
 def test_the_largest_numbers_come_to_something_finite(run: Run, file: Path) -> None:
-    names = ("v100-days", "boot-s", "lost-s", "move-s", "losses-per-day")
-    names += ("checkpoint-gb", "dataset-gb", "cloud-usd-per-gb")
-    names += ("hysteresis", "horizon-days")
+    names = [
+        *("v100-days", "boot-s", "lost-s", "move-s", "losses-per-day"),
+        *("checkpoint-gb", "dataset-gb", "cloud-usd-per-gb"),
+        *("hysteresis", "horizon-days"),
+    ]
     options = [part for name in names for part in (f"--{name}", "1e9")]
     code, out, _ = run("simulate", "prices", file, *options, "-o", "json")
     assert code == 0
