@@ -189,6 +189,9 @@ class Finding:
     ok: bool
     told: str
     """One line: what there is, or what is wrong and what to do."""
+    one_of: str = ""
+    """Of all with the same name here, such as ``quota``, a job needs but one: what is
+    wrong in one region, or of one family, leaves the others. Empty: it is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.errors import CloudError
@@ -57,13 +57,14 @@ def _look_at(cloud: AnyCloud) -> Told:
     lines = [f"{cloud.cloud}: {_let_in(cloud)}"]
     provider = open_cloud(cloud)
     try:
-        wrong = [one for one in account_findings(provider) if not one.ok]
-        if wrong:
+        found = tuple(account_findings(provider))
+        if wrong := in_the_way(found):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise CloudError(
                 f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
                 "doctor' shows all"
             )
+        lines += [f"{cloud.cloud} {x.what}: {x.told}" for x in found if not x.ok]
         offers = provider.offers()
     finally:
         provider.close()
@@ -71,6 +72,13 @@ def _look_at(cloud: AnyCloud) -> Told:
         raise CapacityError(_why_none(cloud))
     zones = len({offer.zone for offer in offers})
     return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+
+
+def in_the_way(found: Iterable[Finding]) -> list[Finding]:
+    """Return what keeps a job from renting: what it needs, where nothing else will do."""
+    found = tuple(found)
+    met = {one.one_of for one in found if one.ok and one.one_of}
+    return [one for one in found if not one.ok and one.one_of not in met]
 
 
 def _why_none(cloud: AnyCloud) -> str:
@@ -111,7 +119,7 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
     try:
         quotas = provider.quotas()
     except CloudError as error:
-        yield Finding(what="quota", ok=False, told=str(error))
+        yield Finding(what="quota", ok=False, told=str(error), one_of="quota")
         return
     for quota in quotas:
         if not quota.spot:
@@ -121,7 +129,7 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
         if quota.limit <= 0:
             told += ": nothing can be rented; ask the cloud for more"
         what = f"quota {quota.region} {quota.family} spot"
-        yield Finding(what=what, ok=quota.limit > 0, told=told)
+        yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
 
 def _let_in(cloud: AnyCloud) -> str:

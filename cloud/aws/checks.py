@@ -60,14 +60,18 @@ class Checks:
 
     def _region(self, region: str) -> Iterator[Finding]:
         yield _try(f"image {region}", lambda: self._image(region))
-        yield _try(f"types {region}", lambda: self._types(region))
+        types = _try(f"types {region}", lambda: self._types(region), "types")
+        yield types
+        if not types.ok:
+            return
         for call in ("run_instances", "create_security_group", "import_key_pair"):
             what = f"permission {region} {call}"
             yield _try(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
         try:
             quotas = self._market.quotas(region)
         except CloudError as error:
-            yield Finding(what=f"quota {region}", ok=False, told=str(error))
+            told = str(error)
+            yield Finding(what=f"quota {region}", ok=False, told=told, one_of="quota")
             return
         for quota in quotas:
             if quota.spot:
@@ -78,11 +82,22 @@ class Checks:
             return self._network.image(region)[0]
 
     def _types(self, region: str) -> str:
-        """Return which types the region has.
+        """Return how many types the region has, and which it lacks.
 
         Raises:
-            CloudError: it has not got one that a job would rent.
+            CloudError: it has none that a job would rent.
         """
+        offered = self._offered(region)
+        told = f"{len(offered)} types can be rented"
+        missing = [t for t in self._settings.instance_types if t not in offered]
+        if not offered:
+            raise CloudError(
+                f"{region} does not rent {', '.join(missing)}; take another region or type"
+            )
+        return f"{told}, but not {', '.join(missing)}" if missing else told
+
+    def _offered(self, region: str) -> list[str]:
+        """Return those of the types wanted that a region has."""
         wanted: Sequence[str] = self._settings.instance_types
         ec2 = self._clients.get("ec2", region)
         filters = [{"Name": "instance-type", "Values": list(wanted)}]
@@ -95,11 +110,7 @@ class Checks:
                 for page in pages
                 for row in page["InstanceTypeOfferings"]
             }
-        if missing := [kind for kind in wanted if kind not in offered]:
-            raise CloudError(
-                f"{region} does not rent {', '.join(missing)}; take another region or type"
-            )
-        return f"{len(offered)} types can be rented"
+        return [kind for kind in wanted if kind in offered]
 
     def _permitted(self, region: str, call: str) -> str:
         """Return that a call is allowed, by a dry run of it.
@@ -134,7 +145,7 @@ class Checks:
         return {
             **self._place(region),
             "ImageId": self._network.image(region)[0],
-            "InstanceType": self._settings.instance_types[0],
+            "InstanceType": self._offered(region)[0],
             "MinCount": 1,
             "MaxCount": 1,
             "InstanceMarketOptions": {"MarketType": "spot"},
@@ -168,14 +179,14 @@ class Checks:
 
 def _quota(region: str, family: str, limit: float) -> Finding:
     what = f"quota {region} {family} spot"
-    if limit > 0:
-        return Finding(what=what, ok=True, told=f"{limit:g} virtual CPUs")
-    told = f"0 virtual CPUs: nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
-    return Finding(what=what, ok=False, told=told)
+    told = f"{limit:g} virtual CPUs"
+    if limit <= 0:
+        told += f": nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
+    return Finding(what=what, ok=limit > 0, told=told, one_of="quota")
 
 
-def _try(what: str, ask: Callable[[], str]) -> Finding:
+def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
     try:
-        return Finding(what=what, ok=True, told=ask())
+        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
     except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error))
+        return Finding(what=what, ok=False, told=str(error), one_of=one_of)

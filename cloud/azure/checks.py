@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import Clients
@@ -100,9 +101,9 @@ class Checks:
         yield _try("permissions", self._permissions)
         yield _try("activity log", self._activity_log)
         for region in self._settings.regions:
-            yield _try(f"types {region}", lambda r=region: self._types(r))  # type: ignore[misc]
-            yield _try(f"image {region}", lambda r=region: self._image(r))  # type: ignore[misc]
-            yield _try(f"quota {region} spot", lambda r=region: self._quota(r))  # type: ignore[misc]
+            yield _try(f"types {region}", partial(self._types, region), "types")
+            yield _try(f"image {region}", partial(self._image, region))
+            yield _try(f"quota {region} spot", partial(self._quota, region), "quota")
 
     def _credentials(self) -> str:
         subscription = self._clients.subscription
@@ -143,19 +144,20 @@ class Checks:
         return [action for action in due if not _allowed(action, told["value"])]
 
     def _types(self, region: str) -> str:
-        """Return which types the region has.
+        """Return how many types the region has, and which it lacks.
 
         Raises:
-            MisconfiguredError: it has not got one that a job would rent.
+            MisconfiguredError: it has none that a job would rent.
         """
-        sizes = self._market.sizes(region)
-        wanted = self._settings.instance_types
-        if missing := [kind for kind in wanted if kind not in sizes]:
+        sizes, wanted = self._market.sizes(region), self._settings.instance_types
+        missing = [kind for kind in wanted if kind not in sizes]
+        if len(missing) == len(wanted):
             raise MisconfiguredError(
                 f"{region} does not rent {', '.join(missing)} to this subscription; "
                 "take another region or type"
             )
-        return f"{len(sizes)} types can be rented"
+        told = f"{len(wanted) - len(missing)} types can be rented"
+        return f"{told}, but not {', '.join(missing)}" if missing else told
 
     def _image(self, region: str) -> str:
         """Return the image's name.
@@ -218,8 +220,8 @@ def _allowed(action: str, permissions: list[dict[str, list[str]]]) -> bool:
     )
 
 
-def _try(what: str, ask: Callable[[], str]) -> Finding:
+def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
     try:
-        return Finding(what=what, ok=True, told=ask())
+        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
     except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error))
+        return Finding(what=what, ok=False, told=str(error), one_of=one_of)

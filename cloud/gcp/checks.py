@@ -49,7 +49,7 @@ class Checks:
             found = _try(f"region {region}", partial(self._region, region))
             yield found
             if found.ok:
-                yield _try(f"types {region}", partial(self._types, region))
+                yield _try(f"types {region}", partial(self._types, region), "types")
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:
@@ -73,10 +73,10 @@ class Checks:
         return "can be used"
 
     def _types(self, region: str) -> str:
-        """Return how many types a region has.
+        """Return how many types a region has, and which it lacks.
 
         Raises:
-            CloudError: it has not got one that a job would rent.
+            CloudError: it has none that a job would rent.
         """
         there = {
             name
@@ -84,29 +84,33 @@ class Checks:
             if requests.region_of(zone) == region
         }
         wanted = self._settings.instance_types
-        if missing := [name for name in wanted if name not in there]:
+        missing = [name for name in wanted if name not in there]
+        if len(missing) == len(wanted):
             raise CloudError(
                 f"{region} does not rent {', '.join(missing)}; take another region or "
                 "type"
             )
-        return f"{len(there)} types can be rented"
+        told = f"{len(wanted) - len(missing)} types can be rented"
+        return f"{told}, but not {', '.join(missing)}" if missing else told
 
 
 def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
     """Yield whether GPUs can be had; without a quota for spot the other one counts."""
-    limits: dict[str, float] = {}
+    limits: dict[tuple[str, str], float] = {}
     for quota in quotas:
-        where = " ".join(text for text in (quota.region, quota.family) if text)
+        where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
-    for where, limit in limits.items():
+    for (region, family), limit in limits.items():
         told = f"{limit:g} GPUs"
         if not limit:
             told += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
-        yield Finding(what=f"quota {where}", ok=limit > 0, told=told)
+        what = f"quota {region} {family}" if region else f"quota {family}"
+        one_of = "quota" if region else ""  # that of all regions bounds each of them
+        yield Finding(what=what, ok=limit > 0, told=told, one_of=one_of)
 
 
-def _try(what: str, ask: Callable[[], str]) -> Finding:
+def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
     try:
-        return Finding(what=what, ok=True, told=ask())
+        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
     except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error))
+        return Finding(what=what, ok=False, told=str(error), one_of=one_of)

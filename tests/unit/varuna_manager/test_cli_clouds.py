@@ -134,6 +134,22 @@ def test_what_cannot_be_rented_is_refused_before_money_is_spent(
     )
 
 
+def test_what_one_region_or_family_lacks_is_told_and_leaves_the_others(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    aws.ask("quota", code=QUOTA, vcpus=0)
+    section = {"instance_types": [KIND, "p4d.24xlarge"]}
+    lines, rented = control.check_machines(
+        load_config(job_file(aws, tmp_path, aws=section))
+    )
+    assert rented
+    told = "aws quota us-east-1 G and VT spot: 0 virtual CPUs: nothing can be rented"
+    assert any(line.startswith(told) for line in lines), lines
+    alone = load_config(job_file(aws, tmp_path, name="alone"))
+    with pytest.raises(CloudError, match="G and VT spot: 0 virtual CPUs"):
+        control.check_machines(alone)
+
+
 # --- doctor ---------------------------------------------------------------------------
 
 

@@ -171,8 +171,11 @@ def test_what_a_job_needs_is_checked_without_renting(azure: FakeAzure) -> None:
     assert all(finding.ok for finding in azure.provider().check())
     azure.ask("moods", denied_grants=True)
     azure.ask("quota", region=REGION, family="lowPriorityCores", vcpus=0)
-    types = (KIND, "Standard_ND96isr_H100_v5")
-    provider = azure.provider(image="a:b:c:latest", instance_types=types)
+    lacking = "Standard_ND96isr_H100_v5"
+    both = azure.provider(instance_types=(KIND, lacking)).check()
+    (types,) = (finding for finding in both if finding.what == "types eastus")
+    assert (types.ok, types.told) == (True, f"1 types can be rented, but not {lacking}")
+    provider = azure.provider(image="a:b:c:latest", instance_types=(lacking,))
     wrong = {finding.what for finding in provider.check() if not finding.ok}
     assert wrong == {
         "permissions",

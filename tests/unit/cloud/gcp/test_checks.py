@@ -52,7 +52,7 @@ def test_without_a_quota_for_spot_the_other_one_counts(gcp: FakeGcp) -> None:
         ({"project": "another"}, "credentials"),
         ({"image": "whatever"}, "image"),
         ({"regions": ("mars-west1",)}, "region mars-west1"),
-        ({"instance_types": (KIND, "a2-highgpu-8g")}, f"types {REGION}"),
+        ({"instance_types": ("a2-highgpu-8g",)}, f"types {REGION}"),
     ],
 )
 def test_what_is_wrong_is_a_finding(
@@ -62,6 +62,22 @@ def test_what_is_wrong_is_a_finding(
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)
     told = found(gcp, **settings)
     assert [what for what, finding in told.items() if not finding.ok][:1] == [wrong]
+
+
+def test_a_type_that_one_region_lacks_is_told_beside_those_it_has(
+    gcp: FakeGcp,
+) -> None:
+    told = found(gcp, instance_types=(KIND, "a2-highgpu-8g"))[f"types {REGION}"]
+    assert (told.ok, told.one_of) == (True, "types")
+    assert told.told == "1 types can be rented, but not a2-highgpu-8g"
+
+
+def test_the_quota_of_all_regions_is_needed_and_of_the_others_one(
+    gcp: FakeGcp,
+) -> None:
+    told = found(gcp)
+    assert told[f"quota {REGION} NVIDIA_A100_GPUS"].one_of == "quota"
+    assert told["quota GPUS_ALL_REGIONS"].one_of == ""
 
 
 def test_expired_credentials_are_found_first(gcp: FakeGcp) -> None:
