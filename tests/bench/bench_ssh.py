@@ -104,9 +104,7 @@ def measure_rented(folder: Path, count: int) -> None:
         vms = provider.launch(wish(provider, count)).vms
         rented_s = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:
-            starts = threads.map(
-                lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms
-            )
+            starts = threads.map(lambda vm: provider.start_agent(vm.vm_id, NOBODY), vms)
             assert len(list(starts)) == count
         started_s = time.perf_counter()
         print(f"VMs                   {count}")
