@@ -17,13 +17,7 @@ from spottrain.cloud.provider import Offer
 from spottrain.pricing.offers import offer_key
 
 Refusal = Literal[
-    "no_capacity",
-    "quota",
-    "price",
-    "auth",
-    "misconfigured",
-    "unreachable",
-    "unanswered",
+    "no_capacity", "quota", "price", "auth", "misconfigured", "unreachable"
 ]
 
 Span = Literal["region", "cloud", "any"]
@@ -31,12 +25,7 @@ Span = Literal["region", "cloud", "any"]
 
 LONGEST_S = 1800.0
 """No scope is closed for longer than that at a time."""
-LEAST_S: Mapping[str, float] = {
-    "quota": 300.0,
-    "auth": 300.0,
-    "misconfigured": 300.0,
-    "unanswered": 120.0,  # longer than it takes to give the same offer up again
-}
+LEAST_S: Mapping[str, float] = {"quota": 300.0, "auth": 300.0, "misconfigured": 300.0}
 """How long a scope is closed at least: people act more slowly than markets."""
 ALIKE = 0.01
 """Offers whose prices differ by no more than this share are alike."""
@@ -76,8 +65,6 @@ def scope_of(offer: Offer, refusal: Refusal) -> str:
             return f"{offer.cloud}/{offer.region}/family {family}/{market}"
         case "no_capacity":
             return offer_key(offer)
-        case "unanswered":
-            return f"{offer_key(offer)} unanswered"
         case "price":
             return f"{offer_key(offer)} at {offer.usd_per_hour!r}"
 

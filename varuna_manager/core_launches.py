@@ -14,12 +14,10 @@ from spottrain.varuna_manager.events import (
     LaunchIntended,
     LaunchRefused,
     OffersSeen,
-    RefusalKind,
     VmsLaunched,
 )
 from spottrain.varuna_manager.launching import (
     may_elsewhere,
-    may_otherwise,
     next_intent,
     room,
     strays,
@@ -29,7 +27,7 @@ from spottrain.varuna_manager.state import JobPhase
 from spottrain.varuna_manager.turn import Turn
 
 UNHEARD_S = 60.0
-"""A launch that is left open for so long is met by another cloud or offer if one can."""
+"""A cloud that leaves a launch open for so long is not waited for if there are others."""
 
 
 def offers_seen(turn: Turn, event: OffersSeen) -> None:
@@ -129,9 +127,8 @@ def launch_refused(turn: Turn, event: LaunchRefused) -> None:
         return
     turn.say(f"no VM from {intent.offer.zone}: {event.reason}")
     if event.refusal == "throttled" or event.refusal == "unknown":
-        scope = _to_give_up(turn, intent, event.refusal)
-        if scope is not None:
-            _give_up(turn, intent, scope)
+        if _may_give_up(turn, intent):
+            _give_up(turn, intent)
             return
         retry_at_s = turn.now_s + event.retry_after_s
         intents = {
@@ -156,30 +153,23 @@ def _is_hopeless(turn: Turn) -> bool:
     )
 
 
-def _to_give_up(
-    turn: Turn, intent: Intent, refusal: RefusalKind
-) -> scopes.Refusal | None:
-    """What to close if an intent was left open for too long and can be met elsewhere.
+def _may_give_up(turn: Turn, intent: Intent) -> bool:
+    """Whether a cloud has left an intent open for too long while others could meet it.
 
-    Within the same cloud only if it may be the offer that it does not like: what is
-    throttled, is so for all offers.
+    Within its cloud it is asked on: VMs that nobody asks for any more and that are gone
+    before a look would be in no ledger.
     """
-    if turn.now_s - intent.asked_at_s < UNHEARD_S:
-        return None
-    if may_elsewhere(turn, intent.offer.cloud):
-        return "unreachable"
-    otherwise = refusal == "unknown" and may_otherwise(turn, intent)
-    return "unanswered" if otherwise else None
+    unheard = turn.now_s - intent.asked_at_s >= UNHEARD_S
+    return unheard and may_elsewhere(turn, intent.offer.cloud)
 
 
-def _give_up(turn: Turn, intent: Intent, scope: scopes.Refusal) -> None:
+def _give_up(turn: Turn, intent: Intent) -> None:
     """Meet an intent elsewhere; see ``State.given_up``."""
     _close_intent(turn, intent.intent)
     given_up = turn.state.given_up | {intent.intent}
     turn.state = replace(turn.state, given_up=given_up)
-    _cool_down(turn, intent.offer, scope)
-    silent = intent.offer.cloud if scope == "unreachable" else intent.offer.zone
-    turn.say(f"{silent} does not answer: VMs come from elsewhere")
+    _cool_down(turn, intent.offer, "unreachable")
+    turn.say(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
 
 
 def _close_intent(turn: Turn, name: str) -> Intent | None:

@@ -12,7 +12,7 @@ from spottrain.pricing import egress, scopes
 from spottrain.pricing.offers import in_order, offer_key
 from spottrain.pricing.promise_terms import Held
 from spottrain.varuna_manager.commands import IntendLaunch
-from spottrain.varuna_manager.records import Intent, VmRecord
+from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State, budget
 from spottrain.varuna_manager.turn import Turn
 
@@ -139,19 +139,6 @@ def is_open(turn: Turn, offer: Offer) -> bool:
 def may_elsewhere(turn: Turn, cloud: str) -> bool:
     """Return whether the job may ask another cloud than ``cloud`` now."""
     return any(o.cloud != cloud and is_open(turn, o) for o in turn.state.offers)
-
-
-def may_otherwise(turn: Turn, intent: Intent) -> bool:
-    """Return whether another offer could meet an intent now, were it given up."""
-    kept = {k: v for k, v in turn.state.intents.items() if k != intent.intent}
-    trial = Turn(replace(turn.state, intents=kept), turn.now_s)
-    borne = bearable(trial.state)
-    return any(
-        offer_key(offer) != offer_key(intent.offer)
-        and available(trial, offer) > 0
-        and borne(offer) > 0
-        for offer in trial.state.offers
-    )
 
 
 def home(state: State) -> tuple[str, ...] | None:

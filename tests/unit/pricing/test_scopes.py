@@ -47,7 +47,6 @@ BASE_S = 30.0
 CLOSES: list[tuple[Refusal, set[str]]] = [
     ("no_capacity", {"same", "cheaper now"}),
     ("price", {"same"}),
-    ("unanswered", {"same", "cheaper now"}),
     ("quota", {"same", "cheaper now", "zone", "size"}),
     ("misconfigured", {"same", "cheaper now", "on demand", "zone"}),
     ("auth", set(OTHERS) - {"cloud"}),

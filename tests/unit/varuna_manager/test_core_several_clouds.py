@@ -76,31 +76,15 @@ def test_a_launch_that_a_cloud_leaves_open_is_met_elsewhere() -> None:
     assert (wish.offer, wish.count) == (WEST, 4)
 
 
-def test_within_a_cloud_another_offer_meets_it_and_only_that_offer_is_closed() -> None:
-    other = replace(EAST, zone="east-y", usd_per_hour=3.0)
-    story = begun(EAST, other)
-    intent = unanswered(story)
-    assert story.state.given_up == {intent}
-    assert story.intend().offer == other
-
-
-def test_what_a_cloud_throttles_is_met_by_no_other_offer_of_it() -> None:
-    story = begun(EAST, replace(EAST, zone="east-y", usd_per_hour=3.0))
-    intent = story.intend().intent
-    story.wait(UNHEARD_S)
-    story.tell(e.LaunchRefused, intent=intent, reason="slow", refusal="throttled")
-    assert set(story.state.intents) == {intent}
-
-
 @pytest.mark.parametrize(
     ("others", "settings"),
     [
         ((), {}),
-        (({"usd_per_hour": 3.0},), {"max_usd_per_hour": 2.0}),
+        (({"usd_per_hour": 3.0},), {}),
         (({"available": 0},), {}),
     ],
 )
-def test_where_nothing_else_can_be_rented_it_is_asked_again_and_again(
+def test_where_no_other_cloud_is_it_is_asked_again_and_again(
     others: tuple[dict[str, Any], ...], settings: dict[str, Any]
 ) -> None:
     more = (replace(EAST, zone="east-y", **changes) for changes in others)

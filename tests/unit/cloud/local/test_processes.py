@@ -111,7 +111,7 @@ def test_processes_of_other_vms_are_left_alone(
     other.stdout.readline()
     kill_all([marker])
     stop_all([marker])
-    assert machine.state(other.pid) == "S"
+    assert machine.state(other.pid) in ("S", "R"), "neither dead nor stopped"
 
 
 @pytest.mark.parametrize("act", [kill_all, stop_all])
