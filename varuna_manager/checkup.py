@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.errors import CloudError
+from spottrain.cloud.findings import tried
 from spottrain.cloud.provider import (
     ChecksAccount,
     CloudProvider,
@@ -102,7 +103,7 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         provider.close()
     yield from found
     if any(each.ok for each in found):
-        yield _try("SSH", lambda: _let_in(cloud))
+        yield tried("SSH", lambda: _let_in(cloud))
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:
@@ -110,7 +111,7 @@ def account_findings(provider: CloudProvider) -> Iterator[Finding]:
     if isinstance(provider, ChecksAccount):
         yield from provider.check()
         return
-    yield _try("offers", lambda: f"{len(provider.offers())} offers")
+    yield tried("offers", lambda: f"{len(provider.offers())} offers")
     if isinstance(provider, ReportsQuota):
         yield from _quotas(provider)
 
@@ -139,10 +140,3 @@ def _let_in(cloud: AnyCloud) -> str:
     if not cloud.public_addresses:
         return "VMs are entered from inside their network, where this machine must be"
     return f"VMs will let in {', '.join(networks)}"
-
-
-def _try(what: str, ask: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what=what, ok=True, told=ask())
-    except SpottrainError as error:
-        return Finding(what=what, ok=False, told=str(error))

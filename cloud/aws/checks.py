@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spottrain.cloud import tags
@@ -14,6 +14,7 @@ from spottrain.cloud.aws.network import Network
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, explained
 from spottrain.cloud.errors import CloudError, MisconfiguredError
+from spottrain.cloud.findings import tried
 from spottrain.cloud.provider import Finding
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
@@ -59,14 +60,14 @@ class Checks:
             yield Finding(what=f"region {region}", ok=False, told=told)
 
     def _region(self, region: str) -> Iterator[Finding]:
-        yield _try(f"image {region}", lambda: self._image(region))
-        types = _try(f"types {region}", lambda: self._types(region), "types")
+        yield tried(f"image {region}", lambda: self._image(region))
+        types = tried(f"types {region}", lambda: self._types(region), "types")
         yield types
         if not types.ok:
             return
         for call in ("run_instances", "create_security_group", "import_key_pair"):
             what = f"permission {region} {call}"
-            yield _try(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
+            yield tried(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
         try:
             quotas = self._market.quotas(region)
         except CloudError as error:
@@ -183,10 +184,3 @@ def _quota(region: str, family: str, limit: float) -> Finding:
     if limit <= 0:
         told += f": nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
     return Finding(what=what, ok=limit > 0, told=told, one_of="quota")
-
-
-def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
-    try:
-        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
-    except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error), one_of=one_of)

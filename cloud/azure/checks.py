@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -12,6 +12,7 @@ from spottrain.cloud.azure.market import Market
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained
 from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.findings import tried
 from spottrain.cloud.provider import Finding
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
@@ -94,16 +95,16 @@ class Checks:
 
     def run(self) -> Iterator[Finding]:
         """Yield what was found; nothing more once credentials are refused."""
-        first = _try("credentials", self._credentials)
+        first = tried("credentials", self._credentials)
         yield first
         if not first.ok:
             return
-        yield _try("permissions", self._permissions)
-        yield _try("activity log", self._activity_log)
+        yield tried("permissions", self._permissions)
+        yield tried("activity log", self._activity_log)
         for region in self._settings.regions:
-            yield _try(f"types {region}", partial(self._types, region), "types")
-            yield _try(f"image {region}", partial(self._image, region))
-            yield _try(f"quota {region} spot", partial(self._quota, region), "quota")
+            yield tried(f"types {region}", partial(self._types, region), "types")
+            yield tried(f"image {region}", partial(self._image, region))
+            yield tried(f"quota {region} spot", partial(self._quota, region), "quota")
 
     def _credentials(self) -> str:
         subscription = self._clients.subscription
@@ -218,10 +219,3 @@ def _allowed(action: str, permissions: list[dict[str, list[str]]]) -> bool:
         named(each.get("actions", [])) and not named(each.get("notActions", []))
         for each in permissions
     )
-
-
-def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
-    try:
-        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
-    except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error), one_of=one_of)

@@ -5,10 +5,11 @@ Compute Engine has no dry run: whether each call is permitted shows when it is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from spottrain.cloud.errors import CloudError
+from spottrain.cloud.findings import tried
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.market import Market
@@ -40,16 +41,16 @@ class Checks:
 
     def run(self) -> Iterator[Finding]:
         """Yield what was found; nothing more once the project is refused."""
-        project = _try("credentials", self._project)
+        project = tried("credentials", self._project)
         yield project
         if not project.ok:
             return
-        yield _try("image", self._image)
+        yield tried("image", self._image)
         for region in self._settings.regions:
-            found = _try(f"region {region}", partial(self._region, region))
+            found = tried(f"region {region}", partial(self._region, region))
             yield found
             if found.ok:
-                yield _try(f"types {region}", partial(self._types, region), "types")
+                yield tried(f"types {region}", partial(self._types, region), "types")
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:
@@ -107,10 +108,3 @@ def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
         what = f"quota {region} {family}" if region else f"quota {family}"
         one_of = "quota" if region else ""  # that of all regions bounds each of them
         yield Finding(what=what, ok=limit > 0, told=told, one_of=one_of)
-
-
-def _try(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
-    try:
-        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
-    except CloudError as error:
-        return Finding(what=what, ok=False, told=str(error), one_of=one_of)
