@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.money import NOTHING, Money, total
 from spottrain.pricing.switching import CLOUD_USD_PER_GB
 from spottrain.pricing.terms import EXACT, TERMS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.catalogue import Catalogue, InstanceType
 from spottrain.pricing.history import History
 from spottrain.pricing.offers import offer_key

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 
 FREE_USD = 1e-9
 """What an hour of a machine that costs nothing is taken to cost: so the faster of two

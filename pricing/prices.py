@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.catalogue import Catalogue
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0

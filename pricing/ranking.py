@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.policy import slowdown
 from spottrain.pricing import egress
 from spottrain.pricing.money import FREE, Rate, is_amount

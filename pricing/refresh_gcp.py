@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from spottrain.cloud.price_http import PriceSourceError, get_json
+from spottrain.cloud.http import PriceSourceError, get_json
 from spottrain.pricing.catalogue import GIB_BYTES, InstanceType
 from spottrain.pricing.prices import Price
 from spottrain.pricing.refresh import TTL_S, Question

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.catalogue import Catalogue, Gpu, InstanceType, catalogue
 from spottrain.pricing.paces import Machine
 from spottrain.wire import ModelFacts, Profile

@@ -31,7 +31,8 @@ from typing import Any
 
 import spottrain
 from spottrain import wire
-from spottrain.cloud import lease, notices
+from spottrain.cloud.notices import hear
+from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.manager_client import (
     AgentError,
@@ -103,7 +104,7 @@ class Agent:
         self._closing = threading.Event()
         self._way = Way(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
-        self._ears = notices.source(bootstrap.notices)
+        self._ears = hear.source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to come to its end; the first call counts."""
@@ -139,7 +140,7 @@ class Agent:
         finally:
             self._closing.set()
             supervisor.kill()
-        notices.acknowledge(self._ears)
+        hear.acknowledge(self._ears)
         return self._log_end(code, reason)
 
     def _log_end(self, code: int, reason: str) -> int:
@@ -281,18 +282,18 @@ class Agent:
                 client.turn()
 
     def _watch_notices(self) -> None:
-        notices.listen(
+        hear.listen(
             self._ears, lambda news: self._outbox.add(_report(news)), self._closing
         )
 
 
-def _report(news: notices.News) -> wire.Report:
+def _report(news: hear.News) -> wire.Report:
     match news:
-        case notices.Taken(lead_s=lead_s):
+        case hear.Taken(lead_s=lead_s):
             return wire.InterruptionNoticed(lead_s=lead_s)
-        case notices.Kept():
+        case hear.Kept():
             return wire.InterruptionCancelled()
-        case notices.AtRisk():
+        case hear.AtRisk():
             return wire.InterruptionLikely()
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.policy import UNSEEN_SHARE
 from spottrain.pricing.catalogue import CLOUDS, catalogue

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter
 
-from spottrain.cloud.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.varuna_manager.jobs import JobDir
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.findings import tried
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.provider import (
     ChecksAccount,
     CloudProvider,
     Finding,

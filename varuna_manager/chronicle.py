@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.offers import offer_key
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.accounting import Doing, Stretch

@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 import spottrain
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.storage import is_url
 from spottrain.varuna_manager import (

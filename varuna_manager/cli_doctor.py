@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import Finding
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import Finding
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager import checkup, control
 from spottrain.varuna_manager.config import JobConfig, load_config

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from spottrain.cloud import tags
-from spottrain.cloud.child import ChildProvider
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import FindsOrphans, ReleasesJob, Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import FindsOrphans, ReleasesJob, Vm, VmState
+from spottrain.cloud.process.child import ChildProvider
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.clouds import open_cloud
 from spottrain.varuna_manager.config import load_config

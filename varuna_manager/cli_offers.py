@@ -142,7 +142,7 @@ def _ask(
     # Not above: they take longer to import than most commands run.
     import httpx
 
-    from spottrain.cloud.price_http import TIMEOUT
+    from spottrain.cloud.http import TIMEOUT
     from spottrain.pricing.sources import price_sources
 
     with httpx.Client(timeout=TIMEOUT) as client:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import ReachedBySsh, SshTarget
-from spottrain.cloud.ssh.hosts import Host
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import ReachedBySsh, SshTarget
+from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config_cloud import AnyCloud, BastionConfig
 from spottrain.varuna_manager.console import NameArgument
@@ -103,7 +103,7 @@ def _cloud_of(clouds: Sequence[AnyCloud], vm_id: str) -> tuple[AnyCloud, str]:
     """Return the cloud that a VM is from, and its id there."""
     if len(clouds) == 1:
         return clouds[0], vm_id
-    from spottrain.cloud.several import split_vm_id
+    from spottrain.cloud.multi import split_vm_id
 
     name, own_id = split_vm_id(vm_id)
     return next(cloud for cloud in clouds if cloud.cloud == name), own_id

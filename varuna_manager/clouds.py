@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.child import ChildProvider, in_child
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.port.provider import CloudProvider
+from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.prices import fresh
@@ -31,9 +31,9 @@ from spottrain.varuna_manager.config_cloud import AnyCloud
 from spottrain.varuna_manager.vm_lives import open_history
 
 if TYPE_CHECKING:
-    from spottrain.cloud.several import Several
-    from spottrain.cloud.ssh.hosts import Payload
-    from spottrain.cloud.ssh.rented import Rented
+    from spottrain.cloud.multi import Several
+    from spottrain.cloud.ssh.rented.provider import Rented
+    from spottrain.cloud.ssh.transport.hosts import Payload
     from spottrain.varuna_manager.jobs import JobDir
 
 _OWN_ADDRESS_URL = "https://checkip.amazonaws.com"
@@ -89,7 +89,7 @@ def rent(
     """
     if len(clouds) == 1:
         return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
-    from spottrain.cloud.several import Branch, Several
+    from spottrain.cloud.multi import Branch, Several
 
     def opener(cloud: AnyCloud) -> Callable[[], Rented]:
         # VMs of several clouds that train together must have the same software.
@@ -128,9 +128,9 @@ def _rent(
         wrap: What goes between the cloud and those who enter its VMs.
     """
     # Not above: paramiko takes longer to import than most commands run.
-    from spottrain.cloud.ssh.guest import Access
-    from spottrain.cloud.ssh.keys import ensure_key
-    from spottrain.cloud.ssh.rented import Rented
+    from spottrain.cloud.ssh.rented.provider import Rented
+    from spottrain.cloud.ssh.rented.vm import Access
+    from spottrain.cloud.ssh.transport.keys import ensure_key
 
     key_file, public_key = ensure_key(job.cloud)
     access = Access(

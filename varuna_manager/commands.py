@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spottrain import wire
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.choose import PlanInputs
 from spottrain.wire import Profile
 

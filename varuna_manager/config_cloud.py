@@ -26,7 +26,7 @@ from spottrain.cloud.azure.settings import (
 )
 from spottrain.cloud.gcp.settings import DAY_S, GcpSettings
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
-from spottrain.cloud.ssh.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import InstanceType, catalogue
 from spottrain.pricing.scopes import Span

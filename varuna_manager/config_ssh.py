@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from spottrain.cloud.ssh.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config_local import ZoneConfig
 from spottrain.varuna_manager.config_section import Section

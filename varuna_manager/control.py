@@ -16,9 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 import httpx
 
 from spottrain.cloud.data.wish import to_json
-from spottrain.cloud.errors import CloudError
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import (
     CarriesCalls,
     CloudProvider,
     Offer,
@@ -26,7 +26,7 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.hosts import Payload
+from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage import is_object_url, is_url
 from spottrain.varuna_manager import data_here
@@ -90,7 +90,7 @@ def open_provider(job: JobDir) -> CloudProvider:
         from spottrain.varuna_manager import clouds
 
         return clouds.rent(job, config.clouds, config.resources.span, payload)
-    from spottrain.cloud.ssh.provider import SshProvider
+    from spottrain.cloud.ssh.hosts.provider import SshProvider
 
     return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
 
@@ -127,7 +127,7 @@ def check_machines(
         offers, lines = checkup.before_launch(config.clouds)
         check_budget(config, offers)
         return [*lines, _when_asleep(config, on_vm)], tuple(offers)
-    from spottrain.cloud.ssh.check import check
+    from spottrain.cloud.ssh.hosts.check import check
 
     told = check(
         config.ssh.fleet(),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spottrain.cloud import tags
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.pricing.budget import reserve_s
 from spottrain.varuna_manager import (
     core_calibration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing import scopes
 from spottrain.pricing.offers import offer_key
 from spottrain.varuna_manager import core_spending, history

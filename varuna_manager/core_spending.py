@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from spottrain.cloud import tags
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.pricing import egress
 from spottrain.pricing.money import Rate, is_amount
 from spottrain.pricing.offers import offer_key

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing import balance, memory, policy
 from spottrain.morphing.stutter import (
     WINDOW,

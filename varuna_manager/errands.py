@@ -13,11 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
-from spottrain.cloud.errors import (
-    CloudError,
-    VmNotFoundError,
-)
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
     ExcusesSilence,

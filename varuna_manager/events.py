@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from spottrain import wire
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.morphing.choose import Candidate
 from spottrain.morphing.inputs import Question
 from spottrain.pricing.offers import OfferWorth

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.budget import WORTH_S, reserve_s
 from spottrain.pricing.money import Money, Rate, is_amount

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing import egress, scopes
 from spottrain.pricing.offers import in_order, offer_key
 from spottrain.pricing.promise_terms import Held

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import CloudProvider, Offer, Vm, VmState
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import CloudProvider, Offer, Vm, VmState
 from spottrain.varuna_manager.events import VmsListed
 from spottrain.varuna_manager.market_watch import MarketWatch
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.provider import CarriesCalls, CloudProvider
+from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.away import own_vm
 from spottrain.varuna_manager.certificates import ensure_identity

@@ -27,8 +27,8 @@ from tenacity import (
     wait_exponential,
 )
 
-from spottrain.cloud import lease
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.port import lease
+from spottrain.cloud.port.errors import CloudError
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.away import own_vm
 from spottrain.varuna_manager.clouds import open_cloud

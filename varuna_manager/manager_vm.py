@@ -15,16 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from spottrain.cloud import tags
-from spottrain.cloud.child import ChildProvider
-from spottrain.cloud.errors import (
-    CloudError,
-    NoCapacityError,
-    VmNotFoundError,
-)
 from spottrain.cloud.gcp.settings import DAY_S
-from spottrain.cloud.provider import LaunchRequest, Offer, ReachedBySsh
-from spottrain.cloud.ssh.hosts import Host, HostKeyError
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import LaunchRequest, Offer, ReachedBySsh
+from spottrain.cloud.process.child import ChildProvider
+from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
 from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager.away import Away, OwnVm
 from spottrain.varuna_manager.clouds import open_cloud, own_network
@@ -43,9 +39,9 @@ from spottrain.varuna_manager.manager_vm_pack import (
 from spottrain.varuna_manager.stored_job import folder_mark
 
 if TYPE_CHECKING:
-    from spottrain.cloud.ssh.bastion import Bastion
-    from spottrain.cloud.ssh.remote import Remote
-    from spottrain.cloud.ssh.session import Dial
+    from spottrain.cloud.ssh.transport.bastion import Bastion
+    from spottrain.cloud.ssh.transport.remote import Remote
+    from spottrain.cloud.ssh.transport.session import Dial
 
 ANSWER_S = 600.0
 """How long the VM may take from its launch until it lets us in."""
@@ -190,7 +186,7 @@ class _Rental:
 
     def __init__(self, job: JobDir, away: Away, tell: Tell) -> None:
         # Not above: paramiko takes longer to import than most commands run.
-        from spottrain.cloud.ssh.keys import ensure_key
+        from spottrain.cloud.ssh.transport.keys import ensure_key
 
         self._job, self.away, self._tell = job, away, tell
         self._config = job.config()
@@ -209,7 +205,7 @@ class _Rental:
         self._cloud.close()
 
     def _way(self) -> tuple[Dial, Bastion | None]:
-        from spottrain.cloud.ssh.guest import Access
+        from spottrain.cloud.ssh.rented.vm import Access
 
         bastion = self._config.clouds[0].bastion
         host = None if bastion is None else bastion.host()
@@ -260,7 +256,7 @@ class _Rental:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _try(self) -> Remote | None:
-        from spottrain.cloud.ssh.remote import Remote
+        from spottrain.cloud.ssh.transport.remote import Remote
 
         assert isinstance(self._cloud, ReachedBySsh), "all clouds that rent are"
         target = self._cloud.ssh_target(self.away.vm_id)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from spottrain.cloud.provider import Offer, ReleasesJob, Vm, VmState
-from spottrain.cloud.ssh.hosts import HostKeyError, UnfitHostError
+from spottrain.cloud.port.provider import Offer, ReleasesJob, Vm, VmState
+from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager import away as aways
 from spottrain.varuna_manager import control, manager_vm

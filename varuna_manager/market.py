@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.pricing.catalogue import Catalogue, Gpu, catalogue
 from spottrain.pricing.hazard import Hazards

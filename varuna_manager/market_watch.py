@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.catalogue import CLOUDS, catalogue
 from spottrain.pricing.hazard import Hazards

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
 from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
 from spottrain.morphing.policy import UNSEEN_SHARE

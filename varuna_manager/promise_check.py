@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.hazard import Hazards

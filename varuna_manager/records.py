@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.balance import Controller
 from spottrain.morphing.choose import Candidate
 from spottrain.morphing.stutter import Watch

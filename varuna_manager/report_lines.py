@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.plots import Frame, Point
 from spottrain.varuna_manager.accounting import Rental, Stretch
 from spottrain.varuna_manager.chronicle import PriceLine

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, assert_never
 
 import spottrain
 from spottrain import wire
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.certificates import Identity
 from spottrain.varuna_manager.chronicle import fold

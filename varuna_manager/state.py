@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing import egress
 from spottrain.pricing.budget import Budget, reserve_s
 from spottrain.pricing.ledger import Ledger

@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spottrain.cloud import tags
 from spottrain.cloud.aws import prices, requests
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.market import Market
 from spottrain.cloud.aws.network import Network
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, explained
-from spottrain.cloud.errors import CloudError, MisconfiguredError
-from spottrain.cloud.findings import tried
-from spottrain.cloud.provider import Finding
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.provider import Finding
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
 """The second: the account has no default VPC, and a dry run makes none of our own."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import EXTRA_MISSING, explained
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.port.errors import CloudError
 
 _CONNECT_S = 5
 _POOL = 32

@@ -10,8 +10,8 @@ from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import explained
-from spottrain.cloud.facts import Facts, OnDemandPrice
-from spottrain.cloud.provider import Offer, PlacementScore, Quota
+from spottrain.cloud.port.facts import Facts, OnDemandPrice
+from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
 """The manager looks every second; prices change every few minutes at most."""

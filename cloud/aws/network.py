@@ -11,13 +11,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from spottrain.cloud import tags
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.requests import Place
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of
-from spottrain.cloud.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 _OWN_VPC = "10.79.0.0/16"
 _ZONE_LETTERS = "abcdefghijklmnop"

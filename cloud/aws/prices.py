@@ -10,7 +10,7 @@ from typing import Any
 
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.translate import explained
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.port.errors import CloudError
 
 HOME_REGION = "us-east-1"
 """Where AWS answers for all regions: their names, and the price list."""

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from spottrain.cloud import tags
-from spottrain.cloud.at_once import joined
 from spottrain.cloud.aws import prices, requests
 from spottrain.cloud.aws.checks import Checks
 from spottrain.cloud.aws.clients import Clients
@@ -16,9 +14,12 @@ from spottrain.cloud.aws.network import Network, refuse_if_used
 from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, explained
-from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.facts import Facts, OnDemandPrice, check_types
-from spottrain.cloud.provider import (
+from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.parallel import joined
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.facts import Facts, OnDemandPrice, check_types
+from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
     LaunchResult,
@@ -29,7 +30,6 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.recent import Recent
 
 _GONE_DELAY_S, _GONE_TRIES = 5, 60
 """A VM that is shutting down holds its security group for so long at most."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.facts import Facts
-from spottrain.cloud.provider import LaunchRequest, Offer, Vm, VmState
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 
 CLOUD = "aws"
 LINUX = "Linux/UNIX"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from spottrain.cloud import tags
 from spottrain.cloud.azure import requests
-from spottrain.cloud.facts import Facts
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 _STATES = {
     "Creating": VmState.STARTING,

@@ -11,9 +11,9 @@ from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.market import Market
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained
-from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.findings import tried
-from spottrain.cloud.provider import Finding
+from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.provider import Finding
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
 _PERMISSIONS_VERSION = "2022-04-01"

@@ -8,7 +8,7 @@ from typing import Any
 
 from spottrain.cloud.azure.settings import MANAGEMENT_URL, AzureSettings
 from spottrain.cloud.azure.translate import EXTRA_MISSING, explained
-from spottrain.cloud.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 _CONNECT_S = 5
 _POOL = 32

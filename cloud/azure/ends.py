@@ -18,9 +18,9 @@ from spottrain.cloud.azure.activity import Event, Life, address, event_of, lives
 from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained
-from spottrain.cloud.ended import Ended, ended, gone
-from spottrain.cloud.errors import AuthError, CloudError
-from spottrain.cloud.provider import Vm
+from spottrain.cloud.lag.ended import Ended, ended, gone
+from spottrain.cloud.port.errors import AuthError, CloudError
+from spottrain.cloud.port.provider import Vm
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from spottrain.cloud.azure import answers
 from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.port.errors import CloudError
 
 Told = dict[str, Any]
 """A VM as Azure writes it."""

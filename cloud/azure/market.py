@@ -16,9 +16,9 @@ from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.prices import RetailPrice, retail_prices
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained
-from spottrain.cloud.facts import Facts
-from spottrain.cloud.price_http import TIMEOUT
-from spottrain.cloud.provider import Offer, Quota
+from spottrain.cloud.http import TIMEOUT
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import Offer, Quota
 
 SIZES_KEEP_S = 3600.0
 """A region's sizes are megabytes, and change with the account."""

@@ -11,13 +11,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from spottrain.cloud import tags
 from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.requests import Place
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained, is_missing
-from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 
 _IDENTITY_VERSION, _GRANT_VERSION = "2023-01-31", "2022-04-01"
 _MACHINES = "Microsoft.Compute/virtualMachines"

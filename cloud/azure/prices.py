@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from spottrain.cloud.price_http import PriceSourceError, get_json
+from spottrain.cloud.http import PriceSourceError, get_json
 
 NAME = "azure retail prices"
 _API_VERSION = "2023-01-01-preview"

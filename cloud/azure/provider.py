@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from spottrain.cloud import tags
-from spottrain.cloud.at_once import all_at_once, joined
 from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.checks import Checks
 from spottrain.cloud.azure.clients import Clients
@@ -17,8 +15,11 @@ from spottrain.cloud.azure.network import Network
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import explained, is_missing
-from spottrain.cloud.ended import taken_at_once
-from spottrain.cloud.errors import (
+from spottrain.cloud.lag.ended import taken_at_once
+from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.parallel import all_at_once, joined
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import (
     CloudError,
     MisconfiguredError,
     NoCapacityError,
@@ -26,9 +27,8 @@ from spottrain.cloud.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.facts import Facts, check_types
-from spottrain.cloud.host_keys import new_host_key
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.facts import Facts, check_types
+from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
     LaunchResult,
@@ -38,7 +38,7 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.recent import Recent
+from spottrain.cloud.ssh.transport.host_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these it is known that there is no VM."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.provider import LaunchRequest
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.provider import LaunchRequest
 
 CLOUD = "azure"
 HOST_KEY = "spottrain-host-key"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from spottrain.cloud import tags
-from spottrain.cloud.facts import Facts
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.requests import CLOUD, TYPE
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 _STATES = {
     "PROVISIONING": VmState.STARTING,

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.findings import tried
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.market import Market
 from spottrain.cloud.gcp.network import Network
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.provider import Finding, Quota
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.provider import Finding, Quota
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 

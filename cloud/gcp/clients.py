@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from spottrain.cloud.errors import CloudError
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import (
     ALREADY_THERE,
@@ -18,6 +17,7 @@ from spottrain.cloud.gcp.translate import (
     may_pass,
     raise_failed,
 )
+from spottrain.cloud.port.errors import CloudError
 
 Message = dict[str, Any]
 """An answer, by the SDK's names of fields; 64-bit numbers are text."""

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from spottrain.cloud.ended import Ended, ended, gone
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.answers import last_part, moment
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.provider import Vm
+from spottrain.cloud.lag.ended import Ended, ended, gone
+from spottrain.cloud.port.provider import Vm
 
 CLOCKS_APART_S = 60.0
 """What two of Google's moments may be apart, though the one was before the other."""

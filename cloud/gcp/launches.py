@@ -10,17 +10,17 @@ from __future__ import annotations
 import itertools
 import time
 
-from spottrain.cloud import tags
-from spottrain.cloud.ended import taken_at_once
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.facts import Facts
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import Clients, Message
 from spottrain.cloud.gcp.ends import Ends
 from spottrain.cloud.gcp.requests import Place
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import raise_failed
-from spottrain.cloud.provider import LaunchRequest, LaunchResult, Vm, VmState
+from spottrain.cloud.lag.ended import taken_at_once
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm, VmState
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 _TRIES_AT_ONCE = 8

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from spottrain.cloud.facts import Facts
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.requests import Kind
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.provider import Offer, PlacementScore, Quota
+from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
 """Which zone has which machines changes every few months."""

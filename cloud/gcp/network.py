@@ -12,11 +12,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from spottrain.cloud.errors import CloudError, MisconfiguredError
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import Clients
 from spottrain.cloud.gcp.requests import Place
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 _OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
 _SUBNET_BITS = 20

@@ -6,10 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from spottrain.cloud import tags
-from spottrain.cloud.at_once import all_at_once
-from spottrain.cloud.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.facts import Facts, check_types
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.checks import Checks
 from spottrain.cloud.gcp.clients import Clients
@@ -20,7 +16,12 @@ from spottrain.cloud.gcp.network import Network, refuse_if_used
 from spottrain.cloud.gcp.requests import CLOUD
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.provider import (
+from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.parallel import all_at_once
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.facts import Facts, check_types
+from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
     LaunchResult,
@@ -31,7 +32,6 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.recent import Recent
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 

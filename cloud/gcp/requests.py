@@ -14,9 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.provider import LaunchRequest
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.provider import LaunchRequest
 
 CLOUD = "gcp"
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import cast
 
 from spottrain import wire
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.local.processes import kill_all
 from spottrain.cloud.local.state import Settings, vm_from_data
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.cloud.process.tree import kill_all
 from spottrain.errors import WireError
 
 

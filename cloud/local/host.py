@@ -15,23 +15,23 @@ import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.local import die_with_parent
 from spottrain.cloud.local.folder import Folder, Record, clear, marker, write_private
 from spottrain.cloud.local.market import MarketEvent, stream
-from spottrain.cloud.local.processes import (
+from spottrain.cloud.local.state import LocalCloud, Notice
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    LaunchResult,
+    VmState,
+)
+from spottrain.cloud.process import die_with_parent
+from spottrain.cloud.process.tree import (
     VARIABLE,
     groups,
     kill_all,
     signal_groups,
     stop_all,
-)
-from spottrain.cloud.local.state import LocalCloud, Notice
-from spottrain.cloud.provider import (
-    AgentBootstrap,
-    LaunchRequest,
-    LaunchResult,
-    VmState,
 )
 
 _log = logging.getLogger(__name__)

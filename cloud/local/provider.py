@@ -19,11 +19,11 @@ import tenacity
 
 from spottrain import wire
 from spottrain.cloud import unix_http
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.local.folder import Folder, Record
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.state import CLOUD, Settings, vm_from_data
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     AgentBootstrap,
     LaunchRequest,
     LaunchResult,

@@ -31,7 +31,7 @@ from spottrain.cloud.local.folder import Folder
 from spottrain.cloud.local.host import Host
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import LocalCloud
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
 

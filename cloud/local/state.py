@@ -11,9 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spottrain import wire
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
-from spottrain.cloud.provider import LaunchRequest, LaunchResult, Offer, Vm, VmState
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import (
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
+    VmState,
+)
 
 CLOUD = "local"
 """Name of cloud and region in offers."""

@@ -7,7 +7,7 @@ SpottrainError
 ├── CapacityError          no cloud has what the job needs                     exit 5
 ├── WireError              a message or a file is not what its schema says     exit 1
 ├── CheckpointError        (manifest.py) a checkpoint is damaged or unwritable exit 1
-└── CloudError             (cloud/errors.py) a cloud said no                   exit 6
+└── CloudError             (cloud/port/errors.py) a cloud said no                   exit 6
 
 A message is one line: what, got what, what to do.
 """

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.inputs import PlanInputs
 from spottrain.morphing.shapes import Workload
 from spottrain.pricing.catalogue import Catalogue, catalogue

@@ -22,10 +22,10 @@ from tests.fakes.machines import connections_to
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.ssh_hosts import ssh_hosts, unanswered, vm_processes
 
-from spottrain.cloud.provider import LaunchRequest, Vm
-from spottrain.cloud.ssh.hosts import Payload
-from spottrain.cloud.ssh.provider import SshProvider
-from spottrain.cloud.ssh.rented import Rented
+from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.ssh.hosts.provider import SshProvider
+from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.transport.hosts import Payload
 
 NOBODY = unanswered()
 

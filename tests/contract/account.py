@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spottrain.cloud.provider import CloudProvider, LaunchRequest, Offer
+from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, Offer
 
 
 class Wire(Protocol):

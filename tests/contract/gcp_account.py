@@ -14,10 +14,10 @@ from tests.fakes.gcp import FakeGcp
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
 
-from spottrain.cloud.ssh.guest import Access
-from spottrain.cloud.ssh.hosts import Payload
-from spottrain.cloud.ssh.keys import ensure_key
-from spottrain.cloud.ssh.rented import Rented
+from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.transport.hosts import Payload
+from spottrain.cloud.ssh.transport.keys import ensure_key
 
 
 def gcp(request: pytest.FixtureRequest) -> Iterator[Account]:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     MisconfiguredError,
     NoCapacityError,
     PriceTooHighError,
     QuotaExceededError,
 )
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.provider import (
     CloudProvider,
     LaunchRequest,
     LaunchResult,

@@ -23,14 +23,14 @@ import yaml
 from tests.contract.account import Account
 from tests.contract.purse import HOLD_S, LEAST_S, Capped, Purse
 
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.provider import (
     CloudProvider,
     FindsOrphans,
     Offer,
     ReleasesJob,
     VmState,
 )
-from spottrain.cloud.ssh.keys import ensure_key
+from spottrain.cloud.ssh.transport.keys import ensure_key
 from spottrain.varuna_manager.clouds import open_cloud
 from spottrain.varuna_manager.config_cloud import (
     AnyCloud,

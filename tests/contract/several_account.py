@@ -9,7 +9,7 @@ from tests.contract.account import Account, FakeWire
 from tests.fakes.aws import FakeAws
 from tests.fakes.gcp import FakeGcp
 
-from spottrain.cloud.several import Branch, Several
+from spottrain.cloud.multi import Branch, Several
 
 
 def several(request: pytest.FixtureRequest) -> Iterator[Account]:

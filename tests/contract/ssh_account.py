@@ -12,8 +12,8 @@ from tests.contract.account import Account
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.ssh_hosts import ssh_hosts
 
-from spottrain.cloud.ssh.hosts import Payload
-from spottrain.cloud.ssh.provider import SshProvider
+from spottrain.cloud.ssh.hosts.provider import SshProvider
+from spottrain.cloud.ssh.transport.hosts import Payload
 
 
 def empty_workdir(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What every provider must do (cloud/provider.py); conftest.py says which there are."""
+"""What every provider must do (cloud/port/provider.py); conftest.py says which there are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from tests.contract.account import Account
 from tests.integration.ssh_hosts import unanswered
 
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     CloudProvider,
     ReleasesJob,
     StartsAgents,

@@ -22,7 +22,7 @@ from tests.contract.purse import HOLD_S, MOST_VMS, CapError, Capped, Purse
 from tests.contract.real_account import VMS, RealCloud, check_options
 from tests.fakes.aws import KIND, REGION, ZONE, FakeAws
 
-from spottrain.cloud.provider import LaunchRequest, Offer, Vm, VmState
+from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFER = Offer(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spottrain.cloud.ssh.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import Host
 
 SSHD = shutil.which(
     "sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"

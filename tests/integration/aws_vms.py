@@ -16,11 +16,11 @@ from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import REGION, FakeAws, running
 from tests.fakes.machines import processes_of
 
-from spottrain.cloud.provider import LaunchRequest, Vm
-from spottrain.cloud.ssh.guest import Access
-from spottrain.cloud.ssh.hosts import Payload
-from spottrain.cloud.ssh.keys import ensure_key
-from spottrain.cloud.ssh.rented import Rented
+from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.transport.hosts import Payload
+from spottrain.cloud.ssh.transport.keys import ensure_key
 
 
 def free_port() -> int:

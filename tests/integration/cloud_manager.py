@@ -22,11 +22,11 @@ from pathlib import Path
 import uvloop
 from tests.integration.cloud_vms import client
 
-from spottrain.cloud.ssh import bootstrap
-from spottrain.cloud.ssh.guest import Access
-from spottrain.cloud.ssh.hosts import Payload
-from spottrain.cloud.ssh.package import Package, package
-from spottrain.cloud.ssh.rented import Rented
+from spottrain.cloud.ssh.hosts import bootstrap
+from spottrain.cloud.ssh.on_vm.package import Package, package
+from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.varuna_manager.events import Event
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal

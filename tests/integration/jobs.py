@@ -23,7 +23,7 @@ import yaml
 
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import Vm
+from spottrain.cloud.port.provider import Vm
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.storage import open_store
 from spottrain.varuna_manager.control import open_provider

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tests.fakes.sshd import Sshd, keygen
 from tests.integration.jobs import Job, until
 
-from spottrain.cloud.provider import AgentBootstrap
+from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.varuna_manager.certificates import ensure_identity
 
 

@@ -19,7 +19,7 @@ from tests.fakes.sshd import WHY_NOT
 from tests.integration.cloud_vms import FAKES, CloudVms, cloud_vms
 from tests.integration.test_manager_process import settings
 
-from spottrain.cloud.provider import ReleasesJob
+from spottrain.cloud.port.provider import ReleasesJob
 from spottrain.varuna_manager.events import JobSubmitted
 from spottrain.varuna_manager.jobs import JobDir
 from spottrain.varuna_manager.journal import Journal

@@ -11,7 +11,7 @@ from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.state import State
 
 pytestmark = pytest.mark.timeout(400)

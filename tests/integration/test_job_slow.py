@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import Job, until
 
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -20,7 +20,7 @@ import pytest
 
 from spottrain import wire
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.control import request_stop
 from spottrain.varuna_manager.events import (

@@ -23,12 +23,8 @@ from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.jobs import until
 from tests.integration.ssh_hosts import unanswered
 
-from spottrain.cloud.errors import (
-    CloudError,
-    MisconfiguredError,
-    VmNotFoundError,
-)
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CarriesCalls,
     CloudProvider,
@@ -38,8 +34,8 @@ from spottrain.cloud.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.hosts import SetupError
-from spottrain.cloud.ssh.rented import Rented
+from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.transport.hosts import SetupError
 from spottrain.varuna_manager.certificates import Identity, ensure_identity
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

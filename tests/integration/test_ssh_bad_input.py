@@ -11,9 +11,9 @@ import pytest
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.ssh_hosts import SshJob, ssh_hosts, vm_processes
 
-from spottrain.cloud.errors import AuthError, CloudError
-from spottrain.cloud.ssh.check import check
-from spottrain.cloud.ssh.hosts import Host, HostKeyError, UnfitHostError
+from spottrain.cloud.port.errors import AuthError, CloudError
+from spottrain.cloud.ssh.hosts.check import check
+from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnfitHostError
 from spottrain.errors import CapacityError
 
 pytestmark = [

@@ -26,10 +26,14 @@ from tests.integration.ssh_hosts import (
 )
 
 from spottrain.cloud.data.wish import Wish, to_json
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.provider import LaunchRequest, Vm, VmState
-from spottrain.cloud.ssh.hosts import Payload, SetupError, UnreachableHostError
-from spottrain.cloud.ssh.provider import SshProvider
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
+from spottrain.cloud.ssh.hosts.provider import SshProvider
+from spottrain.cloud.ssh.transport.hosts import (
+    Payload,
+    SetupError,
+    UnreachableHostError,
+)
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fakes import aws, azure, gcp
 
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.port.provider import CloudProvider
 
 Clock = Callable[[], float]
 Error = tuple[str, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 GIB = 1 << 30
 

@@ -21,8 +21,8 @@ from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
 
 from spottrain import wire
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import CloudProvider
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import CloudProvider
 from spottrain.pricing.ledger import Line
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core

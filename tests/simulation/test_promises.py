@@ -13,7 +13,7 @@ from tests.simulation.test_simulation import SPEC, check_end, settings, strike_v
 from tests.simulation.workers import profile_of
 from tests.simulation.world import World
 
-from spottrain.cloud.provider import Offer, Vm
+from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.budget import reserve_s
 from spottrain.pricing.hazard import Hazards
 from spottrain.pricing.promise_terms import Fleet

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
 
-from spottrain.cloud.provider import Offer, Vm
+from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.settings import JobSettings

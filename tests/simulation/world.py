@@ -16,7 +16,7 @@ from typing import assert_never
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
 
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.inputs import question_of
 from spottrain.varuna_manager import commands as c

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from spottrain.cloud import errors
-from spottrain.cloud.provider import (
+from spottrain.cloud.port import errors
+from spottrain.cloud.port.provider import (
     AgentBootstrap,
     LaunchRequest,
     LaunchResult,

@@ -18,7 +18,7 @@ import pytest
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest, Vm
+from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest, Vm
 
 BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.fakes.metadata import FakeMetadata
 
-from spottrain.cloud import notices
-from spottrain.cloud.notices_source import Source
+from spottrain.cloud.notices import hear
+from spottrain.cloud.notices.source import Source
 
 TIMEOUT_S = 20
 _numbers = itertools.count()
@@ -25,16 +25,16 @@ class Ears:
     def __init__(self, name: str, source: Source) -> None:
         self.name = name
         self.source = source
-        self.heard: queue.Queue[notices.News] = queue.Queue()
+        self.heard: queue.Queue[hear.News] = queue.Queue()
 
-    def next(self) -> notices.News:
+    def next(self) -> hear.News:
         """Return what is heard next."""
         return self.heard.get(timeout=TIMEOUT_S)
 
     def lead_s(self) -> float:
         """Return the time left by the notice that is heard next."""
         said = self.next()
-        assert isinstance(said, notices.Taken)
+        assert isinstance(said, hear.Taken)
         return said.lead_s
 
 
@@ -50,8 +50,8 @@ class Vms:
 
     def source(self, name: str) -> Source:
         """Return what a VM asks."""
-        self._patch.setenv(notices.URL_VARIABLE, self.fake.url(name))
-        made = notices.source({"kind": self.cloud})
+        self._patch.setenv(hear.URL_VARIABLE, self.fake.url(name))
+        made = hear.source({"kind": self.cloud})
         made.every_s = 0.02
         return made
 
@@ -62,7 +62,7 @@ class Vms:
         ears = Ears(name, self.source(name))
         stop = threading.Event()
         thread = threading.Thread(
-            target=notices.listen, args=(ears.source, ears.heard.put, stop)
+            target=hear.listen, args=(ears.source, ears.heard.put, stop)
         )
         thread.start()
         try:

@@ -10,10 +10,10 @@ from tests.fakes import aws as aws_fake
 from tests.fakes import azure as azure_fake
 from tests.fakes.gcp import running as running_gcp
 
-from spottrain.cloud import tags
 from spottrain.cloud.gcp.requests import Place, bulk_insert
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.provider import LaunchRequest, Offer
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import LaunchRequest, Offer
 from spottrain.varuna_manager.config_manager_vm import DEFAULTS, ManagerMachine
 
 FAKES: dict[str, Any] = {"aws": aws_fake, "azure": azure_fake}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     LaunchRequest,
     LaunchResult,
     Offer,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ledger import Ledger
 from spottrain.pricing.money import FREE, NOTHING, Money, Rate, ceil_us, floor_us
 from spottrain.pricing.terms import EXACT, TERMS

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from spottrain import wire
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.inputs import PlanInputs
 from spottrain.pricing.paces import Machine, Paces
 from spottrain.pricing.ranking import Priced, Terms

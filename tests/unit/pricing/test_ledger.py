@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.ledger_facts import AWS, LOCAL, Fact, due, facts
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ledger import Ledger
 from spottrain.pricing.money import FREE, Money, Rate
 

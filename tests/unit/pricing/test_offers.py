@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.offers import offer_key, preference
 
 

@@ -20,8 +20,8 @@ from tests.fakes.prices import (
 
 from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.errors import AuthError, CloudError
-from spottrain.cloud.price_http import PriceSourceError
+from spottrain.cloud.http import PriceSourceError
+from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.prices import Price
 from spottrain.pricing.refresh import PriceSource, Question

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spottrain.cloud.price_http import PriceSourceError
+from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.history import History
 from spottrain.pricing.live import LIVE_S, check_live

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.scopes import (
     LONGEST_S,
     Cooldown,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.catalogue import catalogue
 from spottrain.pricing.speeds import (
     NARROW,

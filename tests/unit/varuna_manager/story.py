@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from spottrain import wire
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e

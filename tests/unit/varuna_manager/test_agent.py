@@ -19,8 +19,8 @@ from tests.fakes.metadata import running as metadata_service
 from tests.integration.jobs import until
 
 from spottrain import wire
-from spottrain.cloud.notices import URL_VARIABLE
-from spottrain.cloud.ssh.relay import Relay
+from spottrain.cloud.notices.hear import URL_VARIABLE
+from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager import agent
 from spottrain.varuna_manager.manager_client import AgentError, Backoff
 from spottrain.varuna_manager.supervised import Outbox

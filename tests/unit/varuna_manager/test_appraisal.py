@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
 
-from spottrain.cloud.provider import Offer, VmState
+from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.pricing.hazard import Exposure, Hazards
 from spottrain.pricing.history import VmLife
 from spottrain.pricing.offers import OfferWorth, in_order, offer_key

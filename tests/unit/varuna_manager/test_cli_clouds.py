@@ -16,8 +16,8 @@ from tests.fakes.aws import KIND, REGION, FakeAws, running
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.unit.varuna_manager.story import FACTS
 
-from spottrain.cloud.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager import control
 from spottrain.varuna_manager.cli import main

@@ -14,7 +14,7 @@ from tests.fakes.gcp import running as gcp_running
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.gcp.provider import GcpProvider
-from spottrain.cloud.provider import LaunchRequest, VmState
+from spottrain.cloud.port.provider import LaunchRequest, VmState
 from spottrain.varuna_manager.cli_gc import _sweep
 from spottrain.varuna_manager.config_cloud import AwsConfig, GcpConfig
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 from tests.fakes.web import serve_web
 
-from spottrain.cloud.ssh.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.clouds import own_network
 from spottrain.varuna_manager.config import load_config, parse_config

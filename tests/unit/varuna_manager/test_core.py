@@ -6,7 +6,7 @@ import pytest
 from tests.unit.varuna_manager.story import PROFILE, Story
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.records import GenerationPhase, VmPhase

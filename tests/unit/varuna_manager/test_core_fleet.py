@@ -8,7 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_fleet import BOOT_BOUND_S

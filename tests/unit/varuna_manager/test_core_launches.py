@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_release import FIRST_PAUSE_S, TRIES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, PROFILE, Story
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e

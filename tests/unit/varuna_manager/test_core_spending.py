@@ -10,8 +10,8 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain import wire
-from spottrain.cloud import tags
-from spottrain.cloud.provider import Offer, Vm, VmState
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.pricing.money import ceil_us
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e

@@ -11,9 +11,9 @@ import pytest
 from tests.unit.cloud.toy_cloud import ToyCloud
 from tests.unit.varuna_manager.story import SETTINGS
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import LaunchRequest
-from spottrain.cloud.several import Branch, Several
+from spottrain.cloud.multi import Branch, Several
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import LaunchRequest
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.looking import Looks

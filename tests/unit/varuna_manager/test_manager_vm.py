@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER
 
-from spottrain.cloud import tags
-from spottrain.cloud.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager import away
 from spottrain.varuna_manager.away import Away, OwnVm

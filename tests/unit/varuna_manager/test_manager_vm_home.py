@@ -16,9 +16,9 @@ from tests.fakes.aws import FakeAws, running
 from tests.unit.varuna_manager.story import FACTS
 from tests.unit.varuna_manager.test_cli_clouds import job_file
 
-from spottrain.cloud import tags
-from spottrain.cloud.provider import LaunchRequest, SshTarget
-from spottrain.cloud.ssh.hosts import UnfitHostError
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.ssh.transport.hosts import UnfitHostError
 from spottrain.varuna_manager import away
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.away import Away

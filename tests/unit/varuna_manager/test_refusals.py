@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,

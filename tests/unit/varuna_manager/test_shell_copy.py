@@ -12,7 +12,7 @@ from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
 from tests.unit.varuna_manager.story import OFFER
 
 from spottrain import wire
-from spottrain.cloud.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.certificates import ensure_identity
 from spottrain.varuna_manager.events import (
     CheckpointsListed,

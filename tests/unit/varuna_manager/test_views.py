@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from spottrain.cloud.provider import Offer
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ledger import Ledger
 from spottrain.varuna_manager import tables, views
 from spottrain.varuna_manager.chronicle import Chronicle

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain import wire
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.pricing.history import VmLife
 from spottrain.pricing.switching import Place
 from spottrain.varuna_manager import events as e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fakes.aws import REGION, FakeAws
 
-from spottrain.cloud.provider import ChecksAccount
+from spottrain.cloud.port.provider import ChecksAccount
 
 QUOTA = "L-3819A6DF"
 

@@ -6,8 +6,8 @@ import pytest
 from tests.fakes.aws import FakeAws
 
 from spottrain.cloud.aws.provider import AwsProvider
-from spottrain.cloud.errors import CloudError, VmNotFoundError
-from spottrain.cloud.provider import LaunchRequest, Vm
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.provider import LaunchRequest, Vm
 
 
 def rent(provider: AwsProvider) -> list[Vm]:

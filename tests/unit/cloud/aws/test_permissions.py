@@ -13,7 +13,7 @@ from tests.fakes.aws import KIND, REGION, FakeAws
 from tests.unit.cloud.aws.test_provider import spot, wish
 
 from spottrain.cloud.aws.provider import AwsProvider
-from spottrain.cloud.errors import CloudError
+from spottrain.cloud.port.errors import CloudError
 
 ROOT = Path(__file__).resolve().parents[4]
 _ACTION = re.compile(r"^(ec2|servicequotas|pricing|fis):[A-Za-z]+$")

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, SPOT_USD, ZONE, FakeAws
 
 from spottrain.cloud.aws.provider import AwsProvider
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,
@@ -21,7 +21,7 @@ from spottrain.cloud.errors import (
     ThrottledError,
     VmNotFoundError,
 )
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.provider import (
     FindsOrphans,
     LaunchRequest,
     Offer,

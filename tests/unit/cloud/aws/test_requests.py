@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.aws import FakeFacts
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.requests import Place
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.provider import LaunchRequest, VmState
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.provider import LaunchRequest, VmState
 
 FACTS = FakeFacts()
 SETTINGS = AwsSettings(instance_types=("g5.xlarge",))

@@ -10,8 +10,8 @@ from tests.fakes.aws import KIND, ZONE, FakeAws
 from tests.unit.cloud.aws.test_provider import spot, wish
 
 from spottrain.cloud.aws.provider import AwsProvider
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import LaunchRequest, Vm, VmState
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 FAULTS = (
     {"kind": "drop"},

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.aws.translate import explained, translate
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,

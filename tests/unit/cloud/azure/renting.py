@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.fakes.azure import ZONE, FakeAzure
 
 from spottrain.cloud.azure.provider import AzureProvider
-from spottrain.cloud.provider import LaunchRequest, Offer, Vm
+from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm
 
 
 def offer_in(provider: AzureProvider, zone: str = ZONE, *, spot: bool = True) -> Offer:

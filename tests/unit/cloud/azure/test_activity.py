@@ -12,8 +12,8 @@ from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
 
 from spottrain.cloud.azure.activity import Event, Life, event_of, lives
 from spottrain.cloud.azure.provider import AzureProvider
-from spottrain.cloud.errors import CloudError, NoCapacityError
-from spottrain.cloud.provider import Vm, VmState
+from spottrain.cloud.port.errors import CloudError, NoCapacityError
+from spottrain.cloud.port.provider import Vm, VmState
 
 VM = "/SUBSCRIPTIONS/X/RESOURCEGROUPS/Spottrain-JOB/PROVIDERS/COMPUTE/ST-1-0"
 

@@ -14,9 +14,7 @@ from tests.fakes.azure import (
 )
 from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
 
-from spottrain.cloud.errors import (
-    CloudError,
-)
+from spottrain.cloud.port.errors import CloudError
 
 
 def test_offers_are_in_each_zone_that_is_open_to_the_account(azure: FakeAzure) -> None:

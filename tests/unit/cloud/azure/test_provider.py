@@ -18,7 +18,7 @@ from tests.fakes.azure import (
 from tests.fakes.azure_world import SUBSCRIPTION
 from tests.unit.cloud.azure.renting import alive, offer_in, rent, sent, wish
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,
@@ -27,7 +27,7 @@ from spottrain.cloud.errors import (
     QuotaExceededError,
     ThrottledError,
 )
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.provider import (
     ChecksAccount,
     FindsOrphans,
     ReachedBySsh,

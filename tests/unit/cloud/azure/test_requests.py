@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.fakes.azure_model import check
 from tests.fakes.azure_rules import check_body
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.requests import Place
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.host_keys import new_host_key
-from spottrain.cloud.provider import LaunchRequest
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.cloud.ssh.transport.host_keys import new_host_key
 from spottrain.pricing.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"

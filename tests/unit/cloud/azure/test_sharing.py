@@ -12,12 +12,8 @@ from tests.fakes.azure import (
 )
 from tests.unit.cloud.azure.renting import alive, offer_in, rent, sent, wish
 
-from spottrain.cloud.errors import (
-    CloudError,
-    MisconfiguredError,
-    VmNotFoundError,
-)
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.provider import VmState
 
 
 def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:

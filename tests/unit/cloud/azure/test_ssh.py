@@ -14,11 +14,11 @@ from tests.fakes.azure import FakeAzure
 from tests.fakes.sshd import WHY_NOT
 from tests.unit.cloud.azure.renting import rent
 
-from spottrain.cloud.host_keys import new_host_key
-from spottrain.cloud.provider import SshTarget
-from spottrain.cloud.ssh.hosts import Host, HostKeyError, UnreachableHostError
-from spottrain.cloud.ssh.keys import ensure_key
-from spottrain.cloud.ssh.session import Session
+from spottrain.cloud.port.provider import SshTarget
+from spottrain.cloud.ssh.transport.host_keys import new_host_key
+from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnreachableHostError
+from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh.transport.session import Session
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 

@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.azure import KIND, ZONE, FakeAzure
 from tests.unit.cloud.azure.renting import offer_in, wish
 
-from spottrain.cloud.errors import CloudError
-from spottrain.cloud.provider import Vm
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import Vm
 
 T = TypeVar("T")
 

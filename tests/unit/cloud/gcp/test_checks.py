@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.fakes.gcp import KIND, PROJECT, REGION, FakeGcp
 
-from spottrain.cloud.provider import Finding
+from spottrain.cloud.port.provider import Finding
 
 
 def found(gcp: FakeGcp, **settings: Any) -> dict[str, Finding]:

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.gcp import KIND, REGION, ZONE, FakeGcp
 from tests.unit.cloud.gcp.test_provider import alive, finish, rent, sent, spot, wish
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,
@@ -16,7 +16,7 @@ from spottrain.cloud.errors import (
     QuotaExceededError,
     ThrottledError,
 )
-from spottrain.cloud.provider import VmState
+from spottrain.cloud.port.provider import VmState
 
 # --- when things go wrong -------------------------------------------------------------
 

@@ -24,14 +24,10 @@ from tests.fakes.gcp import (
     price_of,
 )
 
-from spottrain.cloud.errors import (
-    CloudError,
-    MisconfiguredError,
-    VmNotFoundError,
-)
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.provider import (
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.provider import (
     ChecksAccount,
     FindsOrphans,
     LaunchRequest,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.gcp import ATTACHED, KIND, PROJECT, PUBLIC_KEY, ZONE, FakeFacts
 
-from spottrain.cloud import lease, tags
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.requests import Place
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.provider import LaunchRequest
+from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.provider import LaunchRequest
 
 SETTINGS = GcpSettings(
     project=PROJECT, instance_types=(KIND,), public_key=PUBLIC_KEY, max_run_s=3600.5

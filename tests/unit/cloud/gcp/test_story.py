@@ -9,9 +9,9 @@ import pytest
 from tests.fakes.gcp import KIND, ZONE, FakeGcp
 from tests.unit.cloud.gcp.test_provider import spot, wish
 
-from spottrain.cloud.errors import CloudError
 from spottrain.cloud.gcp.provider import GcpProvider
-from spottrain.cloud.provider import LaunchRequest, Vm, VmState
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 FAULTS = (
     {"kind": "drop"},

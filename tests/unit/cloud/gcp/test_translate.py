@@ -9,7 +9,13 @@ from google.auth import exceptions as auth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.errors import (
+from spottrain.cloud.gcp.translate import (
+    explained,
+    may_pass,
+    raise_failed,
+    translate,
+)
+from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,
@@ -17,12 +23,6 @@ from spottrain.cloud.errors import (
     QuotaExceededError,
     ThrottledError,
     VmNotFoundError,
-)
-from spottrain.cloud.gcp.translate import (
-    explained,
-    may_pass,
-    raise_failed,
-    translate,
 )
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spottrain.cloud.errors import CloudError, VmNotFoundError
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import AgentBootstrap, VmState
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.provider import AgentBootstrap, VmState
 
 if TYPE_CHECKING:
     from tests.unit.cloud.conftest import Cloud, Machine
@@ -253,7 +253,7 @@ CLIENT = """
 import json, os, pathlib, signal, sys
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 folder, job, market, pipe, family = json.load(sys.stdin)
 argv = (sys.executable, "-S", "-c", family, pipe)
 client = LocalProvider(pathlib.Path(folder), job, MarketSpec.from_json(market), argv)

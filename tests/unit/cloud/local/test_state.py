@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from spottrain.cloud.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.state import LocalCloud, Settings, vm_from_data
-from spottrain.cloud.provider import LaunchRequest, LaunchResult, VmState
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, VmState
 
 ZONE = ZoneSpec(
     name="a",

@@ -1,0 +1,1 @@
+"""Bridges what clouds list late: VMs just launched, VMs just ended."""

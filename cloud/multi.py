@@ -1,0 +1,363 @@
+"""Several clouds as one provider: what one offers is asked of that one, the rest of all.
+
+A cloud that is down, throttled or without credentials costs what it alone could give.
+Ids of VMs begin with their cloud's name, so that they lead back to it whoever asks.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.provider import (
+    CarriesCalls,
+    CloudProvider,
+    ExcusesSilence,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
+)
+from spottrain.cloud.process.calls import ABILITIES, Call, calls_of
+from spottrain.errors import SpottrainError
+
+logger = logging.getLogger(__name__)
+
+REOPEN_S = 60.0
+"""From one try to open a cloud that could not be opened to the next."""
+
+T = TypeVar("T")
+Opener = Callable[[], CloudProvider]
+
+
+class UnusedCloudError(CloudError):
+    """A cloud cannot be opened, and nothing of the job can be there."""
+
+
+class Branch:
+    """One cloud among several: its VMs' ids begin with its name.
+
+    It has every optional ability that the cloud has.
+
+    Args:
+        inner: The cloud.
+    """
+
+    def __init__(self, inner: CloudProvider) -> None:
+        self.name = inner.name
+        self._inner = inner
+        _lend(self, self._call, (inner,))
+
+    def offers(self) -> Sequence[Offer]:
+        """See ``CloudProvider``."""
+        return self._inner.offers()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """See ``CloudProvider``."""
+        result = self._inner.launch(request)
+        return replace(result, vms=tuple(map(self._named, result.vms)))
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """See ``CloudProvider``."""
+        return tuple(map(self._named, self._inner.list_vms(job)))
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """See ``CloudProvider``."""
+        split = map(split_vm_id, vm_ids)
+        self._inner.terminate([own for cloud, own in split if cloud == self.name])
+
+    def close(self) -> None:
+        """Leave the cloud, where there is anything to leave."""
+        _close(self._inner)
+
+    def _named(self, vm: Vm) -> Vm:
+        return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
+
+    def _call(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        """Call an ability's method; ids of VMs are ours outside and the cloud's inside."""
+        given = _given(call, args, kwargs)
+        if "vm_id" in given:
+            cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
+            if cloud != self.name:
+                raise VmNotFoundError(f"VM {wanted} is gone or unknown")
+        found = getattr(self._inner, call.name)(**given)
+        if isinstance(found, Sequence):
+            return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
+        return found
+
+
+class Several:
+    """Clouds of one job; see ``HasParts``.
+
+    It has each optional ability that one of its clouds has. What is asked of all clouds
+    alike is answered by those that answer.
+
+    Args:
+        openers: By the name of each cloud, what opens it; ids of VMs are ``Branch``'s.
+        unused: Clouds that were never asked for anything. As long as they cannot be
+            opened, there is nothing of the job to be listed or removed there.
+
+    Raises:
+        SpottrainError: not one can be opened; what the first one's opener says. Those
+            that cannot are tried again whenever they are needed.
+    """
+
+    def __init__(
+        self, openers: Mapping[str, Opener], unused: Collection[str] = ()
+    ) -> None:
+        self.name = "+".join(openers)
+        self._parts = {
+            name: _Part(name, opener, unused=name in unused)
+            for name, opener in openers.items()
+        }
+        opened, failures = self._each(_Part.opened)
+        if not opened:
+            raise next(part.trouble for part in self._parts.values() if part.trouble)
+        for name, error in failures.items():
+            logger.warning("goes on without %s until it can be opened: %s", name, error)
+        _lend(self, self._call, opened.values())
+
+    def parts(self) -> Mapping[str, CloudProvider]:
+        """See ``HasParts``."""
+        return self._parts
+
+    # --- The cloud port ---------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what those clouds offer that answer.
+
+        Raises:
+            SpottrainError: none answers.
+        """
+        return self._union(_Part.offers)
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Ask the offer's cloud; see ``CloudProvider``."""
+        part = self._parts.get(request.offer.cloud)
+        if part is None:
+            raise MisconfiguredError(f"{request.offer.cloud}: not a cloud of this job")
+        return part.launch(request)
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return the VMs of all clouds.
+
+        Raises:
+            SpottrainError: a cloud does not answer: its VMs are not known.
+        """
+        found, failures = self._each(lambda part: part.list_vms(job))
+        _raise_first(failures)
+        return tuple(vm for vms in found.values() for vm in vms)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Return once every VM's cloud was asked; see ``CloudProvider``."""
+        wanted: dict[str, list[str]] = {}
+        for vm_id in vm_ids:
+            if (name := split_vm_id(vm_id)[0]) in self._parts:
+                wanted.setdefault(name, []).append(vm_id)
+        _raise_first(
+            self._each(lambda part: part.terminate(wanted[part.name]), wanted)[1]
+        )
+
+    # --- What else a manager needs ----------------------------------------------------
+
+    def serve(self, manager_url: str) -> None:
+        """Carry calls to this manager from now on; see ``CarriesCalls``."""
+        for part in self._parts.values():
+            part.serve(manager_url)
+
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs that cannot call now; see ``ExcusesSilence``."""
+        return tuple(i for part in self._parts.values() for i in part.out_of_reach())
+
+    def close(self) -> None:
+        """Leave all clouds; VMs go on."""
+        self._each(_Part.close)
+
+    def _call(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        """Ask a VM's cloud, or all that have the ability."""
+        given = _given(call, args, kwargs)
+        if "vm_id" in given:
+            part = self._parts.get(split_vm_id(given["vm_id"])[0])
+            if part is None:
+                raise VmNotFoundError(f"VM {given['vm_id']} is gone or unknown")
+            return part.ask(call, given)
+
+        def answer(part: _Part) -> Any:
+            try:
+                return part.ask(call, given) if part.can(call) else ()
+            except UnusedCloudError:
+                return ()
+
+        if call.name == "release":  # half of it is not done
+            _raise_first(self._each(answer)[1])
+            return None
+        return self._union(answer)
+
+    # --- Asking several ---------------------------------------------------------------
+
+    def _union(self, ask: Callable[[_Part], Sequence[T]]) -> Sequence[T]:
+        found, failures = self._each(ask)
+        if not found:
+            _raise_first(failures)
+        for name, error in failures.items():
+            logger.warning("%s: %s", name, error)
+        return tuple(one for some in found.values() for one in some)
+
+    def _each(
+        self, ask: Callable[[_Part], T], names: Collection[str] | None = None
+    ) -> tuple[dict[str, T], dict[str, SpottrainError]]:
+        """Ask clouds at the same time; return answers and failures by name."""
+        found: dict[str, T] = {}
+        failures: dict[str, SpottrainError] = {}
+        parts = [p for p in self._parts.values() if names is None or p.name in names]
+        with ThreadPoolExecutor(max(1, len(parts)), "cloud") as threads:
+            asked = {part.name: threads.submit(ask, part) for part in parts}
+        for name, answer in asked.items():
+            try:
+                found[name] = answer.result()
+            except SpottrainError as error:
+                failures[name] = error
+        return found, failures
+
+
+class _Part:
+    """One cloud of several, opened when it can be."""
+
+    def __init__(self, name: str, opener: Opener, *, unused: bool) -> None:
+        self.name = name
+        self._unused = unused
+        self.trouble: SpottrainError | None = None
+        """What kept it from being opened."""
+        self._cloud: CloudProvider | None = None
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._again_at_s = 0.0
+        self._manager_url = ""
+        self._closed = False
+
+    def opened(self) -> CloudProvider:
+        """Return the cloud.
+
+        Raises:
+            UnusedCloudError: it cannot be opened, and never was.
+            CloudError: what keeps it from being opened.
+        """
+        with self._lock:
+            if self._cloud is None and self._closed:
+                raise CloudError(f"{self.name}: is closed already")
+            if self._cloud is None and time.monotonic() >= self._again_at_s:
+                self._open()
+            if self._cloud is not None:
+                return self._cloud
+        if self._unused:
+            raise UnusedCloudError(f"{self.name}: {self.trouble}")
+        if isinstance(self.trouble, CloudError):
+            raise self.trouble.with_traceback(None)
+        raise CloudError(f"{self.name}: {self.trouble}")
+
+    def _open(self) -> None:
+        try:
+            self._cloud = self._opener()
+        except SpottrainError as error:
+            self.trouble = error
+            self._again_at_s = time.monotonic() + REOPEN_S
+            return
+        if self._manager_url and isinstance(self._cloud, CarriesCalls):
+            self._cloud.serve(self._manager_url)
+
+    def offers(self) -> Sequence[Offer]:
+        return self.opened().offers()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        return self.opened().launch(request)
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        try:
+            return self.opened().list_vms(job)
+        except UnusedCloudError:
+            return ()
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        self.opened().terminate(vm_ids)
+
+    def can(self, call: Call) -> bool:
+        """Return whether the cloud has a method.
+
+        Raises:
+            CloudError: it cannot be opened.
+        """
+        return hasattr(self.opened(), call.name)
+
+    def ask(self, call: Call, given: Mapping[str, Any]) -> Any:
+        """Call an ability's method.
+
+        Raises:
+            CloudError: the cloud has none, or what it says.
+        """
+        if not self.can(call):
+            raise CloudError(f"{self.name}: cannot {call.name.replace('_', ' ')}")
+        return getattr(self.opened(), call.name)(**given)
+
+    def out_of_reach(self) -> Collection[str]:
+        cloud = self._cloud  # without waiting for one that is just opened
+        return cloud.out_of_reach() if isinstance(cloud, ExcusesSilence) else ()
+
+    def serve(self, manager_url: str) -> None:
+        with self._lock:
+            self._manager_url = manager_url
+            if isinstance(self._cloud, CarriesCalls):
+                self._cloud.serve(manager_url)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, cloud, self._cloud = True, self._cloud, None
+        if cloud is not None:
+            _close(cloud)
+
+
+def vm_id_of(cloud: str, own_id: str) -> str:
+    """Return what a VM is called among those of several clouds."""
+    return f"{cloud}.{own_id}"
+
+
+def split_vm_id(vm_id: str) -> tuple[str, str]:
+    """Return the cloud of a VM among several, and its id there; empty if it has none."""
+    cloud, dot, own = vm_id.partition(".")
+    return (cloud, own) if dot else ("", vm_id)
+
+
+def _given(
+    call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    given = dict(call.signature.bind(None, *args, **kwargs).arguments)
+    given.pop("self")
+    return given
+
+
+def _lend(
+    to: CloudProvider, ask: Callable[..., Any], clouds: Collection[CloudProvider]
+) -> None:
+    """Give a provider each optional ability that one of some clouds has."""
+    for ability in ABILITIES.values():
+        if any(isinstance(cloud, ability) for cloud in clouds):
+            for call in calls_of(ability):
+                setattr(to, call.name, functools.partial(ask, call))
+
+
+def _raise_first(failures: Mapping[str, SpottrainError]) -> None:
+    for error in failures.values():
+        raise error
+
+
+def _close(cloud: CloudProvider) -> None:
+    leave = getattr(cloud, "close", None)
+    if leave is not None:
+        leave()

@@ -1,0 +1,1 @@
+"""Preemption notices, heard on the VM from its metadata service."""

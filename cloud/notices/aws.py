@@ -1,0 +1,94 @@
+"""EC2's notices: two minutes before a spot VM is taken, and warnings before that.
+
+Both by the instance metadata service, version 2, which wants a token. Standard library
+only; the agent carries this module.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+
+from spottrain.cloud.notices.source import (
+    Answer,
+    Metadata,
+    NoAnswerError,
+    Notice,
+    Outlook,
+    iso_date_s,
+)
+
+URL = "http://169.254.169.254"
+TOKEN_TTL_S = 21600
+"""How long a token is good, the most that EC2 grants."""
+_TOKEN = "/latest/api/token"
+_ACTION = "/latest/meta-data/spot/instance-action"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_OK, _NONE = http.HTTPStatus.OK, http.HTTPStatus.NOT_FOUND
+
+
+class AwsSource:
+    """A VM of EC2.
+
+    Args:
+        metadata: Its metadata service.
+    """
+
+    every_s = 5.0  # as EC2's documentation advises
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._token = ""
+
+    def ask(self) -> Outlook:
+        """Return what the service says now; see ``Source``."""
+        action, rebalance = self._get(_ACTION), self._get(_REBALANCE)
+        notice = None
+        if action.status == _OK:
+            notice = read_action(action.text(), action.at_s)
+        return Outlook(notice, at_risk=rebalance.status == _OK)
+
+    def acknowledge(self) -> None:
+        """EC2 does not want to know."""
+
+    def _get(self, target: str) -> Answer:
+        """Return what stands at a path; status 404: nothing does.
+
+        Raises:
+            NoAnswerError: the service does not say.
+        """
+        if self._token:
+            expected = (_OK, _NONE, http.HTTPStatus.UNAUTHORIZED)
+            answer = self._get_with_token(target, expected)
+            if answer.status != http.HTTPStatus.UNAUTHORIZED:
+                return answer
+            self._token = ""  # it has expired
+        ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+        token = self._metadata.ask("PUT", _TOKEN, ttl).text().strip()
+        if not (token.isascii() and token.isprintable()):
+            raise NoAnswerError(f"PUT {_TOKEN}: got {token[:200]!r}")
+        self._token = token
+        return self._get_with_token(target, (_OK, _NONE))
+
+    def _get_with_token(self, target: str, expected: tuple[int, ...]) -> Answer:
+        headers = {"X-aws-ec2-metadata-token": self._token}
+        return self._metadata.ask("GET", target, headers, expected=expected)
+
+
+def read_action(text: str, now_s: float) -> Notice:
+    """Return the notice that an instance action is, whatever the action.
+
+    Args:
+        text: Such as ``{"action": "terminate", "time": "2026-01-02T03:04:05Z"}``.
+        now_s: Seconds since the epoch.
+
+    Raises:
+        NoAnswerError: it is something else.
+    """
+    try:
+        told = json.loads(text)
+        action, at = str(told["action"]), told["time"]
+        lead_s = max(0.0, iso_date_s(at) - now_s)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from None
+    return Notice(f"{action} {at}", lead_s)

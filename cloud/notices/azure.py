@@ -1,0 +1,111 @@
+"""Azure's notices: Scheduled Events after which nothing runs on a VM any more.
+
+A preemption comes half a minute ahead at best, maintenance a quarter of an hour.
+
+The first question enables the service for the VM, so the agent asks from its start on.
+Machines of one availability set see each other's events. Standard library only; the
+agent carries this module.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.cloud.notices.source import (
+    Metadata,
+    NoAnswerError,
+    Notice,
+    Outlook,
+    http_date_s,
+)
+
+URL = "http://169.254.169.254"
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_HEADERS = {"Metadata": "true"}
+_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+"""Kinds of events that end all processes; a Freeze only makes them wait for seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An event by which a VM is taken, or loses all that runs on it."""
+
+    event_id: str
+    not_before: str
+    """Empty once it has begun."""
+    lead_s: float
+
+
+class AzureSource:
+    """A VM of Azure.
+
+    Args:
+        metadata: Its metadata service.
+    """
+
+    every_s = 1.0  # of so little time none may be lost
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._name = ""
+        self._standing: tuple[Ending, ...] = ()
+
+    def ask(self) -> Outlook:
+        """Return what the service says now; see ``Source``."""
+        self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
+        answer = self._metadata.ask("GET", EVENTS, _HEADERS)
+        self._standing = endings(answer.text(), self._name, answer.at_s)
+        if not self._standing:
+            return Outlook()
+        first = min(self._standing, key=lambda one: one.lead_s)
+        return Outlook(Notice(f"{first.event_id} {first.not_before}", first.lead_s))
+
+    def acknowledge(self) -> None:
+        """Let events of this VM begin that wait for their time; see ``Source``."""
+        waiting = [one.event_id for one in self._standing if one.not_before]
+        if waiting:
+            wish = {"StartRequests": [{"EventId": event_id} for event_id in waiting]}
+            body = json.dumps(wish).encode()
+            self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
+
+
+def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
+    """Return the events by which one VM is taken, or all that runs on it is lost.
+
+    An event that cannot be read hides no other; one without a time has begun.
+
+    Args:
+        text: A document of Scheduled Events.
+        name: Of the VM; the case of its letters does not count.
+        now_s: Seconds since the epoch.
+
+    Raises:
+        NoAnswerError: it is something else.
+    """
+    try:
+        events = list(json.loads(text)["Events"])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
+    return tuple(_ending(event, now_s) for event in events if _ends(event, name))
+
+
+def _ends(event: Any, name: str) -> bool:
+    """Whether it is an event that ends what runs on a VM."""
+    if not isinstance(event, dict) or event.get("EventType") not in _ENDS:
+        return False
+    concerned = event.get("Resources")
+    return isinstance(concerned, list) and name.casefold() in [
+        str(one).casefold() for one in concerned
+    ]
+
+
+def _ending(event: dict[str, Any], now_s: float) -> Ending:
+    not_before = str(event.get("NotBefore") or "")
+    try:
+        lead_s = max(0.0, http_date_s(not_before) - now_s)
+    except ValueError:
+        lead_s = 0.0
+    return Ending(str(event.get("EventId", "")), not_before, lead_s)

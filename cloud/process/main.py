@@ -1,0 +1,101 @@
+"""The child process in which a cloud's SDK lives; see ``child.in_child``.
+
+It reads a line of JSON a call and answers each with one, in any order. It ends as soon
+as nobody can call it any more: whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+from pydantic_core import to_jsonable_python
+
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import CloudProvider
+from spottrain.cloud.process.calls import ABILITIES, PORT, Call, calls_of, pack_error
+from spottrain.errors import SpottrainError
+
+logger = logging.getLogger(__name__)
+
+_CALLS_AT_ONCE = 32
+
+
+class _Answers:
+    """Writes answers, whole, from many threads."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def give(self, number: int, **answer: Any) -> None:
+        with self._lock:
+            self._stream.write(json.dumps({"number": number, **answer}) + "\n")
+            self._stream.flush()
+
+
+def _own_streams() -> tuple[IO[str], IO[str]]:
+    """Return (calls, answers); what an SDK prints or reads goes elsewhere from now on."""
+    calls, answers = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)
+    return os.fdopen(calls), os.fdopen(answers, "w")
+
+
+def _make(recipe: dict[str, Any]) -> CloudProvider:
+    module, _, function = recipe["factory"].partition(":")
+    make = getattr(importlib.import_module(module), function)
+    provider: CloudProvider = make(recipe["settings"])
+    return provider
+
+
+def _answer(
+    provider: CloudProvider, call: Call, asked: dict[str, Any], answers: _Answers
+) -> None:
+    number = asked["number"]
+    try:
+        result = getattr(provider, call.name)(**call.unpack(asked["arguments"]))
+        told = to_jsonable_python(result)
+    except SpottrainError as error:
+        answers.give(number, error=pack_error(error))
+    except Exception as error:
+        logger.exception("%s.%s", provider.name, call.name)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        bug = CloudError(f"{provider.name}: {call.name} failed inside: {what}")
+        answers.give(number, error=pack_error(bug))
+    else:
+        answers.give(number, result=told)
+
+
+def main() -> None:
+    """Make the provider that the first line asks for, then answer until the end."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
+    calls, stream = _own_streams()
+    answers = _Answers(stream)
+    try:
+        provider = _make(json.loads(calls.readline()))
+    except SpottrainError as error:
+        answers.give(0, error=pack_error(error))
+        sys.exit(1)
+    able = [name for name, kind in ABILITIES.items() if isinstance(provider, kind)]
+    answers.give(0, result={"name": provider.name, "abilities": able})
+    protocols = (PORT, *(ABILITIES[name] for name in able))
+    known = {call.name: call for each in protocols for call in calls_of(each)}
+    pool = ThreadPoolExecutor(_CALLS_AT_ONCE, "call")
+    for line in calls:
+        asked = json.loads(line)
+        pool.submit(_answer, provider, known[asked["method"]], asked, answers)
+    os._exit(0)  # what is still asked of the cloud has nobody to tell
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""All processes of a VM, found, killed, stopped or slowed down; Linux.
+
+A process belongs to a VM if its environment says so (SPOTTRAIN_VM is inherited), if it
+is in the session of one that does or of the VM's agent, or if its parent belongs to the
+VM. One that has left all three behind is out of reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spottrain.cloud.port.errors import CloudError
+
+VARIABLE = "SPOTTRAIN_VM"
+"""Environment variable that marks the processes of a VM."""
+
+_PATIENCE_S = 10.0
+"""A process in the kernel's hands may take a while to obey a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    group: int
+    session: int
+    state: str
+    marked: bool
+
+
+def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
+    """SIGKILL every process of some VMs and return when none is left.
+
+    Args:
+        markers: Values of SPOTTRAIN_VM.
+        sessions: Sessions that the VMs' agents lead, as far as known.
+
+    Raises:
+        CloudError: a process is still there after 10 s.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    # A fork may slip between the scan and the kill: scan until nothing is found.
+    while found := _members(markers, sessions):
+        handles = [_signal(process.pid, signal.SIGKILL) for process in found]
+        for handle in handles:
+            if handle is not None:
+                _await_exit(handle, deadline)
+                os.close(handle)
+        _check_patience(found, deadline)
+
+
+def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
+    """SIGSTOP every process of some VMs and return when all of them stand still.
+
+    Raises:
+        CloudError: a process still runs after 10 s.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while found := [p for p in _members(markers, sessions) if p.state not in "Tt"]:
+        for process in found:
+            handle = _signal(process.pid, signal.SIGSTOP)
+            if handle is not None:
+                os.close(handle)
+        _check_patience(found, deadline)
+        # Only a parent is told when a process stops, and these are mostly not ours.
+        time.sleep(0.001)
+
+
+def groups(markers: Collection[str], sessions: Collection[int] = ()) -> frozenset[int]:
+    """Return the process groups of some VMs; ours is none of them.
+
+    Args:
+        markers: As in ``kill_all``.
+        sessions: As in ``kill_all``.
+    """
+    found = frozenset(process.group for process in _members(markers, sessions))
+    return found - {os.getpgrp()}
+
+
+def signal_groups(found: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to every process of some groups, as far as they still exist."""
+    for group in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+
+def _members(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
+    """Return all processes of some VMs, zombies aside."""
+    # One that is just becoming another program has no environment to be found by.
+    return _scan(markers, sessions) or _scan(markers, sessions)
+
+
+def _scan(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
+    entries = {f"{VARIABLE}={marker}".encode() for marker in markers}
+    table = [p for p in _table(entries) if p.pid != os.getpid()]
+    their_sessions = {p.session for p in table if p.marked}.union(sessions)
+    ours = {p.pid for p in table if p.session in their_sessions}
+    while more := {p.pid for p in table if p.parent in ours and p.pid not in ours}:
+        ours |= more
+    return [p for p in table if p.pid in ours and p.state not in "ZX"]
+
+
+def _table(entries: set[bytes]) -> Iterator[_Process]:
+    """Yield every process of the machine; marked if it has one of ``entries``."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        folder = Path("/proc", name)
+        try:
+            stat = (folder / "stat").read_bytes()
+            state, *ids = stat.rpartition(b")")[2].split()[:4]
+            parent, group, session = map(int, ids)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or gone since
+            environment = []
+        marked = not entries.isdisjoint(environment)
+        yield _Process(int(name), parent, group, session, state.decode(), marked)
+
+
+def _signal(pid: int, number: signal.Signals) -> int | None:
+    """Send a signal; return a descriptor of the process, ``None`` if it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _await_exit(handle: int, deadline: float) -> None:
+    """Wait until a process has exited, or the deadline (monotonic seconds)."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+def _check_patience(processes: Collection[_Process], deadline: float) -> None:
+    if time.monotonic() > deadline:
+        pids = ", ".join(str(p.pid) for p in processes)
+        raise CloudError(
+            f"processes of a VM must obey signals within {_PATIENCE_S} s: {pids} do "
+            "not; look at what they hang on"
+        )

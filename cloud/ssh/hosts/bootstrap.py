@@ -1,0 +1,206 @@
+"""From a host that was taken to an agent that runs; every step may be repeated."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.provider import AgentBootstrap
+from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
+from spottrain.cloud.ssh.transport.hosts import Payload, SetupError, UnfitHostError
+from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.session import CALL_S, Session
+
+logger = logging.getLogger(__name__)
+
+_SLOWEST_BYTES_PER_S = 250_000
+_DATA_LOOK_S = 5.0
+"""From one look at data that arrives to the next."""
+_NEEDED = ("torch", "numpy", "safetensors")
+_ALIKE = ("machine", "python", "torch", "cuda", "nccl")
+
+
+def bring_up(
+    line: Line,
+    vm_id: str,
+    bootstrap: AgentBootstrap,
+    tell: Callable[[], None],
+    payload: Payload,
+    fleet: Callable[[dict[str, str]], dict[str, str]],
+    note: Callable[[str], None] = lambda doing: None,
+) -> None:
+    """Bring our software, the user's code and the agent to a host.
+
+    Args:
+        line: To the host.
+        vm_id: The VM that the host is.
+        bootstrap: What the agent is given.
+        tell: Has the agent know where its calls are taken; called before it is started.
+        payload: What the host is given.
+        fleet: Given a host's software, returns what all hosts must have.
+        note: Told what is under way, when it is the job's own.
+
+    Raises:
+        VmNotFoundError: the VM is gone.
+        SetupError: the user's setup failed, or data is not what the job file says.
+        UnfitHostError: the host lacks something, or differs from the others.
+        CloudError: it cannot be reached.
+    """
+    host, session = line.host, line.session()
+    claim, state = line.look()
+    if claim is None or claim["vm_id"] != vm_id or state == "over":
+        raise VmNotFoundError(f"VM {vm_id} is not on {host.place} any more")
+    if state == "running":
+        tell()
+        return
+    folder, payload = _prepare(session, vm_id, payload, note)
+    check_software(host.place, session.call("probe"), fleet, payload.buckets)
+    tell()
+    session.call(
+        "start",
+        vm_id=vm_id,
+        package=folder,
+        agent={
+            "vm_id": vm_id,
+            "manager_url": bootstrap.manager_url,
+            "ca_pem": bootstrap.ca_pem,
+            "token": bootstrap.token,
+            "private_address": session.private_address,
+            "num_slots": host.slots,
+            "notices": dict(payload.notices),
+        },
+        environment=dict(payload.environment),
+    )
+    logger.info("%s: agent of %s started", host.place, vm_id)
+
+
+def _prepare(
+    session: Session, vm_id: str, payload: Payload, note: Callable[[str], None]
+) -> tuple[str, Payload]:
+    """Have on the host all that agents and workers need.
+
+    Returns:
+        Our software's folder, and the payload with the variables that lead to data.
+    """
+    folder = _deliver(session, vm_id, payload)
+    if payload.data:
+        found = _bring_data(session, vm_id, folder, payload, note)
+        payload = replace(payload, environment={**payload.environment, **found})
+    if payload.setup:
+        note("setup")
+        _set_up(session, vm_id, payload)
+    return folder, payload
+
+
+def _deliver(session: Session, vm_id: str, payload: Payload) -> str:
+    """Bring our software and the workdir; return the software's folder."""
+    ours = package(payload.buckets and carries_obstore(session.call("probe")))
+    folder, workdir = f"package-{ours.sha256[:12]}", f"{vm_id}/workdir"
+    has_package, has_workdir = session.call("has", names=[folder, workdir])
+    if not has_package:
+        _send(session, vm_id, folder, ours.archive)
+    if not has_workdir:
+        _send(session, vm_id, workdir, payload.workdir.read_bytes())
+    return folder
+
+
+def _send(session: Session, vm_id: str, name: str, archive: bytes) -> None:
+    place, size = session.host.place, len(archive)
+    logger.info("%s: sending %s, %d bytes", place, name, size)
+    session.unpack(vm_id, name, archive, CALL_S + size / _SLOWEST_BYTES_PER_S)
+
+
+def _bring_data(
+    session: Session,
+    vm_id: str,
+    folder: str,
+    payload: Payload,
+    note: Callable[[str], None],
+) -> dict[str, str]:
+    """Have the job's data on a host; return the variables that lead to it."""
+    place, told = session.host.place, ""
+    while True:
+        seen = session.call(
+            "data",
+            _DATA_LOOK_S + CALL_S,
+            vm_id=vm_id,
+            package=folder,
+            environment=dict(payload.environment),
+            wishes=payload.data,
+            limit_s=payload.data_limit_s,
+            wait_s=_DATA_LOOK_S,
+        )
+        code, line = seen["code"], seen["line"]
+        if code == 0:
+            found: dict[str, str] = json.loads(line)
+            logger.info("%s: data is there: %s", place, ", ".join(found))
+            return found
+        if code == SetupError.exit_code:
+            raise SetupError(f"{place}: {line}")
+        if code is not None:
+            raise CloudError(f"{place}: data is not there yet: {line or code}")
+        if line != told:
+            logger.info("%s: data %s", place, line)
+            note(f"data {line}")
+            told = line
+
+
+def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
+    place, limit_s = session.host.place, payload.setup_limit_s
+    logger.info("%s: setup begins", place)
+    done = session.call(
+        "setup",
+        limit_s + CALL_S,
+        vm_id=vm_id,
+        script=payload.setup,
+        environment=dict(payload.environment),
+        limit_s=limit_s,
+    )
+    if done["code"] == 0:
+        logger.info("%s: setup is done", place)
+        return
+    last = (done["output"].strip().splitlines() or ["no output"])[-1]
+    how = f"ended with {done['code']}"
+    if done["code"] is None:
+        how = f"took longer than {limit_s:g} s"
+    raise SetupError(
+        f"{place}: setup {how}: {last}; mend setup: in the job file", done["output"]
+    )
+
+
+def check_software(
+    place: str,
+    found: dict[str, str],
+    fleet: Callable[[dict[str, str]], Mapping[str, str]],
+    buckets: bool = False,
+) -> None:
+    """Check that a host has what workers need, in the versions that the fleet has.
+
+    Args:
+        place: The host, for errors.
+        found: What ``probe`` found there.
+        fleet: Given that, returns what all hosts must have.
+        buckets: Whether it needs obstore, its own or ours.
+
+    Raises:
+        UnfitHostError: it has not.
+    """
+    needed: tuple[str, ...] = _NEEDED
+    if buckets and not carries_obstore(found):
+        needed = (*_NEEDED, "obstore")
+    missing = [name for name in needed if not found[name]]
+    if missing:
+        raise UnfitHostError(
+            f"{place}: its Python has no {', '.join(missing)}; install it there, in "
+            "setup:, or name another Python with python:"
+        )
+    wanted = fleet(found)
+    for name in _ALIKE:
+        if found[name] != wanted[name]:
+            raise UnfitHostError(
+                f"{place}: has {name} {found[name] or 'none'}, the other hosts have "
+                f"{wanted[name] or 'none'}; all must have the same"
+            )

@@ -1,0 +1,138 @@
+"""What a job remembers of hosts that it cannot reach now, and of VMs that are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from spottrain.cloud.local.folder import write_private
+from spottrain.cloud.local.state import vm_from_data
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """A VM, the host that it is on, and how long it outlives its manager."""
+
+    vm: Vm
+    host: str
+    lease_s: float
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return self.vm.state is not VmState.TERMINATED
+
+
+@dataclass(slots=True)
+class Record:
+    """All that is remembered."""
+
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells this job from others of its name; on every claim."""
+    rented: dict[str, Rented] = field(default_factory=dict)
+    """By VM id, in order of launch."""
+    tokens: dict[str, list[str]] = field(default_factory=dict)
+    """Launches that were answered: token to VM ids."""
+    software: dict[str, str] = field(default_factory=dict)
+    """What the first host of the fleet had."""
+
+    def end(self, vm_id: str) -> None:
+        """A VM has ended; it is remembered for whoever asks."""
+        if vm_id in self.rented and self.rented[vm_id].lives:
+            known = self.rented[vm_id]
+            gone = replace(known.vm, state=VmState.TERMINATED, ended_at=time.time())
+            self.rented[vm_id] = replace(known, vm=gone)
+
+
+class Memory:
+    """The record on disk; several processes may share it.
+
+    Args:
+        folder: Of the job's cloud; made on need.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "ssh.json"
+        self._last: tuple[tuple[int, ...], Record] | None = None
+
+    def read(self) -> Record:
+        """Return what is remembered; not to be changed.
+
+        Raises:
+            CloudError: the file is damaged.
+        """
+        last = self._last
+        if last is not None and self._signature() == last[0]:
+            return last[1]
+        with self.edit() as record:
+            pass
+        return record
+
+    def _signature(self) -> tuple[int, ...]:
+        """Return what a new version, being a new file, differs in."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self._path.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return ()
+
+    @contextlib.contextmanager
+    def edit(self) -> Iterator[Record]:
+        """Change the record; what changed is kept when the block ends without error.
+
+        Raises:
+            CloudError: the file is damaged.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.folder / "ssh.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self._path.read_text() if self._path.exists() else ""
+            record = self._parse(before) if before else Record()
+            yield record
+            after = json.dumps(dataclasses.asdict(record))
+            if after != before:
+                write_private(self._path, after)
+            self._last = self._signature(), record
+        finally:
+            os.close(lock)
+
+    def same_software(self, found: dict[str, str]) -> dict[str, str]:
+        """Return what the fleet has: ``found``, if nothing was found before."""
+        with self.edit() as record:
+            if not record.software:
+                record.software.update(found)
+            return record.software
+
+    def keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
+        """Keep a VM's logs, by name, in ``vms/VM/``."""
+        folder = self.folder / "vms" / vm_id
+        for name, text in logs.items():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / Path(name).name).write_text(text)
+
+    def _parse(self, text: str) -> Record:
+        try:
+            data: dict[str, Any] = json.loads(text)
+            rented = {
+                vm_id: Rented(vm_from_data(item["vm"]), item["host"], item["lease_s"])
+                for vm_id, item in data.pop("rented").items()
+            }
+            return Record(rented=rented, **data)
+        except (ValueError, KeyError, TypeError, WireError) as error:
+            raise CloudError(
+                f"{self._path} is damaged ({error}); free the hosts by hand (remove "
+                ".spottrain in the home folders), then remove the file"
+            ) from None

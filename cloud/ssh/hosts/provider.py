@@ -1,0 +1,384 @@
+"""A fixed list of the user's own hosts as a provider; the hosts are the truth.
+
+A host is rented by a claim that lies on the host itself, so that no two jobs, on whatever
+machines their managers run, ever share one. It is given back clean: no process, no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    SshTarget,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.ssh.hosts.bootstrap import bring_up
+from spottrain.cloud.ssh.hosts.memory import Memory, Rented
+from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
+from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.session import trusted_keys
+
+logger = logging.getLogger(__name__)
+
+CLOUD = "ssh"
+"""Name of cloud, region and zone in offers."""
+_THREADS = 32
+_BOOTSTRAPS = 64
+"""Hosts that are made ready at the same time."""
+_FIRST_LOOK_S, _LOOK_S = 40.0, 2.0
+_PATIENCE_S = 100.0
+"""How long one call may take to start an agent; the next one goes on waiting."""
+_UNSTARTED_S = 1800.0
+"""A claim whose agent never started may be taken by others after that."""
+_CHECKPOINT_S = 120.0
+"""How much longer than its lease an agent may live."""
+
+
+class SshProvider:
+    """The user's hosts, as one job sees them.
+
+    Args:
+        state_dir: The job's own folder for what is remembered and for hosts' logs.
+        job: Name of the job.
+        hosts: All of them, with distinct names; those of one type are alike.
+        payload: What each host is given.
+    """
+
+    name = CLOUD
+
+    def __init__(
+        self, state_dir: Path, job: str, hosts: Sequence[Host], payload: Payload
+    ) -> None:
+        self._job = job
+        self._payload = payload
+        self._lines = {host.name: Line(host) for host in hosts}
+        self._memory = Memory(state_dir)
+        self._owner = self._memory.read().owner
+        self._manager: tuple[str, int] | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, "ssh")
+        self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "ssh-start")
+        self._looks: dict[str, Future[None]] = {}
+        self._starts: dict[str, Future[None]] = {}
+        self._seen: dict[str, str | None] = {}
+        """The VM that each host was when last looked at."""
+        self._lock = threading.Lock()
+
+    # --- The cloud port ------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return one offer for each type of host, with how many are free now."""
+        if not self._looks:
+            self._look_around()
+        now_s = time.time()
+        types: dict[str, list[Line]] = {}
+        for line in self._lines.values():
+            types.setdefault(line.host.instance_type, []).append(line)
+        return tuple(
+            replace(_offer(lines[0].host, now_s), available=sum(x.free for x in lines))
+            for lines in types.values()
+        )
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Take hosts that are free; see ``CloudProvider.launch``.
+
+        Raises:
+            NoCapacityError: not a single host of the type is free.
+        """
+        self._look_around()
+        known = self._memory.read().tokens.get(request.token)
+        if known is None:
+            known = self._take(request)
+        with self._memory.edit() as record:
+            record.tokens[request.token] = known
+            vms = tuple(record.rented[vm_id].vm for vm_id in known)
+        missing = request.count - len(vms)
+        refusal = self._why_none(request.offer.instance_type) if missing > 0 else ""
+        return LaunchResult(vms=vms, refusal=refusal)
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return all VMs that ``job`` ever had, as last seen on their hosts."""
+        if job != self._job:
+            return ()
+        self._look_around()
+        return tuple(rented.vm for rented in self._memory.read().rented.values())
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Kill all processes of some VMs, fetch their logs, give their hosts back.
+
+        Raises:
+            CloudError: a host cannot be reached, and an agent may still run there.
+        """
+        rented = self._memory.read().rented
+        wanted = [rented[i] for i in vm_ids if i in rented and rented[i].lives]
+        ends = [self._threads.submit(self._terminate, vm) for vm in wanted]
+        wait_for(ends)
+        for end in ends:
+            end.result()
+
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Make a host ready and start the agent there, detached.
+
+        Raises:
+            VmNotFoundError: the VM is gone, or its host turned out unfit.
+            SetupError: the user's setup failed there.
+            CloudError: it is still being made ready, or cannot be reached.
+        """
+        line = self._line_of(vm_id)
+        with self._lock:
+            start = self._starts.get(vm_id)
+            if start is None or start.done():
+                start = self._starters.submit(self._start, line, vm_id, bootstrap)
+                self._starts[vm_id] = start
+        try:
+            start.result(_PATIENCE_S)
+        except FutureTimeoutError:
+            raise CloudError(f"{line.host.place}: is still being made ready") from None
+
+    # --- What else a manager needs --------------------------------------------------
+
+    def serve(self, manager_url: str) -> None:
+        """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
+        parts = urlsplit(manager_url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._manager = (parts.hostname, parts.port)
+
+    def ssh_target(self, vm_id: str) -> SshTarget | None:
+        """Return how a VM's host is entered.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+            HostKeyError: what is known of the host's key is no public key.
+        """
+        host = self._line_of(vm_id).host
+        keys = (f"{key.get_name()} {key.get_base64()}" for key in trusted_keys(host))
+        return SshTarget(
+            host=host.address, user=host.user, host_keys=tuple(keys), port=host.port
+        )
+
+    def close(self) -> None:
+        """Hang up everywhere; VMs go on."""
+        self._starters.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for line in self._lines.values():
+            line.hang_up()
+        self._starters.shutdown()
+        self._threads.shutdown()
+
+    # --- What is on the hosts -------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Look at every host; one that does not answer soon keeps nobody waiting."""
+        with self._lock:
+            first = not self._looks
+            for name, line in self._lines.items():
+                if name not in self._looks or self._looks[name].done():
+                    self._looks[name] = self._threads.submit(self._look, line)
+            looks = list(self._looks.values())
+        wait_for(looks, _FIRST_LOOK_S if first else _LOOK_S)
+        for look in looks:
+            if look.done():
+                look.result()
+
+    def _look(self, line: Line) -> None:
+        """Note what there is on a host; clear up what has ended there."""
+        try:
+            with line.lock:
+                claim, state = line.look()
+                if claim is not None and not self._is_ours(claim):
+                    ours, line.taken_by = None, f"job {claim['job']}"
+                    if state == "over":
+                        line.taken_by = ""  # whoever claims it next clears it up
+                else:
+                    ours, line.taken_by = claim, ""
+                    if ours is not None:
+                        ours = self._clear_up(line, ours, state)
+                self._note(line, ours)
+            if ours is not None and state == "running" and self._manager is not None:
+                line.carry(ours["vm_id"], self._manager)
+        except CloudError as error:
+            logger.debug("%s", error)
+            self._count_as_ended(line)
+
+    def _is_ours(self, claim: dict[str, Any]) -> bool:
+        return bool(claim["owner"] == self._owner and claim["job"] == self._job)
+
+    def _clear_up(
+        self, line: Line, claim: dict[str, Any], state: str
+    ) -> dict[str, Any] | None:
+        """Free a host whose VM has ended, or was counted as ended; return the claim."""
+        known = self._memory.read().rented.get(claim["vm_id"])
+        if state != "over" and (known is None or known.lives):
+            line.taken_by = f"VM {claim['vm_id']}"
+            return claim
+        self._memory.keep_logs(claim["vm_id"], line.end(claim["vm_id"]))
+        return None
+
+    def _note(self, line: Line, claim: dict[str, Any] | None) -> None:
+        """Remember which VM a host is, and that others it was have ended."""
+        here = None if claim is None else claim["vm_id"]
+        if self._seen.get(line.host.name, "") == here:
+            return
+        with self._memory.edit() as record:
+            for vm_id, rented in tuple(record.rented.items()):
+                if rented.host == line.host.name and vm_id != here:
+                    record.end(vm_id)
+            if claim is not None and here not in record.rented:
+                record.rented[claim["vm_id"]] = _rented(line.host, claim)
+        self._seen[line.host.name] = here
+
+    def _count_as_ended(self, line: Line) -> None:
+        """Give up VMs on a host that has been away longer than agents outlive it."""
+        if line.away_since_s is None:
+            return
+        away_s = time.monotonic() - line.away_since_s
+        with self._memory.edit() as record:
+            for vm_id, rented in tuple(record.rented.items()):
+                lived_s = rented.lease_s + _CHECKPOINT_S
+                if rented.host == line.host.name and away_s > lived_s:
+                    record.end(vm_id)
+
+    # --- How a host is taken and given back -----------------------------------------
+
+    def _take(self, request: LaunchRequest) -> list[str]:
+        """Claim hosts; those that the token has claimed before count first."""
+        kind = request.offer.instance_type
+        fitting = [x for x in self._lines.values() if x.host.instance_type == kind]
+        if not fitting or request.count < 1:
+            raise CloudError(
+                f"launch needs a type of host and a count of at least 1: got "
+                f"{request.count} of {kind}"
+            )
+        taken = self._taken_by(request.intent)
+        while len(taken) < request.count:
+            free = [line for line in fitting if line.free]
+            free = free[: request.count - len(taken)]
+            if not free:
+                break
+            claims = [self._threads.submit(self._claim, x, request) for x in free]
+            taken += [vm_id for claim in claims if (vm_id := claim.result())]
+        if not taken:
+            raise NoCapacityError(self._why_none(kind))
+        return taken
+
+    def _taken_by(self, intent: str) -> list[str]:
+        rented = self._memory.read().rented
+        return [i for i, x in rented.items() if x.vm.intent == intent and x.lives]
+
+    def _claim(self, line: Line, request: LaunchRequest) -> str | None:
+        """Claim a host; return the VM's id, None if somebody was faster."""
+        host, now_s = line.host, time.time()
+        try:
+            with line.lock:
+                session = line.session()
+                offer = replace(_offer(host, now_s), available=None)
+                wish = {
+                    "vm_id": f"{host.name}-{uuid.uuid4().hex[:8]}",
+                    "owner": self._owner,
+                    "job": request.job,
+                    "intent": request.intent,
+                    "launched_at": now_s,
+                    "expires_at": now_s + _UNSTARTED_S + self._payload.limit_s,
+                    "lease_s": request.lease_s,
+                    "private_address": session.private_address,
+                    "offer": dataclasses.asdict(offer),
+                }
+                claim = session.call("claim", claim=wish)
+                if claim["vm_id"] != wish["vm_id"]:
+                    line.taken_by = f"job {claim['job']}"
+                    return None
+                line.taken_by = f"VM {claim['vm_id']}"
+                self._note(line, claim)
+                return str(claim["vm_id"])
+        except CloudError as error:
+            logger.warning("%s", error)
+            line.hang_up()
+            return None
+
+    def _why_none(self, kind: str) -> str:
+        reasons = []
+        for line in self._lines.values():
+            if line.host.instance_type == kind and not line.free:
+                trouble = line.unfit or line.trouble
+                taken = f"{line.host.name}: taken by {line.taken_by}"
+                reasons.append(str(trouble) if trouble else taken)
+        return f"no more host of type {kind} is free: {'; '.join(reasons)}"
+
+    def _terminate(self, rented: Rented) -> None:
+        vm_id, line = rented.vm.vm_id, self._lines.get(rented.host)
+        if line is not None:
+            with line.lock:
+                self._memory.keep_logs(vm_id, line.end(vm_id))
+                line.taken_by = ""
+        with self._memory.edit() as record:
+            record.end(vm_id)
+
+    # --- How an agent is brought to life --------------------------------------------
+
+    def _line_of(self, vm_id: str) -> Line:
+        rented = self._memory.read().rented.get(vm_id)
+        if rented is None or not rented.lives or rented.host not in self._lines:
+            raise VmNotFoundError(f"VM {vm_id} is {'gone' if rented else 'unknown'}")
+        return self._lines[rented.host]
+
+    def _start(self, line: Line, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        parts = urlsplit(bootstrap.manager_url)
+        manager = (parts.hostname or "", parts.port or 443)
+
+        def tell() -> None:
+            line.carry(vm_id, manager)
+
+        try:
+            same = self._memory.same_software
+            bring_up(line, vm_id, bootstrap, tell, self._payload, same)
+        except UnfitHostError as error:
+            line.unfit = error
+            self._terminate(self._memory.read().rented[vm_id])
+            raise VmNotFoundError(str(error)) from None
+
+
+def _offer(host: Host, now_s: float) -> Offer:
+    return Offer(
+        cloud=CLOUD,
+        region=CLOUD,
+        zone=CLOUD,
+        instance_type=host.instance_type,
+        spot=True,  # it may leave whenever its owner likes
+        usd_per_hour=host.usd_per_hour,
+        observed_at=now_s,
+        gpus=host.slots,
+        gpu_memory_bytes=host.slot_memory_bytes,
+        gpu_speed=host.slot_speed,
+    )
+
+
+def _rented(host: Host, claim: dict[str, Any]) -> Rented:
+    """Return the VM that a claim on a host makes."""
+    vm = Vm(
+        vm_id=claim["vm_id"],
+        job=claim["job"],
+        intent=claim["intent"],
+        state=VmState.RUNNING,
+        offer=Offer(**claim["offer"]),
+        private_address=claim["private_address"],
+        launched_at=claim["launched_at"],
+    )
+    return Rented(vm, host.name, claim["lease_s"])

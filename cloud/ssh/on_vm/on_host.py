@@ -1,0 +1,447 @@
+"""Our hands on a host, as long as somebody is connected; standard library only.
+
+Its source is sent over the SSH connection and run by the host's own Python. It answers
+requests, one JSON line each, from stdin to stdout:
+
+    {"id": 7, "op": "claim", ...}  ->  {"id": 7, "ok": ...} or {"id": 7, "error": "..."}
+
+A host is one VM at a time. Its folder holds
+
+    claim.json      whose VM this is; made by whoever comes first
+    <vm_id>/        the VM's own: agent.json, workdir/, logs, vm.lock held by its keeper
+    package-<sha>/  our software
+
+and is removed when the VM has ended and its logs were fetched. Whoever changes a claim
+holds a lock on the folder that ours lies in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_LOG_BYTES = 256 * 1024
+"""How much of the end of each log is kept."""
+_KEEPER_S = 30.0
+
+
+class Refused(Exception):  # noqa: N818 - it travels as an answer
+    """What was asked cannot be done; the message is for the user."""
+
+
+class Hands:
+    """Does on this host what it is asked for: one method an operation.
+
+    Args:
+        root: Our folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._claim_file = root / "claim.json"
+        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._data: Any = None
+
+    # --- whose the host is ----------------------------------------------------------
+
+    def look(self) -> dict[str, Any]:
+        """Return the claim and how its VM is: free, claimed, running or over."""
+        with self._locked():
+            claim = self._claim()
+            return {"claim": claim, "state": self._state(claim)}
+
+    def claim(self, claim: dict[str, Any]) -> Any:
+        """Take the host unless somebody has it; return the claim that stands now."""
+        with self._locked():
+            standing = self._claim()
+            state = self._state(standing)
+            if state == "over" and standing["owner"] != claim["owner"]:
+                self._clear(standing["vm_id"])
+                state = "free"
+            if state != "free":
+                return standing
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._write_claim(claim)
+            return claim
+
+    def carry(self, vm_id: str, port: int, relay_at: str = "") -> str:
+        """Have calls travel over this connection, from ``port`` on; return from where.
+
+        The connection that did before is ended. At ``relay_at``, a private address, the
+        calls of other VMs are taken as well.
+        """
+        with self._locked():
+            claim, ours = self._claim_of(vm_id), os.getppid()
+            carrier = {"pid": ours, "started": _started_at(ours)}
+            old = claim.get("carrier", carrier)
+            if old != carrier and _started_at(old["pid"]) == old["started"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(old["pid"], signal.SIGTERM)
+            self._write_claim({**claim, "carrier": carrier})
+        address = f"127.0.0.1:{port}"
+        if relay_at:
+            relay = self._import("spottrain.cloud.ssh.on_vm.relay").Relay(
+                relay_at, port
+            )
+            address = f"{relay_at}:{relay.port}"
+        self.point(vm_id, address)
+        return address
+
+    def point(self, vm_id: str, address: str) -> None:
+        """Tell the VM's agent where its calls are taken from now on."""
+        with self._locked():
+            self._claim_of(vm_id)
+            _write_private(self._root / vm_id / "manager.address", address.encode())
+
+    def end(self, vm_id: str) -> dict[str, str]:
+        """End a VM, give the host back, and return the VM's logs by name."""
+        with self._locked():
+            claim = self._claim()
+            if claim is None or claim["vm_id"] != vm_id:
+                return {}
+            return self._clear(vm_id)
+
+    def _clear(self, vm_id: str) -> dict[str, str]:
+        self._kill(vm_id)
+        logs = {
+            path.name: _tail(path)
+            for path in sorted((self._root / vm_id).glob("*.log"))
+        }
+        shutil.rmtree(self._root, ignore_errors=True)
+        if self._claim_file.exists():
+            raise Refused(f"{self._root} cannot be removed; look at whose it is")
+        return logs
+
+    def _kill(self, vm_id: str) -> None:
+        if not any(self._root.glob("package-*")):
+            return  # no process of the VM's can have been started
+        self._import("spottrain.cloud.process.tree").kill_all([vm_id])
+
+    def _import(self, name: str) -> Any:
+        """Return a module of our software that was brought here."""
+        sys.path.insert(0, str(min(self._root.glob("package-*"))))
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.pop(0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        place = os.open(self._root.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(place)
+
+    def _claim(self) -> Any:
+        try:
+            return json.loads(self._claim_file.read_text())
+        except FileNotFoundError:
+            return None
+
+    def _claim_of(self, vm_id: str) -> dict[str, Any]:
+        claim: dict[str, Any] | None = self._claim()
+        if claim is None or claim["vm_id"] != vm_id or self._state(claim) == "over":
+            raise Refused(f"gone: VM {vm_id} is not on this host any more")
+        return claim
+
+    def _write_claim(self, claim: dict[str, Any]) -> None:
+        _write_private(self._claim_file, json.dumps(claim).encode())
+
+    def _state(self, claim: dict[str, Any] | None) -> str:
+        for keeper in self._keepers:
+            keeper.poll()  # leave no zombie
+        if claim is None:
+            return "free"
+        if _is_locked(self._root / claim["vm_id"] / "vm.lock"):
+            return "running"
+        given_up = claim.get("started") or time.time() > claim["expires_at"]
+        return "over" if given_up else "claimed"
+
+    # --- what it is given -----------------------------------------------------------
+
+    def unpack(self, vm_id: str, name: str, archive: Path) -> None:
+        """Unpack an archive that was put into ``name``, whole or not at all."""
+        draft = archive.with_suffix(".draft")
+        try:
+            self._extract(vm_id, archive, draft)
+            with self._locked():
+                self._claim_of(vm_id)  # it may have ended meanwhile
+                target = self._root / name
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.rmtree(target, ignore_errors=True)
+                draft.rename(target)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise Refused(f"{name} cannot be unpacked: {error}") from None
+        finally:
+            archive.unlink(missing_ok=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._root.rmdir()  # if the VM has ended
+
+    def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
+        self._claim_of(vm_id)
+        draft.mkdir(mode=0o700)
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(draft, filter="data")
+            else:
+                tar.extractall(draft)
+
+    def has(self, names: list[str]) -> list[bool]:
+        """Return which of some folders are there."""
+        return [(self._root / name).is_dir() for name in names]
+
+    def setup(
+        self, vm_id: str, script: str, environment: dict[str, str], limit_s: float
+    ) -> dict[str, Any]:
+        """Run the user's setup, once a VM; return its exit code and last output."""
+        self._claim_of(vm_id)
+        folder = self._root / vm_id
+        done, log = folder / "setup.done", folder / "setup.log"
+        if done.exists():
+            return {"code": 0, "output": ""}
+        (folder / "setup.sh").write_text(script)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-e", str(folder / "setup.sh")],
+                cwd=folder / "workdir",
+                env=self._environment(vm_id, environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                # What it left in the background would run into the training.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        with self._locked():  # whoever kills it to end the VM is done by then
+            self._claim_of(vm_id)
+            if code == 0:
+                done.touch()
+        return {"code": code, "output": _tail(log, 4096)}
+
+    def data(
+        self, vm_id: str, package: str, environment: dict[str, str], **what: Any
+    ) -> Any:
+        """Bring the job's data; return how far that is, see ``cloud.data.running``."""
+        self._claim_of(vm_id)
+        wait_s = what.pop("wait_s")
+        if self._data is None:
+            given = self._environment(vm_id, environment, package)
+            cache = self._root.with_name(f"{self._root.name}-data")  # it stays here
+            running = self._import("spottrain.cloud.data.running").Running
+            log = self._root / vm_id / "data.log"
+            self._data = running(cache=cache, log=log, environment=given, **what)
+        seen = self._data.look(wait_s)
+        if seen["code"] is not None:
+            self._data = None  # whoever asks again has it tried again
+        return seen
+
+    def probe(self) -> dict[str, str]:
+        """Return the versions that all hosts of a fleet must share; '' if absent."""
+        importlib.invalidate_caches()
+        torch = importlib.util.find_spec("torch")
+        cuda = ""
+        if torch is not None and torch.origin is not None:
+            with contextlib.suppress(OSError):
+                text = Path(torch.origin).with_name("version.py").read_text()
+                found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
+                cuda = found[1] if found else ""
+        nccl = [_version(f"nvidia-nccl-cu{major}") for major in (11, 12, 13)]
+        return {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "python": ".".join(map(str, sys.version_info[:2])),
+            "torch": _version("torch"),
+            "cuda": cuda,
+            "nccl": next(filter(None, nccl), ""),
+            "numpy": _version("numpy"),
+            "safetensors": _version("safetensors"),
+            "obstore": _version("obstore"),
+        }
+
+    def start(
+        self,
+        vm_id: str,
+        package: str,
+        agent: dict[str, Any],
+        environment: dict[str, str],
+    ) -> None:
+        """Start the VM's agent, detached; nothing if it runs."""
+        with self._locked():
+            claim = self._claim_of(vm_id)
+            if self._state(claim) == "running":
+                return
+            folder = self._root / vm_id
+            _write_private(folder / "agent.json", json.dumps(agent).encode())
+            given = self._environment(vm_id, environment, package)
+            self._spawn_keeper(folder, given)
+            self._write_claim({**claim, "started": True})
+
+    def _spawn_keeper(self, folder: Path, environment: dict[str, str]) -> None:
+        with (folder / "agent.log").open("ab") as log:
+            keeper = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "spottrain.cloud.ssh.on_vm.keeper",
+                    str(folder),
+                ],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._keepers.append(keeper)
+        assert keeper.stdout is not None
+        patience = threading.Timer(_KEEPER_S, keeper.kill)
+        patience.start()
+        try:
+            if not keeper.stdout.read(1):
+                raise Refused(
+                    f"agent did not start: {_tail(folder / 'agent.log', 300)}"
+                )
+        finally:
+            patience.cancel()
+            keeper.stdout.close()
+
+    def _environment(
+        self, vm_id: str, given: dict[str, str], package: str = ""
+    ) -> dict[str, str]:
+        """Return what a VM's processes find in their environment; ours with a package."""
+        ours = os.path.dirname(sys.executable)
+        path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        marker = {"SPOTTRAIN_VM": vm_id, "OMP_NUM_THREADS": "1"}
+        found = {**os.environ, "PATH": path, **given, **marker}
+        if package:
+            paths = [str(self._root / package), found.get("PYTHONPATH")]
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return found
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
+    """Answer requests until nobody is connected any more."""
+    hands, turn = Hands(root), threading.Lock()
+
+    def say(answer: dict[str, Any]) -> None:
+        with turn:
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+
+    def work(number: int, operation: Callable[..., Any], what: dict[str, Any]) -> None:
+        try:
+            say({"id": number, "ok": operation(**what)})
+        except Refused as error:
+            say({"id": number, "error": str(error)})
+        except BrokenPipeError:
+            pass  # nobody listens any more
+        except Exception as error:  # noqa: BLE001 - it is told to whoever asked
+            say({"id": number, "error": f"{type(error).__name__}: {error}"})
+
+    say({"id": 0, "ok": hello(root)})
+    for line in requests:
+        what = json.loads(line)
+        number, name = what.pop("id"), what.pop("op")
+        if name == "unpack":
+            # Its bytes follow the line, so it is taken from stdin before the next one.
+            what["archive"] = _receive(requests, root, what.pop("bytes"), number)
+        threading.Thread(
+            target=work, args=(number, getattr(hands, name), what), daemon=True
+        ).start()
+
+
+def hello(root: Path) -> dict[str, str]:
+    """Return what must be known of a host first."""
+    if platform.system() != "Linux":
+        raise SystemExit(f"unfit: runs {platform.system()}, needs Linux")
+    if not os.access(root.parent, os.W_OK):
+        raise SystemExit(f"unfit: {root.parent} cannot be written to")
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {"address": connection[2] if len(connection) == 4 else ""}
+
+
+def _receive(requests: BinaryIO, root: Path, size: int, number: int) -> Path:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / f"arriving-{os.getpid()}-{number}"
+    with path.open("wb") as file:
+        while size > 0:
+            chunk = requests.read(min(size, 1 << 18))
+            if not chunk:
+                raise SystemExit(0)
+            file.write(chunk)
+            size -= len(chunk)
+    return path
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _started_at(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; '' if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def _tail(path: Path, limit: int = _LOG_BYTES) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit))
+        return file.read().decode(errors="replace")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(data)
+    draft.replace(path)

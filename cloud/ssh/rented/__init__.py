@@ -1,0 +1,1 @@
+"""Rented VMs of any cloud, entered and served over SSH."""

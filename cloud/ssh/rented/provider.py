@@ -1,0 +1,393 @@
+"""Rented VMs that are brought up over SSH, whichever cloud they are from.
+
+A provider that only rents (``ReachedBySsh``) gets what a manager needs beside: agents are
+brought to its VMs and their calls carried, in the same way as on hosts of the user's own.
+A VM serves one job and ends with it; on it our claim says so, as on any host.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    VmNotFoundError,
+)
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    CloudProvider,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    ReachedBySsh,
+    ReleasesJob,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.process.calls import ABILITIES, calls_of
+from spottrain.cloud.ssh.hosts.bootstrap import bring_up
+from spottrain.cloud.ssh.hosts.memory import Memory
+from spottrain.cloud.ssh.rented.relays import Relays
+from spottrain.cloud.ssh.rented.vm import Access, Guest
+from spottrain.cloud.ssh.transport.hosts import (
+    HostKeyError,
+    Payload,
+    UnfitHostError,
+    UnreachableHostError,
+)
+from spottrain.cloud.ssh.transport.line import Line
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 600.0
+"""How long a VM may take from its launch until it lets us in."""
+_THREADS = 32
+_BOOTSTRAPS = 64
+"""VMs that are made ready at the same time."""
+_PATIENCE_S = 100.0
+"""How long one call may take to start an agent; the next one goes on waiting."""
+_LOGS_S = 10.0
+"""How long a VM that is given back may take to hand over its logs."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_STRIKES = 2
+"""VMs of one type that turn out unfit, one after another, before none is rented more."""
+_ENDED = (VmState.STOPPING, VmState.TERMINATED)
+
+
+class Rented:
+    """The VMs that one job rents from a cloud, with agents on them.
+
+    It has every optional ability that the cloud has.
+
+    Args:
+        inner: Rents the VMs; must be ``ReachedBySsh``.
+        state_dir: The job's own folder for what is remembered and for VMs' logs.
+        job: Name of the job.
+        payload: What each VM is given.
+        access: How VMs are entered.
+
+    Raises:
+        MisconfiguredError: the cloud's VMs are not reached by SSH.
+    """
+
+    def __init__(
+        self,
+        inner: CloudProvider,
+        state_dir: Path,
+        job: str,
+        payload: Payload,
+        access: Access,
+    ) -> None:
+        if not isinstance(inner, ReachedBySsh):
+            raise MisconfiguredError(f"{inner.name}: its VMs are not reached by SSH")
+        self.name = inner.name
+        self._inner: CloudProvider = inner
+        self._ways: ReachedBySsh = inner
+        self._job = job
+        self._payload = payload.on_rented()
+        self._access = access
+        self._dial, self._bastion = access.dial()
+        self._memory = Memory(state_dir)
+        self._threads = ThreadPoolExecutor(_THREADS, "rented")
+        self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
+        self._lock = threading.Lock()
+        self._closing = False
+        self._guests: dict[str, Guest] = {}
+        self._strikes: Counter[tuple[str, str]] = Counter()
+        self._unfit: dict[tuple[str, str], CloudError] = {}
+        self._relays = Relays(self._running, self._for_each, self._enter)
+        self._lend_abilities()
+
+    def _lend_abilities(self) -> None:
+        for ability in ABILITIES.values():
+            if ability is ReleasesJob and self._access.inside:
+                continue  # our own VM uses what would be removed
+            if isinstance(self._inner, ability) and not isinstance(self, ability):
+                for call in calls_of(ability):
+                    setattr(self, call.name, getattr(self._inner, call.name))
+
+    # --- The cloud port ------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what can be rented now."""
+        return self._inner.offers()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent VMs; see ``CloudProvider.launch``.
+
+        Raises:
+            MisconfiguredError: those rented before turned out unfit.
+            CloudError: as the cloud says.
+        """
+        unfit = self._unfit.get(_kind(request.offer))
+        if unfit is not None:
+            raise MisconfiguredError(f"{request.offer.instance_type}: {unfit}")
+        result = self._inner.launch(request)
+        with self._lock:
+            for vm in result.vms:
+                self._guests.setdefault(vm.vm_id, Guest(vm))
+        return result
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return what the cloud says; see to the connections to VMs that run."""
+        vms = self._inner.list_vms(job)
+        if job == self._job:
+            self._tend(vms)
+        return vms
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Fetch the logs of VMs that can be reached, and give all of them back."""
+        with self._lock:
+            known = [self._guests[i] for i in vm_ids if i in self._guests]
+        for guest in known:
+            guest.leave()
+        self._relays.care()  # a relay may be among them
+        wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
+        self._inner.terminate(vm_ids)
+        self._for_each(known, _hang_up)
+
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Wait until a VM lets us in, make it ready, start the agent there, detached.
+
+        Raises:
+            VmNotFoundError: the VM is gone, or turned out unfit and was given back.
+            SetupError: the user's setup failed there.
+            CloudError: it is still being made ready, or cannot be reached.
+        """
+        guest = self._guest(vm_id)
+        with self._lock:
+            if self._closing:
+                raise CloudError(f"{guest.place}: the manager leaves")
+            start = guest.start
+            if start is None or start.done():
+                start = self._starters.submit(self._start, guest, bootstrap)
+                guest.start = start
+        try:
+            start.result(_PATIENCE_S)
+        except FutureTimeoutError:
+            raise CloudError(
+                f"{guest.place}: is still being made ready: {guest.doing}"
+            ) from None
+
+    # --- What else a manager needs --------------------------------------------------
+
+    def serve(self, manager_url: str) -> None:
+        """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
+        self._relays.serve(_address(manager_url))
+
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs whose region is without a way to us; see ``ExcusesSilence``."""
+        return self._relays.out_of_reach()
+
+    def close(self) -> None:
+        """Hang up everywhere, and leave the cloud; VMs go on."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            guests = tuple(self._guests.values())
+        self._relays.close()
+        for guest in guests:
+            guest.woken.set()
+        wait_for([self._threads.submit(_hang_up, guest) for guest in guests])
+        self._starters.shutdown()
+        self._threads.shutdown()
+        for guest in guests:  # who was just connecting has connected
+            _hang_up(guest)
+        if self._bastion is not None:
+            self._bastion.close()
+        leave = getattr(self._inner, "close", None)
+        if leave is not None:
+            leave()
+
+    # --- Connections ------------------------------------------------------------------
+
+    def _for_each(
+        self, guests: Sequence[Guest], do: Callable[[Guest], None]
+    ) -> list[Future[None]]:
+        """Set about something for each of some VMs; nothing once we hang up."""
+        with self._lock:
+            if self._closing:
+                return []
+            return [self._threads.submit(do, guest) for guest in guests]
+
+    def _guest(self, vm_id: str) -> Guest:
+        """Return a VM of the job.
+
+        Raises:
+            VmNotFoundError: the cloud does not list it as alive.
+        """
+        if vm_id not in self._guests:  # rented before our time
+            self.list_vms(self._job)
+        guest = self._guests.get(vm_id)
+        if guest is None:
+            raise VmNotFoundError(f"VM {vm_id} is gone or unknown")
+        guest.check_there()
+        return guest
+
+    def _tend(self, vms: Sequence[Vm]) -> None:
+        """Know the VMs that live, and see that their agents' calls are carried."""
+        with self._lock:
+            if self._closing:
+                return
+            ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
+            living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
+            gone = [self._guests.pop(i) for i in self._guests.keys() - living.keys()]
+            for guest in gone:
+                guest.leave()
+                self._threads.submit(_hang_up, guest)
+            for vm_id, vm in living.items():
+                self._guests.setdefault(vm_id, Guest(vm)).vm = vm
+        self._relays.care()
+
+    def _running(self) -> list[Guest]:
+        with self._lock:
+            guests = tuple(self._guests.values())
+        return [g for g in guests if g.vm.state is VmState.RUNNING and not g.left]
+
+    def _enter(self, guest: Guest) -> Line | None:
+        """Return the line to a VM, None if its cloud cannot say yet how to enter it.
+
+        Raises:
+            VmNotFoundError: the VM is gone.
+            CloudError: the cloud does not answer.
+        """
+        guest.check_there()
+        target = self._ways.ssh_target(guest.vm.vm_id)
+        if target is None:
+            return None
+        host = self._access.host(guest.vm, target)
+        with self._lock:
+            before, line = guest.line, guest.enter(host, self._dial)
+        if before is not None and before is not line:
+            before.hang_up()
+        return line
+
+    def _fetch_logs(self, guest: Guest) -> None:
+        """Keep the logs of a VM, if there is a connection to it."""
+        line, vm_id = guest.line, guest.vm.vm_id
+        try:
+            if line is not None and (line.connected or guest.told):
+                with guest.in_use(self._relays.may_hang_up):
+                    self._memory.keep_logs(vm_id, line.end(vm_id, _LOGS_S))
+        except (CloudError, OSError) as error:
+            logger.info("%s: its logs are lost: %s", guest.place, error)
+
+    # --- How an agent is brought to life ------------------------------------------------
+
+    def _start(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
+        try:
+            with guest.in_use(self._relays.may_hang_up):
+                self._bring_up(guest, bootstrap)
+        except UnreachableHostError:
+            guest.check_there()
+            self._ways.ssh_target(guest.vm.vm_id)  # whoever is gone cannot answer
+            raise
+        except (UnfitHostError, AuthError) as error:
+            self._give_back(guest, error)
+            raise VmNotFoundError(str(error)) from None
+        guest.looked(runs=True)
+        self._strikes.pop(_kind(guest.vm.offer), None)
+
+    def _bring_up(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
+        line = self._reach(guest)
+        self._claim(line, guest.vm.vm_id)
+        guest.doing = "software, setup and agent"
+        manager = _address(bootstrap.manager_url)
+
+        def tell() -> None:
+            self._relays.tell(guest, line, manager)
+
+        def note(doing: str) -> None:
+            guest.doing = doing
+
+        same = self._memory.same_software
+        bring_up(line, guest.vm.vm_id, bootstrap, tell, self._payload, same, note)
+
+    def _reach(self, guest: Guest) -> Line:
+        """Wait until a VM lets us in.
+
+        Raises:
+            VmNotFoundError: it is gone.
+            HostKeyError: it cannot prove who it is.
+            UnfitHostError: it has no suitable Python.
+            AuthError, UnreachableHostError: it does not let us in or answer in time.
+        """
+        deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
+        while True:
+            trouble, guest.doing = self._try(guest)
+            if isinstance(trouble, Line):
+                return trouble
+            if time.monotonic() > deadline_s:
+                raise trouble
+            guest.woken.wait(pause_s)
+            guest.check_there()
+            if self._closing:
+                raise UnreachableHostError(f"{guest.place}: the manager leaves")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _try(self, guest: Guest) -> tuple[Line | CloudError, str]:
+        """Return the line to a VM that lets us in, or why it does not yet."""
+        try:
+            line = self._enter(guest)
+        except VmNotFoundError:
+            raise
+        except CloudError as error:
+            return UnreachableHostError(str(error)), str(error)
+        if line is None:
+            doing = "boots; its cloud has not shown its SSH host key yet"
+            return UnreachableHostError(f"{guest.place}: {doing}"), doing
+        try:
+            line.session()
+        except (HostKeyError, UnfitHostError):
+            raise
+        except (AuthError, UnreachableHostError) as error:
+            return error, str(error)
+        return line, "connected"
+
+    def _claim(self, line: Line, vm_id: str) -> None:
+        """Note on the VM whose it is; again after a restart of the manager."""
+        owner = self._memory.read().owner
+        claim = {
+            "vm_id": vm_id,
+            "owner": owner,
+            "job": self._job,
+            "expires_at": time.time() + ANSWER_S + self._payload.limit_s,
+        }
+        line.session().call("claim", claim=claim)
+
+    def _give_back(self, guest: Guest, error: CloudError) -> None:
+        """Return a VM on which no agent can run; after some, rent no more of the kind."""
+        logger.warning("%s", error)
+        self.terminate([guest.vm.vm_id])
+        kind = _kind(guest.vm.offer)
+        self._strikes[kind] += 1
+        if self._strikes[kind] >= _STRIKES:
+            self._unfit[kind] = error
+
+
+def _kind(offer: Offer) -> tuple[str, str]:
+    """Return what VMs share an image by."""
+    return offer.region, offer.instance_type
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 443
+
+
+def _hang_up(guest: Guest) -> None:
+    if guest.line is not None:
+        guest.line.hang_up()

@@ -1,0 +1,1 @@
+"""SSH connections to hosts, and the tunnels and channels that run over them."""

@@ -1,0 +1,113 @@
+"""Commands on a host over one SSH connection, each with its input and its deadline."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import paramiko
+
+from spottrain.cloud.ssh.transport.hosts import (
+    Host,
+    UnfitHostError,
+    UnreachableHostError,
+)
+from spottrain.cloud.ssh.transport.session import CALL_S, Dial, connect, dial
+
+_CHUNK_BYTES = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and what it printed on stdout and stderr together."""
+
+    code: int
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says anything."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return lines[-1] if lines else f"ended with {self.code}"
+
+
+class Remote:
+    """A connection that runs commands in the host's own shell.
+
+    Args:
+        host: Where to; it has to prove who it is, as for ``session.connect``.
+        dial: How bytes get there.
+
+    Raises:
+        CloudError: it does not answer, is another, or does not let us in.
+    """
+
+    def __init__(self, host: Host, dial: Dial = dial) -> None:
+        self._host = host
+        self._client = connect(host, dial)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def run(self, command: str, data: bytes = b"", timeout_s: float = CALL_S) -> Done:
+        """Run a command to its end.
+
+        Args:
+            command: For the shell there.
+            data: Its standard input.
+            timeout_s: How long all of it may take.
+
+        Raises:
+            UnreachableHostError: the connection broke, or it took too long.
+        """
+        late = threading.Timer(timeout_s, self._client.close)
+        late.start()
+        try:
+            return self._run(command, data)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            why = str(error) or type(error).__name__
+            if not late.is_alive():
+                why = f"no answer in {timeout_s:g} s"
+            raise UnreachableHostError(f"{self._host.place}: {why}") from None
+        finally:
+            late.cancel()
+
+    def check(self, command: str, data: bytes = b"", timeout_s: float = CALL_S) -> str:
+        """Run a command that must succeed; return what it printed.
+
+        Raises:
+            UnfitHostError: it failed.
+            UnreachableHostError: as ``run``.
+        """
+        done = self.run(command, data, timeout_s)
+        if done.code:
+            raise UnfitHostError(f"{self._host.place}: {done.last_line}")
+        return done.output
+
+    def _run(self, command: str, data: bytes) -> Done:
+        transport = self._client.get_transport()
+        if transport is None:
+            raise EOFError("the connection is closed")
+        channel = transport.open_session(timeout=CALL_S)
+        channel.set_combine_stderr(True)
+        channel.exec_command(command)
+        # What it prints is read at the end only; more than a window would block it.
+        channel.sendall(data)
+        channel.shutdown_write()
+        printed = bytearray()
+        while chunk := channel.recv(_CHUNK_BYTES):
+            printed += chunk
+        code = channel.recv_exit_status()
+        if code < 0:
+            raise EOFError("the connection broke")
+        return Done(code, printed.decode(errors="replace"))

@@ -1,0 +1,385 @@
+"""One SSH connection to a host, and our hands at its other end; every wait is bounded.
+
+No host key is ever learnt: the host proves itself by a key that was known before.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import itertools
+import json
+import logging
+import shlex
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
+from spottrain.cloud.ssh.on_vm import on_host
+from spottrain.cloud.ssh.transport.hosts import (
+    Host,
+    HostKeyError,
+    UnfitHostError,
+    UnreachableHostError,
+)
+
+CONNECT_S = 10.0
+"""How long each step to a connection may take."""
+CALL_S = 30.0
+"""How long a host may take to answer."""
+_KEEPALIVE_S = 15
+_LOADER = """
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("unfit: has Python %d.%d.%d, needs 3.11 or newer" % sys.version_info[:3])
+sys.path.remove("")
+stdin = sys.stdin.buffer
+code = stdin.read(int(stdin.readline()))
+exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_on_host"})
+"""
+_MAIN = """
+import pathlib, sys
+serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
+"""
+
+# Its own words about a connection that fails reach the user as our errors.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+def dial(host: Host) -> socket.socket | paramiko.Channel:
+    """Return a TCP connection to a host's SSH server.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    connection = socket.create_connection((host.address, host.port), CONNECT_S)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S
+    )
+    return connection
+
+
+Dial = Callable[[Host], socket.socket | paramiko.Channel]
+"""How bytes get to a host: ``dial``, or by way of another (``bastion``)."""
+
+
+class Session:
+    """A connection that answers; ``close`` it in the end.
+
+    Args:
+        host: Where to.
+        dial: How bytes get there.
+
+    Raises:
+        UnreachableHostError: it does not answer in time.
+        HostKeyError: it cannot prove who it is.
+        AuthError: it does not let us in.
+        UnfitHostError: it has no suitable Python.
+    """
+
+    def __init__(self, host: Host, dial: Dial = dial) -> None:
+        self.host = host
+        self._client = connect(host, dial)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {0: Future()}
+        self._sending = threading.Lock()
+        self._dead = threading.Event()
+        try:
+            self._channel = self._run_hands()
+            hello = self._wait(0, "hello", CONNECT_S)
+        except BaseException:
+            self._client.close()
+            raise
+        self.private_address = host.private_address or hello["address"] or host.address
+        """Where other hosts of the fleet reach this one."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the host is still connected."""
+        return not self._dead.is_set()
+
+    def close(self) -> None:
+        """Hang up; what runs on the host goes on."""
+        self._client.close()
+
+    def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
+        """Return what the host answers to an operation of ``on_host.Hands``.
+
+        Raises:
+            VmNotFoundError: the VM that it is for is not on the host any more.
+            UnfitHostError: the host cannot do it.
+            UnreachableHostError: no answer in time.
+        """
+        return self._wait(self._send(op, what), op, timeout_s)
+
+    def unpack(self, vm_id: str, name: str, archive: bytes, timeout_s: float) -> None:
+        """Send an archive (tar.gz) and have it unpacked into ``name``.
+
+        Raises:
+            CloudError: as ``call``.
+        """
+        what = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
+        self._wait(self._send("unpack", what, archive), f"unpack {name}", timeout_s)
+
+    def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
+        """Have the host listen on its loopback; return the port, None if refused.
+
+        Args:
+            handler: Given each connection; must not block.
+        """
+        transport = self._client.get_transport()
+        if transport is None:
+            return None
+        try:
+            return transport.request_port_forward(
+                "127.0.0.1", 0, lambda channel, origin, server: handler(channel)
+            )
+        except (paramiko.SSHException, OSError, EOFError):
+            return None
+
+    def stop_forwarding(self, port: int) -> None:
+        """Have the host listen on that port no more."""
+        transport = self._client.get_transport()
+        if transport is not None and transport.is_active():
+            with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+                transport.cancel_port_forward("127.0.0.1", port)
+
+    def _run_hands(self) -> paramiko.Channel:
+        """Run ``on_host`` at the other end; its first answer has the number 0."""
+        source = Path(on_host.__file__).read_text() + _MAIN % self.host.folder
+        code = source.encode()
+        # exec: the connection's own process is then its parent.
+        command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
+        try:
+            transport = self._client.get_transport()
+            assert transport is not None
+            channel = transport.open_session(timeout=CONNECT_S)
+            channel.settimeout(CALL_S)
+            channel.exec_command(command)
+            threading.Thread(
+                target=self._read, args=(channel,), name=self.host.name, daemon=True
+            ).start()
+            channel.sendall(b"%d\n%b" % (len(code), code))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if not self._waiting[0].done():
+                self._dead.wait(CONNECT_S)
+            if self._waiting[0].done():
+                self._waiting[0].result()
+            raise UnreachableHostError(
+                f"{self.host.place}: {error or type(error).__name__}"
+            ) from None
+        return channel
+
+    def _send(self, op: str, what: dict[str, Any], data: bytes = b"") -> int:
+        number = next(self._numbers)
+        self._waiting[number] = Future()
+        line = json.dumps({"id": number, "op": op, **what}).encode() + b"\n"
+        with self._sending:
+            try:
+                self._channel.sendall(line)
+                self._channel.sendall(data)
+            except (OSError, EOFError) as error:
+                self._client.close()  # half a request cannot be taken back
+                self._waiting.pop(number, None)
+                raise UnreachableHostError(
+                    f"{self.host.place}: connection lost: {error or 'closed'}"
+                ) from None
+        if self._dead.is_set():
+            self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
+        return number
+
+    def _wait(self, number: int, what: str, timeout_s: float) -> Any:
+        try:
+            return self._waiting[number].result(timeout_s)
+        except FutureTimeoutError:
+            raise UnreachableHostError(
+                f"{self.host.place}: no answer to {what} in {timeout_s:g} s"
+            ) from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _read(self, channel: paramiko.Channel) -> None:
+        """Take answers until there are no more."""
+        channel_lines = channel.makefile("rb")
+        try:
+            for line in channel_lines:
+                answer = json.loads(line)
+                waiting = self._waiting.get(answer["id"])
+                if waiting is None:
+                    continue  # nobody waits for it any more
+                if "error" in answer:
+                    waiting.set_exception(self._refusal(answer["error"]))
+                else:
+                    waiting.set_result(answer["ok"])
+        except (OSError, ValueError):
+            self._client.close()
+        self._dead.set()
+        self._fail_all(self._why_ended(channel))
+
+    def _refusal(self, reason: str) -> CloudError:
+        if reason.startswith("gone: "):
+            return VmNotFoundError(
+                f"{self.host.place}: {reason.removeprefix('gone: ')}"
+            )
+        return UnfitHostError(f"{self.host.place}: {reason}")
+
+    def _fail_all(self, error: CloudError) -> None:
+        for waiting in tuple(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    def _why_ended(self, channel: paramiko.Channel) -> CloudError:
+        """Tell a host without a suitable Python from a lost connection."""
+        place, python = self.host.place, self.host.python
+        channel.status_event.wait(1.0)  # it follows the end of the output
+        code = channel.exit_status
+        said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
+            errors="replace"
+        )
+        for line in said.splitlines():
+            if line.startswith("unfit: "):
+                advice = "" if "Python" not in line else "; name another with python:"
+                return UnfitHostError(
+                    f"{place}: {line.removeprefix('unfit: ')}{advice}"
+                )
+        if code in (126, 127):
+            return UnfitHostError(
+                f"{place}: has no {python}; install Python 3.11 or newer, or name one "
+                "with python:"
+            )
+        last = (said.strip().splitlines() or ["connection lost"])[-1]
+        if code > 0:
+            return UnfitHostError(f"{place}: {python} ended with {code}: {last}")
+        return UnreachableHostError(f"{place}: {last}")
+
+
+def _recv_stderr(channel: paramiko.Channel) -> bytes:
+    return channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
+
+
+def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
+    """Return a connection to a host that has proved to be the one that was meant.
+
+    Raises:
+        CloudError: it does not answer, is another, or does not let us in.
+    """
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    for key in trusted_keys(host):
+        client.get_host_keys().add(_known_as(host), key.get_name(), key)
+    try:
+        client.connect(
+            host.address,
+            host.port,
+            host.user,
+            sock=dial(host),
+            key_filename=str(host.key_file) if host.key_file else None,
+            allow_agent=host.key_file is None,
+            look_for_keys=host.key_file is None,
+            timeout=CONNECT_S,
+            banner_timeout=CONNECT_S,
+            auth_timeout=CONNECT_S,
+        )
+        transport = client.get_transport()
+        assert transport is not None
+        transport.set_keepalive(_KEEPALIVE_S)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        client.close()
+        raise _translate(host, error) from None
+    return client
+
+
+def _known_as(host: Host) -> str:
+    """Return the host's name in a known_hosts file."""
+    return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+
+
+def trusted_keys(host: Host) -> list[paramiko.PKey]:
+    """Return the keys by one of which the host must prove itself.
+
+    Raises:
+        HostKeyError: ``host_key`` is no public key.
+    """
+    if host.host_keys:
+        return _shown_keys(host)
+    if host.host_key is None:
+        known = paramiko.HostKeys()
+        if host.known_hosts.is_file():
+            known.load(str(host.known_hosts))
+        return list((known.lookup(_known_as(host)) or {}).values())
+    try:
+        kind, data = host.host_key.split()[:2]
+        return [paramiko.PKey.from_type_string(kind, base64.b64decode(data))]
+    except (
+        ValueError,
+        binascii.Error,
+        paramiko.SSHException,
+        paramiko.pkey.UnknownKeyType,
+    ) as error:
+        raise HostKeyError(
+            f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
+            f"{error}"
+        ) from None
+
+
+def _shown_keys(host: Host) -> list[paramiko.PKey]:
+    """Return those keys shown by a cloud that are of a kind that we know."""
+    keys = []
+    for line in host.host_keys:
+        kind, data = line.split()[:2]
+        with contextlib.suppress(
+            binascii.Error, paramiko.SSHException, paramiko.pkey.UnknownKeyType
+        ):
+            keys.append(paramiko.PKey.from_type_string(kind, base64.b64decode(data)))
+    # The first kind is what the host is asked for: the shortest to compute.
+    keys.sort(key=lambda key: key.get_name() != "ssh-ed25519")
+    return keys
+
+
+def _translate(host: Host, error: Exception) -> CloudError:
+    """Return our error for what went wrong on the way to a connection."""
+    place = host.place
+    match error:
+        case paramiko.BadHostKeyException():
+            got = error.key.fingerprint
+            wanted = error.expected_key.fingerprint
+            if host.host_keys:
+                return HostKeyError(
+                    f"{place}: its host key is not the one that its cloud shows: got "
+                    f"{got}, expected {wanted}; somebody may stand in between"
+                )
+            where = "host_key" if host.host_key else str(host.known_hosts)
+            return HostKeyError(
+                f"{place}: its host key is not the known one: got {got}, expected "
+                f"{wanted}; if it was really installed anew, change {where}, else "
+                "somebody stands in between"
+            )
+        case paramiko.PasswordRequiredException():
+            return AuthError(
+                f"{place}: {host.key_file or 'the key'} needs a passphrase; add it to an "
+                "SSH agent (ssh-add) and leave key_file out"
+            )
+        case paramiko.AuthenticationException():
+            return AuthError(
+                f"{place}: does not let {host.user} in with "
+                f"{host.key_file or 'any key of the SSH agent or ~/.ssh'}; check user and "
+                "key_file"
+            )
+        case paramiko.SSHException() if "not found in known_hosts" in str(error):
+            return HostKeyError(
+                f"{place}: its host key is unknown; give host_key:, or add it to "
+                f"{host.known_hosts} once it has been compared"
+            )
+        case OSError() if host.key_file and error.filename == str(host.key_file):
+            return AuthError(f"{host.key_file}: {error.strerror}; check key_file")
+        case _:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return UnreachableHostError(f"{place}: {reason}")

@@ -1,0 +1,100 @@
+"""Our own memory of what a lagging list does not show yet."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+
+OFFER = Offer(
+    cloud="c",
+    region="r",
+    zone="z",
+    instance_type="t",
+    spot=True,
+    usd_per_hour=1.0,
+    observed_at=0.0,
+    gpus=1,
+    gpu_memory_bytes=1,
+)
+
+
+def vm(name: str, state: VmState = VmState.STARTING, job: str = "j") -> Vm:
+    return Vm(
+        vm_id=name,
+        job=job,
+        intent="i",
+        state=state,
+        offer=OFFER,
+        private_address="",
+        launched_at=0.0,
+    )
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
+    clock = Clock()
+    recent = Recent(10, clock)
+    recent.launched([vm("a")])
+    assert recent.amend("j", []) == (vm("a"),)
+    assert recent.amend("another", []) == ()
+    assert recent.expects("a")
+    running = vm("a", VmState.RUNNING)
+    assert recent.amend("j", [running]) == (running,)
+    clock.now_s = 11
+    assert recent.amend("j", []) == ()
+    assert not recent.expects("a")
+
+
+def test_what_was_terminated_never_runs_again() -> None:
+    clock = Clock()
+    recent = Recent(10, clock)
+    recent.launched([vm("a"), vm("b")])
+    recent.terminated(["a", "b"])
+    (listed,) = recent.amend("j", [vm("a", VmState.RUNNING)])
+    assert listed.state is VmState.STOPPING
+    gone = vm("a", VmState.TERMINATED)
+    assert recent.amend("j", [gone]) == (gone,)
+    assert not recent.expects("b")
+
+
+@given(
+    st.sets(st.sampled_from("abcdef")),
+    st.sets(st.sampled_from("abcdef")),
+    st.sets(st.sampled_from("abcdef")),
+)
+def test_nothing_is_doubled_and_only_the_dead_are_left_out(
+    launched: set[str], terminated: set[str], listed: set[str]
+) -> None:
+    recent = Recent(10, Clock())
+    recent.launched(vm(name) for name in sorted(launched))
+    recent.terminated(sorted(terminated))
+    seen = recent.amend("j", [vm(name, VmState.RUNNING) for name in sorted(listed)])
+    ids = [each.vm_id for each in seen]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == listed | (launched - terminated)
+    for each in seen:
+        alive = each.state in (VmState.STARTING, VmState.RUNNING)
+        assert alive == (each.vm_id not in terminated)
+
+
+def test_what_is_not_listed_is_looked_at_where_that_can_be_done() -> None:
+    recent = Recent(10, Clock())
+    recent.launched([vm("a"), vm("b"), vm("c")])
+    recent.terminated(["c"])
+    asked: list[str] = []
+
+    def look(unlisted: Vm) -> Vm | None:
+        asked.append(unlisted.vm_id)
+        return vm("a", VmState.RUNNING) if unlisted.vm_id == "a" else None
+
+    assert recent.amend("j", [], look) == (vm("a", VmState.RUNNING),)
+    assert asked == ["a", "b"]

@@ -1,0 +1,240 @@
+"""What holds for the notices of all rented clouds, heard from fake services."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.fakes.metadata import FakeMetadata, running
+from tests.unit.cloud.metadata_vms import Vms
+
+from spottrain.cloud.notices import hear
+from spottrain.cloud.notices.hear import AtRisk, Kept, Taken
+from spottrain.cloud.notices.source import Notice, Outlook
+from spottrain.cloud.port.errors import CloudError
+
+MAIN = {"aws": "action", "azure": "events", "gcp": "preempted"}
+"""The question by whose answer a VM knows of its end."""
+SHARE = 0.01
+"""Of a core, what listening may take."""
+
+
+@pytest.fixture(scope="module", params=["aws", "azure", "gcp"])
+def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, FakeMetadata]]:
+    with running(request.param) as fake:
+        yield request.param, fake
+
+
+@pytest.fixture
+def vms(
+    service: tuple[str, FakeMetadata], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Vms]:
+    cloud, fake = service
+    fake.ask("reset")
+    yield Vms(cloud, fake, monkeypatch)
+    monkeypatch.undo()
+
+
+def test_a_notice_is_heard_once_by_its_vm_with_the_seconds_left(vms: Vms) -> None:
+    with vms.listening() as one, vms.listening() as other:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert 25 < one.lead_s() <= 30
+        vms.wait_for_answers(other.name)
+    assert one.heard.empty()
+    assert other.heard.empty()
+
+
+def test_a_notice_given_before_anyone_listened_is_heard(vms: Vms) -> None:
+    vms.fake.ask("preempt", vm="early", lead_s=29.5)
+    with vms.listening("early") as one:
+        assert 25 < one.lead_s() <= 30
+        vms.wait_for_answers("early")
+    assert one.heard.empty()
+
+
+def test_a_cancelled_notice_is_told_and_another_one_too(vms: Vms) -> None:
+    with vms.listening() as one:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert isinstance(one.next(), Taken)
+        vms.fake.ask("withdraw", vm=one.name)
+        assert one.next() == Kept()
+        vms.fake.ask("preempt", vm=one.name, lead_s=20.5)
+        assert one.lead_s() > 15
+
+
+def test_a_vm_whose_clock_is_wrong_knows_how_much_time_it_has(vms: Vms) -> None:
+    vms.fake.ask("skew", seconds=-3600)
+    with vms.listening() as one:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert 25 < one.lead_s() <= 30
+
+
+FAULTS: list[dict[str, Any]] = [
+    {"kind": "error", "status": 500, "times": 2},
+    {"kind": "error", "status": 503, "times": 2},
+    {"kind": "error", "status": 403, "times": 2},
+    {"kind": "error", "status": 302, "headers": {"Location": "/"}, "times": 2},
+    {"kind": "error", "status": 200, "code": "junk", "times": 2},
+    {"kind": "error", "status": 200, "code": '{"Events": 1}', "times": 2},
+    {"kind": "drop", "times": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "fault", FAULTS, ids=lambda f: f"{f['kind']}-{f.get('status')}"
+)
+def test_listening_survives_what_a_service_does_wrong(
+    vms: Vms, fault: dict[str, Any]
+) -> None:
+    vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
+    with vms.listening() as one:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert isinstance(one.next(), Taken)
+        done = vms.operations(one.name)
+    assert done.count(MAIN[vms.cloud]) >= 3
+    assert one.heard.empty()
+
+
+def test_a_failure_after_a_notice_takes_nothing_back(vms: Vms) -> None:
+    with vms.listening() as one:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert isinstance(one.next(), Taken)
+        vms.fake.ask("fail", operation="*", kind="error", status=500, times=2)
+        vms.wait_for_answers(one.name)
+    assert one.heard.empty()
+
+
+class Impatient(threading.Event):
+    """Waits for nothing, and notes how long it was to wait."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.waited_s: list[float] = []
+        self._times = times
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waited_s.append(timeout)
+        if len(self.waited_s) == self._times:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize(
+    ("said", "waited_s"),
+    [("7", 7.0), ("0", 0.1), ("86400", 60.0), ("soon", 0.1), ("-1", 0.1), ("", 0.1)],
+)
+def test_a_service_that_throttles_is_left_alone_for_as_long_as_it_says(
+    vms: Vms, said: str, waited_s: float
+) -> None:
+    fault = {"kind": "error", "status": 429, "headers": {"Retry-After": said}}
+    vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
+    stop = Impatient(1)
+    hear.listen(vms.source("vm"), lambda _: pytest.fail("heard"), stop)
+    assert stop.waited_s == [waited_s]
+
+
+def test_an_absent_service_is_asked_ever_more_rarely(
+    vms: Vms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(hear.URL_VARIABLE, "http://127.0.0.1:1")
+    source, stop = hear.source({"kind": vms.cloud}), Impatient(9)
+    hear.listen(source, lambda _: pytest.fail("nobody said anything"), stop)
+    assert stop.waited_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
+    source, questions = vms.source("thrifty"), 40
+    source.ask()
+    began_s = time.thread_time()  # without the waiting
+    for _ in range(questions):
+        if vms.cloud == "gcp":
+            vms.fake.ask("nudge", vm="thrifty")
+        source.ask()
+    spent_s = (time.thread_time() - began_s) / questions
+    every_s = hear.source({"kind": vms.cloud}).every_s
+    assert every_s >= 1.0
+    assert spent_s < SHARE * every_s
+
+
+def test_every_request_is_one_that_the_service_takes(vms: Vms) -> None:
+    with vms.listening() as one:
+        vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
+        assert isinstance(one.next(), Taken)
+        hear.acknowledge(one.source)
+    assert vms.fake.ask("drifts") == []
+
+
+def variants(request: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each way to spoil one thing in a request."""
+    path, query = request["target"]
+    skip = {"Host", "Accept-Encoding", "Content-Length", "Connection"}
+    headers = {k: v for k, v in request["headers"].items() if k not in skip}
+    sent = {"path": path, "query": query, "headers": headers, "body": request["body"]}
+    for part in ("headers", "query"):
+        for name, value in sent[part].items():
+            less = {k: v for k, v in sent[part].items() if k != name}
+            yield f"no {name}", {**sent, part: less}
+            yield f"{name} wrong", {**sent, part: {**less, name: f"{value}x"}}
+            if part == "query" or "token" in name:
+                yield f"{name} misspelt", {**sent, part: {**less, f"{name}x": value}}
+    yield "by a proxy", {**sent, "headers": {**headers, "X-Forwarded-For": "1.2.3.4"}}
+    yield "another path", {**sent, "path": f"{path}x"}
+    yield "a parameter more", {**sent, "query": {**query, "x": "1"}}
+    if sent["body"]:
+        yield "body cut", {**sent, "body": sent["body"][:-3]}
+        yield "body misspelt", {**sent, "body": sent["body"].replace("Start", "start")}
+        yield "event misspelt", {**sent, "body": sent["body"].replace("-", "+", 1)}
+        yield "no body", {**sent, "body": ""}
+
+
+def test_a_request_with_anything_missing_or_wrong_is_refused(vms: Vms) -> None:
+    source, name = vms.source("vm"), "vm"
+    vms.fake.ask("preempt", vm=name, lead_s=29.5)
+    source.ask()
+    if vms.cloud == "gcp":
+        vms.fake.ask("nudge", vm=name)
+        source.ask()
+    source.acknowledge()
+    seen = {one["operation"]: one for one in vms.fake.ask("requests")}
+    assert MAIN[vms.cloud] in seen
+    for operation, request in seen.items():
+        for what, sent in variants(request):
+            answer = vms.fake.send(
+                name,
+                request["method"],
+                sent["path"],
+                params=sent["query"],
+                headers=sent["headers"],
+                content=sent["body"].encode(),
+            )
+            assert answer.status_code >= 400, f"{operation}: {what}"
+
+
+def test_news_are_what_has_changed() -> None:
+    early, late = Notice("a", 30.0), Notice("b", 9.0)
+    for before, now, told in (
+        (Outlook(), Outlook(), ()),
+        (Outlook(), Outlook(early), (Taken(30.0),)),
+        (Outlook(early), Outlook(Notice("a", 20.0)), ()),
+        (Outlook(early), Outlook(late), (Taken(9.0),)),
+        (Outlook(early), Outlook(), (Kept(),)),
+        (Outlook(), Outlook(at_risk=True), (AtRisk(),)),
+        (Outlook(at_risk=True), Outlook(early, at_risk=True), (Taken(30.0),)),
+        (Outlook(early, at_risk=True), Outlook(), (Kept(),)),
+    ):
+        assert hear.news(before, now) == told
+
+
+@pytest.mark.parametrize(
+    "url", ["https://x", "x", "http://", "http://x:y", "file:///x"]
+)
+def test_an_address_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv(hear.URL_VARIABLE, url)
+    with pytest.raises(CloudError, match="metadata service"):
+        hear.source({"kind": "aws"})

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spottrain.cloud.notices import hear
+from spottrain.cloud.notices.source import Outlook
+from spottrain.cloud.port.errors import CloudError
+
+if TYPE_CHECKING:
+    from tests.unit.cloud.conftest import Cloud
+
+    from spottrain.cloud.port.provider import Vm
+
+TIMEOUT_S = 20
+
+
+@contextmanager
+def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[hear.News]]:
+    """Listens for the VM's notices in a thread, as an agent does."""
+    heard: queue.Queue[hear.News] = queue.Queue()
+    stop = threading.Event()
+    source = {
+        "kind": "local",
+        "socket": str(cloud.folder / "cloud.sock"),
+        "vm_id": vm.vm_id,
+    }
+    ears = hear.source(source)
+    thread = threading.Thread(target=hear.listen, args=(ears, heard.put, stop))
+    thread.start()
+    try:
+        yield heard
+    finally:
+        stop.set()
+        cloud.client().shut_down()  # ends the long poll
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def lead_s(heard: queue.Queue[hear.News]) -> float:
+    said = heard.get(timeout=TIMEOUT_S)
+    assert isinstance(said, hear.Taken)
+    return said.lead_s
+
+
+def test_a_notice_is_heard_once_with_the_seconds_left(cloud: Cloud) -> None:
+    vm, other = cloud.launch(2)
+    with watching(cloud, vm) as heard, watching(cloud, other) as others:
+        victims = cloud.hit("notice", count=2, lead_s=60)
+        assert sorted(victims) == sorted([vm.vm_id, other.vm_id])
+        for ears in (heard, others):
+            assert 50 < lead_s(ears) <= 60
+    assert heard.empty()
+    assert others.empty()
+
+
+def test_a_vm_that_is_not_meant_hears_nothing(cloud: Cloud) -> None:
+    vm, other = cloud.launch(2)
+    with watching(cloud, vm) as heard, watching(cloud, other) as others:
+        ears = {vm.vm_id: heard, other.vm_id: others}
+        (victim,) = cloud.hit("notice", lead_s=60)
+        ears.pop(victim).get(timeout=TIMEOUT_S)
+    assert all(ear.empty() for ear in ears.values())
+
+
+def test_a_notice_given_before_anyone_listened_is_heard(cloud: Cloud) -> None:
+    (vm,) = cloud.launch()
+    cloud.hit("notice", lead_s=60)
+    with watching(cloud, vm) as heard:
+        assert 50 < lead_s(heard) <= 60
+
+
+def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
+    heard: list[hear.News] = []
+    stop = threading.Event()
+    source = {"kind": "local", "socket": str(cloud.folder / "none"), "vm_id": "vm"}
+    ears = hear.source(source)
+    thread = threading.Thread(target=hear.listen, args=(ears, heard.append, stop))
+    thread.start()
+    stop.set()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    assert heard == []
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(CloudError, match="got 'moon'"):
+        hear.source({"kind": "moon"})
+
+
+def test_nobody_gives_notice_where_nobody_rents_out() -> None:
+    source = hear.source({"kind": "none"})
+    assert source.ask() == Outlook()
+    hear.acknowledge(source)
+
+
+def test_an_agent_can_listen_with_the_standard_library_alone() -> None:
+    program = "import sys, spottrain.cloud.notices.hear; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    packages = {name.partition(".")[0] for name in loaded}
+    ours = {"spottrain", "__main__"}
+    foreign = packages - sys.stdlib_module_names - ours
+    assert not [p for p in foreign if not p.startswith(("_", "__editable"))], foreign

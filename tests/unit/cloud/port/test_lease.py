@@ -1,0 +1,65 @@
+"""The script by which a VM ends itself, run by a real shell in a folder of the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from spottrain.cloud.port import lease
+
+
+def play(tmp_path: Path, age_s: float | None) -> bool:
+    """Return whether one look of the watch switches a machine off."""
+    file = tmp_path / "lease"
+    if age_s is not None:
+        file.touch()
+        os.utime(file, (time.time() - age_s, time.time() - age_s))
+    script = lease.boot_script(600).replace(str(lease.FILE.parent), str(tmp_path))
+    watch = script.partition("watch <<'END'\n")[2].partition("\nEND\n")[0]
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, body in {
+        "systemctl": f"touch {tmp_path}/off",
+        # The second look ends the loop.
+        "sleep": f"[ -e {tmp_path}/slept ] && exit 1; touch {tmp_path}/slept",
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
+        (commands / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    subprocess.run(["/bin/sh", "-c", watch], env=env, check=False, timeout=20)
+    return (tmp_path / "off").exists()
+
+
+def test_a_vm_that_hears_its_manager_stays(tmp_path: Path) -> None:
+    assert not play(tmp_path, 600 + lease.GRACE_S - 30)
+
+
+def test_a_vm_that_hears_nobody_ends_itself(tmp_path: Path) -> None:
+    assert play(tmp_path, 602 + lease.GRACE_S)
+
+
+def test_a_vm_whose_agent_gave_up_the_lease_ends_itself(tmp_path: Path) -> None:
+    file = tmp_path / "lease"
+    file.touch()
+    lease.give_up(file)
+    lease.give_up(file)
+    assert play(tmp_path, None)
+
+
+def test_an_answer_of_the_manager_renews_the_lease(tmp_path: Path) -> None:
+    file = tmp_path / "lease"
+    lease.heard(file)
+    assert not file.exists()
+    file.touch()
+    os.utime(file, (0, 0))
+    lease.heard(file)
+    assert time.time() - file.stat().st_mtime < 60
+
+
+def test_the_script_is_a_script_and_waits_for_the_boot(tmp_path: Path) -> None:
+    script = lease.boot_script(599.5)
+    subprocess.run(["/bin/sh", "-n", "-c", script], check=True)
+    assert f" {600 + lease.GRACE_S} " in script
+    assert f"+{lease.BOOT_S} seconds" in script

@@ -1,0 +1,258 @@
+"""A provider in a child process: the same protocols, and what happens when it dies."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cloud.child_provider import OFFER
+
+from spottrain.cloud.port import errors
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, ThrottledError
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    Quota,
+    ReachedBySsh,
+    ReportsQuota,
+    SshTarget,
+    StartsAgents,
+    VmState,
+)
+from spottrain.cloud.process.calls import ABILITIES, PORT
+from spottrain.cloud.process.child import ChildProvider, in_child
+from spottrain.errors import UserCodeError
+
+ROOT = Path(__file__).resolve().parents[4]
+FACTORY = "tests.unit.cloud.child_provider:make"
+BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
+WISH = LaunchRequest(
+    token="token", job="job", intent="intent-0", offer=OFFER, count=2, lease_s=60.5
+)
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT / "src"), str(ROOT))))
+    made: list[ChildProvider] = []
+
+    def child(answer_s: float | None = None, **settings: Any) -> ChildProvider:
+        made.append(in_child(FACTORY, settings, answer_s=answer_s))
+        return made[-1]
+
+    yield child
+    for each in made:
+        each.close()
+        assert each.pid is None or not _runs(each.pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _await_end(pid: int) -> None:
+    handle = os.pidfd_open(pid)
+    try:
+        assert select.select([handle], [], [], 20)[0], f"{pid} is still there"
+    finally:
+        os.close(handle)
+
+
+def test_it_has_the_abilities_of_the_provider_inside_and_no_others(make: Make) -> None:
+    child = make()
+    assert child.name == "odd"
+    assert isinstance(child, PORT)
+    able = {name for name, kind in ABILITIES.items() if isinstance(child, kind)}
+    assert able == {"ReportsQuota", "ReachedBySsh", "StartsAgents"}
+
+
+def test_what_goes_in_and_out_is_the_same_on_both_sides(make: Make) -> None:
+    child = make()
+    assert child.offers() == (OFFER,)
+    result = child.launch(WISH)
+    assert [vm.vm_id for vm in result.vms] == ["token-é"] * 2
+    assert result.refusal == "a few"
+    assert result.vms[0].offer == OFFER
+    assert result.vms[0].state is VmState.STARTING
+    assert child.list_vms("job") == ()
+    child.terminate([])
+    assert isinstance(child, ReportsQuota)
+    assert child.quotas() == (
+        Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),
+    )
+    assert isinstance(child, ReachedBySsh)
+    assert child.ssh_target("boots") is None
+    assert child.ssh_target("vm") == SshTarget(
+        host="h", user="u", host_keys=("k a", "k b"), port=2222
+    )
+    assert isinstance(child, StartsAgents)
+    child.start_agent("vm", bootstrap=BOOTSTRAP)
+
+
+PLAIN = {
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, CloudError)
+} - {"ThrottledError"}
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_errors_keep_their_class(make: Make, name: str) -> None:
+    child = make()
+    with pytest.raises(CloudError) as caught:
+        child.terminate([name])
+    assert type(caught.value).__name__ == name
+    assert str(caught.value) == f"{name} is said"
+
+
+def test_errors_keep_their_fields(make: Make) -> None:
+    child = make()
+    with pytest.raises(ThrottledError, match="slow down") as throttled:
+        child.terminate(["throttled"])
+    assert throttled.value.retry_after_s == 7.5
+    with pytest.raises(UserCodeError, match="setup failed") as setup:
+        child.terminate(["setup"])
+    assert setup.value.traceback == "its output"
+
+
+def test_an_error_that_only_the_child_knows_comes_as_its_parent(make: Make) -> None:
+    child = make()
+    with pytest.raises(errors.NoCapacityError, match="unheard of"):
+        child.terminate(["own"])
+
+
+def test_a_bug_of_the_provider_is_an_error_of_one_line(make: Make) -> None:
+    child = make()
+    with pytest.raises(CloudError) as caught:
+        child.terminate(["bug"])
+    assert str(caught.value) == "odd: terminate failed inside: ZeroDivisionError: 1/0"
+    assert child.pid is not None
+
+
+def test_what_the_factory_refuses_is_told_and_leaves_no_process(make: Make) -> None:
+    with pytest.raises(MisconfiguredError, match="no such region"):
+        make(refuse="no such region")
+
+
+def test_calls_run_at_the_same_time(make: Make) -> None:
+    child = make(together=8)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(child.offers) for _ in range(8)]
+        assert [answer.result() for answer in answers] == [(OFFER,)] * 8
+
+
+def test_a_call_that_takes_too_long_fails_and_the_next_is_answered(make: Make) -> None:
+    child = make(answer_s=0.5)
+    before = child.pid
+    with pytest.raises(CloudError, match=r"odd: terminate: no answer in 0.5 s"):
+        child.terminate(["hang"])
+    _gone(before)
+    assert in_time(child.offers) == (OFFER,)
+    assert child.pid != before
+
+
+def in_time(call: Callable[[], Any]) -> Any:
+    """Ask until the child was quick enough: the machine may be busy."""
+    for _ in range(20):
+        try:
+            return call()
+        except CloudError:
+            continue
+    raise AssertionError("never answered")
+
+
+def _gone(pid: int | None) -> None:
+    assert pid is not None
+    assert not _runs(pid)
+
+
+def test_a_child_that_dies_fails_its_calls_and_is_started_again(make: Make) -> None:
+    child = make(together=2)
+    before = child.pid
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(child.offers)
+        with pytest.raises(CloudError, match="process of its SDK has ended"):
+            child.launch(replace(WISH, token="die"))
+        with pytest.raises(CloudError, match="process of its SDK has ended"):
+            waiting.result()
+    _gone(before)
+    assert len(child.launch(WISH).vms) == 2
+    assert child.pid != before
+
+
+def test_a_child_killed_while_nobody_asks_is_not_noticed(make: Make) -> None:
+    child = make()
+    os.kill(child.pid, signal.SIGKILL)
+    _await_end_of_listening(child)
+    assert child.offers() == (OFFER,)
+
+
+def _await_end_of_listening(child: ChildProvider) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "cloud-child":
+            thread.join(20)
+    assert child.pid is None
+
+
+def test_after_close_every_call_fails(make: Make) -> None:
+    child = make()
+    pid = child.pid
+    child.close()
+    child.close()
+    _gone(pid)
+    with pytest.raises(CloudError, match="is closed already"):
+        child.offers()
+
+
+PARENT = f"""
+import sys, threading
+from spottrain.cloud.process.child import in_child
+child = in_child({FACTORY!r}, {{}})
+sys.stdout.write(f"{{child.pid}}\\n")
+sys.stdout.flush()
+child.terminate(["hang"])
+"""
+
+
+def test_a_child_dies_with_its_parent(make: Make) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        handle = os.pidfd_open(pid)
+        try:
+            parent.kill()
+            assert select.select([handle], [], [], 20)[0], "it outlived its parent"
+        finally:
+            os.close(handle)
+
+
+def test_importing_the_port_costs_little_and_no_sdk() -> None:
+    code = (
+        "import sys, time; begun = time.process_time(); import spottrain.cloud;"
+        "import spottrain.cloud.port.provider, spottrain.cloud.port.errors;"
+        "took = time.process_time() - begun;"
+        "sdks = {'boto3', 'botocore', 'azure', 'google', 'paramiko'} & set(sys.modules);"
+        "sys.stdout.write(f'{took} {sdks or None}')"
+    )
+    told = subprocess.check_output([sys.executable, "-c", code], text=True)
+    took_s, sdks = told.split(" ", 1)
+    assert sdks == "None"
+    assert float(took_s) < 0.05

@@ -1,0 +1,82 @@
+"""What a job remembers of its hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.ssh.hosts.memory import Memory, Rented
+
+OFFER = Offer(
+    cloud="ssh",
+    region="ssh",
+    zone="ssh",
+    instance_type="host",
+    spot=True,
+    usd_per_hour=0.0,
+    observed_at=1.0,
+    gpus=1,
+    gpu_memory_bytes=1,
+)
+
+
+def rented(name: str) -> Rented:
+    vm = Vm(
+        vm_id=name,
+        job="job",
+        intent="intent-1",
+        state=VmState.RUNNING,
+        offer=OFFER,
+        private_address="10.0.0.1",
+        launched_at=1.0,
+    )
+    return Rented(vm, "host", 60.0)
+
+
+def test_what_is_noted_outlives_the_process(tmp_path: Path) -> None:
+    with Memory(tmp_path / "new").edit() as record:
+        record.rented["a"] = rented("a")
+        record.tokens["t"] = ["a"]
+    assert Memory(tmp_path / "new").read() == record
+
+
+def test_the_owner_is_drawn_once(tmp_path: Path) -> None:
+    owner = Memory(tmp_path).read().owner
+    assert Memory(tmp_path).read().owner == owner
+    assert Memory(tmp_path / "other").read().owner != owner
+
+
+def test_what_another_process_noted_is_seen(tmp_path: Path) -> None:
+    ours, theirs = Memory(tmp_path), Memory(tmp_path)
+    ours.read()
+    with theirs.edit() as record:
+        record.rented["a"] = rented("a")
+    assert list(ours.read().rented) == ["a"]
+
+
+def test_a_change_that_fails_is_not_kept(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    with pytest.raises(KeyError), memory.edit() as record:
+        record.tokens[record.tokens["no such token"][0]] = []
+    assert memory.read().tokens == {}
+
+
+def test_a_vm_ends_once(tmp_path: Path) -> None:
+    with Memory(tmp_path).edit() as record:
+        record.rented["a"] = rented("a")
+        record.end("a")
+        ended = record.rented["a"]
+        assert ended.vm.state is VmState.TERMINATED
+        record.end("a")
+        record.end("unknown")
+        assert record.rented == {"a": ended}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rented": {"a": {}}}'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ssh.json").write_text(text)
+    with pytest.raises(CloudError, match=r"ssh\.json is damaged .*remove"):
+        Memory(tmp_path).read()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from spottrain.cloud.ssh.rented.relays import OUTAGE_S, Region, is_direct
+
+
+def test_a_region_without_a_relay_excuses_silence_but_not_for_ever() -> None:
+    region = Region()
+    assert region.excuses(100.0)
+    assert region.excuses(100.0 + OUTAGE_S - 1)
+    assert not region.excuses(100.0 + OUTAGE_S)
+    assert not region.excuses(100.0 + 10 * OUTAGE_S)
+
+
+@pytest.mark.parametrize(
+    ("address", "direct"),
+    [("127.0.0.1", False), ("localhost", False), ("10.0.0.7", True)],
+)
+def test_only_a_manager_on_its_loopback_needs_relays(
+    address: str, direct: bool
+) -> None:
+    assert is_direct((address, 443)) == direct

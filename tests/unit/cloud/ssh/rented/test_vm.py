@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spottrain.cloud.port.errors import VmNotFoundError
+from spottrain.cloud.port.provider import Offer, SshTarget, Vm, VmState
+from spottrain.cloud.ssh.rented.vm import Access, Guest
+from spottrain.cloud.ssh.transport.session import dial
+
+OFFER = Offer(
+    cloud="aws",
+    region="us-east-1",
+    zone="us-east-1a",
+    instance_type="g5.12xlarge",
+    spot=True,
+    usd_per_hour=2.0,
+    observed_at=0.0,
+    gpus=4,
+    gpu_memory_bytes=24_000_000_000,
+)
+VM = Vm(
+    vm_id="i-1.us-east-1",
+    job="job",
+    intent="intent-1",
+    state=VmState.RUNNING,
+    offer=OFFER,
+    private_address="10.0.0.1",
+    launched_at=0.0,
+)
+ACCESS = Access(key_file=Path("key"), python="python3.12")
+
+
+def target(**what: Any) -> SshTarget:
+    known = {"host": "192.0.2.1", "user": "ubuntu", "host_keys": ("ssh-ed25519 AAAA",)}
+    return SshTarget(**{**known, **what})
+
+
+def test_a_vm_is_a_host_with_the_machine_that_was_offered() -> None:
+    host = ACCESS.host(VM, target(port=2222))
+    assert (host.address, host.port, host.user) == ("192.0.2.1", 2222, "ubuntu")
+    assert (host.slots, host.slot_memory_bytes) == (4, 24_000_000_000)
+    assert host.host_keys == ("ssh-ed25519 AAAA",)
+    assert (host.host_key, host.known_hosts.exists()) == (None, True)
+    assert host.known_hosts.read_text() == ""
+    assert (host.key_file, host.python) == (Path("key"), "python3.12")
+    # Where SSH arrives is where other VMs reach it.
+    assert host.private_address is None
+
+
+def test_the_line_stays_as_long_as_the_way_does() -> None:
+    guest = Guest(VM)
+    first = guest.enter(ACCESS.host(VM, target()), dial)
+    assert guest.enter(ACCESS.host(VM, target()), dial) is first
+    assert guest.enter(ACCESS.host(VM, target(host="192.0.2.2")), dial) is not first
+
+
+def test_a_vm_that_was_given_back_is_gone() -> None:
+    guest = Guest(VM)
+    guest.check_there()
+    guest.leave()
+    assert guest.woken.is_set()
+    with pytest.raises(VmNotFoundError, match="was given back"):
+        guest.check_there()
+
+
+def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
+    guest = Guest(VM)
+    assert guest.may_be_looked_at
+    guest.start = Future()
+    assert not guest.may_be_looked_at
+    guest.start.set_result(None)
+    assert guest.may_be_looked_at
+    guest.looked(runs=False)
+    assert not guest.may_be_looked_at
+
+
+def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
+    guest = Guest(VM)
+    guest.looked(runs=False)
+    guest.looked(runs=True)
+    assert guest.may_be_looked_at
+
+
+def test_the_last_who_needs_a_connection_hangs_up() -> None:
+    guest = Guest(VM)
+    line = guest.enter(ACCESS.host(VM, target()), dial)
+    asked: list[Guest] = []
+
+    def may_hang_up(which: Guest) -> bool:
+        asked.append(which)
+        return True
+
+    with guest.in_use(may_hang_up):
+        with guest.in_use(may_hang_up):
+            pass
+        assert asked == []
+    assert asked == [guest]
+    assert not line.connected

@@ -1,0 +1,59 @@
+"""Commands on a host, against a real SSH server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.sshd import WHY_NOT, Sshd, keygen
+
+from spottrain.cloud.port.errors import AuthError
+from spottrain.cloud.ssh.transport.hosts import (
+    HostKeyError,
+    UnfitHostError,
+    UnreachableHostError,
+)
+from spottrain.cloud.ssh.transport.remote import Remote
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    folder = tmp_path_factory.mktemp("remote")
+    keygen(folder / "key")
+    server = Sshd(folder, folder / "key")
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_a_command_gets_its_input_whole_and_tells_how_it_ended(sshd: Sshd) -> None:
+    data = bytes(range(256)) * 40_000
+    with Remote(sshd.host("h")) as remote:
+        assert remote.check("wc -c", data).strip() == str(len(data))
+        done = remote.run("echo one; echo two >&2; exit 7")
+        assert (done.code, done.last_line) == (7, "two")
+
+
+def test_a_command_that_fails_is_told_by_its_last_line(sshd: Sshd) -> None:
+    with Remote(sshd.host("h")) as remote, pytest.raises(UnfitHostError) as failed:
+        remote.check("echo first; echo what went wrong; exit 1")
+    assert str(failed.value).endswith("): what went wrong")
+
+
+def test_a_command_that_takes_too_long_is_given_up(sshd: Sshd) -> None:
+    late = pytest.raises(UnreachableHostError, match=r"no answer in 0\.3 s")
+    with Remote(sshd.host("h")) as remote, late:
+        remote.run("sleep 60", timeout_s=0.3)
+
+
+def test_a_host_must_be_the_one_that_was_meant_and_let_us_in(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    other_key = keygen(tmp_path / "other")
+    with pytest.raises(HostKeyError):
+        Remote(sshd.host("h", host_key=other_key))
+    with pytest.raises(AuthError):
+        Remote(sshd.host("h", key_file=tmp_path / "other"))
