@@ -14,8 +14,8 @@ from fractions import Fraction
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ledger import Line
-from spottrain.pricing.money import NOTHING, Money, ceil_us
+from spottrain.pricing.billing.ledger import Line
+from spottrain.pricing.billing.money import NOTHING, Money, ceil_us
 
 Doing = Literal["waiting", "preparing", "morphing", "training", "lost"]
 """What the job did for a while, as far as its slots are concerned."""

@@ -325,7 +325,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the agent that ``argv`` describes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     path = Path(argv[0]).resolve()
-    supervisor = argv[1:] or [sys.executable, "-m", "spottrain.pipeline.supervisor"]
+    supervisor = argv[1:] or [
+        sys.executable,
+        "-m",
+        "spottrain.pipeline.process.supervisor",
+    ]
     try:
         agent = Agent(Bootstrap.load(path), path.parent, supervisor)
     except SpottrainError as error:

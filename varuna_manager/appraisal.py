@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.inputs import PlanInputs
-from spottrain.morphing.policy import UNSEEN_SHARE
-from spottrain.pricing.catalogue import CLOUDS, catalogue
-from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.offers import FREE_USD, OfferWorth, in_order, offer_key
-from spottrain.pricing.paces import Paces
-from spottrain.pricing.promise_terms import Fleet
-from spottrain.pricing.ranking import Priced, Row, Terms, rank
-from spottrain.pricing.speeds import peak_flops
-from spottrain.pricing.switching import HOUR_S, Place
+from spottrain.morphing.adapt.policy import UNSEEN_SHARE
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.ranking.frictions import HOUR_S, Place
+from spottrain.pricing.ranking.gpu_speed import peak_flops
+from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order, offer_key
+from spottrain.pricing.ranking.rank import Priced, Row, Terms, rank
+from spottrain.pricing.ranking.throughput import Paces
 from spottrain.varuna_manager.core_planning import MORPH_COST_S
 from spottrain.varuna_manager.market import (
     BOOT_S,

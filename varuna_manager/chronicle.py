@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.offers import offer_key
+from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.accounting import Doing, Stretch
 from spottrain.varuna_manager.core_planning import usable_vms, wants_training

@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 import spottrain
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.storage import is_url
+from spottrain.storage.store import is_url
 from spottrain.varuna_manager import (
     cli_calibrate,
     cli_cost,

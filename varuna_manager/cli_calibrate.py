@@ -17,7 +17,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import derive_profile, is_noisy
+from spottrain.morphing.plan.profiles import derive_profile, is_noisy
 from spottrain.varuna_manager import profiles, tools
 from spottrain.varuna_manager.config import load_config
 from spottrain.varuna_manager.console import (

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.mixing import Mixing, Split, WorkerType, split_minibatch
+from spottrain.morphing.replay.mixing import Mixing, Split, WorkerType, split_minibatch
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.step_spec import NotNegative, Part, Positive, read_spec
 from spottrain.varuna_manager.words import number

@@ -13,15 +13,15 @@ import typer
 from rich.table import Table
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.catalogue import Catalogue, InstanceType, catalogue
-from spottrain.pricing.hazard import Hazard
-from spottrain.pricing.history import History
-from spottrain.pricing.pictures import sparkline, svg
-from spottrain.pricing.prices import DAY_S, Price
-from spottrain.pricing.refresh import Wish, known, refresh
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.catalogue import Catalogue, InstanceType, catalogue
+from spottrain.pricing.prices.hazard import Hazard
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import DAY_S, Price
+from spottrain.pricing.prices.refresh import Wish, known, refresh
+from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
 from spottrain.varuna_manager.market import hazards_of
+from spottrain.varuna_manager.reporting.sparkline import sparkline, svg
 from spottrain.varuna_manager.vm_lives import harvest, open_history
 from spottrain.varuna_manager.words import NOTHING, age, dollars, number
 
@@ -143,7 +143,7 @@ def _ask(
     import httpx
 
     from spottrain.cloud.http import TIMEOUT
-    from spottrain.pricing.sources import price_sources
+    from spottrain.pricing.prices.sources.registry import price_sources
 
     with httpx.Client(timeout=TIMEOUT) as client:
         sources = price_sources(client, os.environ)

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.lists import Schedule, compact_schedule
-from spottrain.morphing.schedule import format_schedule
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.schedule import format_schedule
 from spottrain.varuna_manager import cli_mix, cli_prices, cli_promise, cli_replay
 from spottrain.varuna_manager.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.step_spec import StepSpec, read_spec, simulate_spec

@@ -10,8 +10,8 @@ import typer
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.inputs import Objective, PlanInputs
-from spottrain.pricing.ranking import EXACT
+from spottrain.morphing.plan.inputs import Objective, PlanInputs
+from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager import data_here, launch, planning, tools, weighing
 from spottrain.varuna_manager.cli_replay import read_workload
 from spottrain.varuna_manager.config import JobConfig, load_config

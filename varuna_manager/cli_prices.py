@@ -11,20 +11,20 @@ import typer
 from rich.table import Table
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.ladder import (
+from spottrain.pricing.ranking.frictions import (
+    CLOUD_USD_PER_GB,
+    GB_BYTES,
+    Frictions,
+    SwitchingRule,
+)
+from spottrain.pricing.simulation.price_file import PriceFile, parse_prices
+from spottrain.pricing.simulation.price_ladder import (
     DURATIONS_V100_DAYS,
     THROUGHPUTS,
     Ladder,
     Rung,
     Strategy,
     Terms,
-)
-from spottrain.pricing.price_file import PriceFile, parse_prices
-from spottrain.pricing.switching import (
-    CLOUD_USD_PER_GB,
-    GB_BYTES,
-    Frictions,
-    SwitchingRule,
 )
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
 from spottrain.varuna_manager.words import dollars

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.traces import Trace, parse_trace
-from spottrain.pricing.promise_table import (
+from spottrain.morphing.replay.traces import Trace, parse_trace
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.pricing.simulation.evaluate import (
     FREE,
     Case,
     blind_row,
@@ -23,8 +24,7 @@ from spottrain.pricing.promise_table import (
     kept,
     rows,
 )
-from spottrain.pricing.promise_terms import Fleet
-from spottrain.pricing.worlds import World, from_trace, synthetic
+from spottrain.pricing.simulation.scenarios import World, from_trace, synthetic
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
 
 SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay import Outcome, Room, Spent
-from spottrain.morphing.rules import Comparison, compare
-from spottrain.morphing.shapes import Shapes, Workload
-from spottrain.morphing.traces import Trace, parse_trace
+from spottrain.morphing.replay.replay import Outcome, Room, Spent
+from spottrain.morphing.replay.rules import Comparison, compare
+from spottrain.morphing.replay.shapes import Shapes, Workload
+from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.varuna_manager.console import Output, OutputOption, say, show, show_json
 from spottrain.varuna_manager.words import NOTHING, dollars, duration
 from spottrain.wire import ModelFacts, Profile, decode

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spottrain.pricing.money import is_amount
+from spottrain.pricing.billing.money import is_amount
 from spottrain.varuna_manager import control, limits
 from spottrain.varuna_manager.console import (
     NameArgument,

@@ -22,10 +22,10 @@ from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import ConfigError
-from spottrain.pricing.catalogue import catalogue
-from spottrain.pricing.prices import fresh
-from spottrain.pricing.refresh import Wish, known, on_demand_prices
-from spottrain.pricing.scopes import Span
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.price import fresh
+from spottrain.pricing.prices.refresh import Wish, known, on_demand_prices
+from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.away import own_vm
 from spottrain.varuna_manager.config_cloud import AnyCloud
 from spottrain.varuna_manager.vm_lives import open_history

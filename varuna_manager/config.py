@@ -23,9 +23,9 @@ from pydantic import (
 )
 
 from spottrain.errors import ConfigError
-from spottrain.morphing.inputs import Objective
-from spottrain.pricing.scopes import Span
-from spottrain.storage import is_url, local_folder
+from spottrain.morphing.plan.inputs import Objective
+from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.storage.store import is_url, local_folder
 from spottrain.varuna_manager.config_cloud import (
     AnyCloud,
     AwsConfig,

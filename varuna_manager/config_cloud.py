@@ -28,8 +28,8 @@ from spottrain.cloud.gcp.settings import DAY_S, GcpSettings
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
-from spottrain.pricing.catalogue import InstanceType, catalogue
-from spottrain.pricing.scopes import Span
+from spottrain.pricing.prices.catalogue import InstanceType, catalogue
+from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.config_section import Section
 from spottrain.varuna_manager.config_ssh import Folder
 

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from spottrain.cloud.data.wish import WEB_SCHEMES, Wish
-from spottrain.storage import OBJECT_SCHEMES, StorageError, parse_url
+from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config_section import Section
 
 _SCHEMES = (*OBJECT_SCHEMES, "https", "http", "file")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from spottrain.storage import StorageError, local_folder, parse_url
+from spottrain.storage.store import StorageError, local_folder, parse_url
 
 
 class Section(BaseModel):
@@ -52,4 +52,4 @@ JobName = Annotated[str, AfterValidator(_job_name)]
 Entrypoint = Annotated[str, AfterValidator(_entrypoint)]
 """Where the user's code begins."""
 StorePlace = Annotated[str, AfterValidator(_store_place)]
-"""A folder or a bucket's URL, see ``spottrain.storage``."""
+"""A folder or a bucket's URL, see ``spottrain.storage.store``."""

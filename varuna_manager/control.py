@@ -28,7 +28,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.storage import is_object_url, is_url
+from spottrain.storage.store import is_object_url, is_url
 from spottrain.varuna_manager import data_here
 from spottrain.varuna_manager.certificates import client_context, load_identity
 from spottrain.varuna_manager.config import JobConfig

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from spottrain import wire
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import (
+from spottrain.morphing.plan.profiles import (
     assumes_links,
     check_profile,
     is_noisy,

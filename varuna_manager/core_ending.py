@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain.pricing.budget import LAST_CHECKPOINT_S, Budget
-from spottrain.pricing.money import FREE, NOTHING, Money
+from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
+from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager import (
     core_generation,
     core_planning,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.pricing.budget import reserve_s
+from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager import (
     core_calibration,
     core_generation,

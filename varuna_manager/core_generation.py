@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from spottrain.morphing.traffic import sent_bytes
-from spottrain.pricing import egress
+from spottrain.morphing.adapt.traffic import sent_bytes
+from spottrain.pricing.billing import egress
 from spottrain.varuna_manager.commands import AskProvider, Outcome
 from spottrain.varuna_manager.history import keep
 from spottrain.varuna_manager.records import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing import scopes
-from spottrain.pricing.offers import offer_key
+from spottrain.pricing.ranking import cooldowns as cooling
+from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager import core_spending, history
 from spottrain.varuna_manager.commands import LaunchVms, Outcome
 from spottrain.varuna_manager.core_fleet import adopt, return_vms
@@ -110,7 +110,7 @@ def vms_launched(turn: Turn, event: VmsLaunched) -> None:
     if intent is None:
         return
     if event.vms:
-        cooldowns = scopes.granted(turn.state.cooldowns, intent.offer)
+        cooldowns = cooling.granted(turn.state.cooldowns, intent.offer)
         turn.state = replace(turn.state, cooldowns=cooldowns)
     if len(event.vms) < intent.count:
         _cool_down(turn, intent.offer, "no_capacity")
@@ -147,7 +147,7 @@ def _is_hopeless(turn: Turn) -> bool:
     """Whether nothing is rented, nor can be before a person does something."""
     state = turn.state
     return not state.vms and all(
-        scopes.needs_a_person(state.cooldowns, offer, turn.now_s)
+        cooling.needs_a_person(state.cooldowns, offer, turn.now_s)
         for offer in state.offers
         if offer.spot or state.job.allow_on_demand
     )
@@ -179,9 +179,9 @@ def _close_intent(turn: Turn, name: str) -> Intent | None:
     return intent
 
 
-def _cool_down(turn: Turn, offer: Offer, refusal: scopes.Refusal) -> None:
+def _cool_down(turn: Turn, offer: Offer, refusal: cooling.Refusal) -> None:
     state = turn.state
-    cooldowns = scopes.refused(
+    cooldowns = cooling.refused(
         state.cooldowns, offer, refusal, turn.now_s, state.job.cooldown_s
     )
     turn.state = replace(state, cooldowns=cooldowns)

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.morphing import policy
-from spottrain.morphing.choose import Device, PlanInputs
-from spottrain.pricing.speeds import gpu_speed
+from spottrain.morphing.adapt import policy
+from spottrain.morphing.plan.choose import Device, PlanInputs
+from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.varuna_manager import core_calibration, core_fleet, core_generation
 from spottrain.varuna_manager.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.events import CommandFailed, PlanComputed

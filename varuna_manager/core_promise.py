@@ -10,17 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from spottrain.pricing.offers import offer_key
-from spottrain.pricing.promise import decide
-from spottrain.pricing.promise_best import conceivable
-from spottrain.pricing.promise_net import feasible
-from spottrain.pricing.promise_outlook import look
-from spottrain.pricing.promise_terms import (
-    Feasibility,
-    Held,
-    Standing,
-    Supply,
-)
+from spottrain.pricing.deadline.best_case import conceivable
+from spottrain.pricing.deadline.fallback import feasible
+from spottrain.pricing.deadline.model import Feasibility, Held, Standing, Supply
+from spottrain.pricing.deadline.outlook import look
+from spottrain.pricing.deadline.policy import decide
+from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager import core_settings, launching
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import FleetWeighed

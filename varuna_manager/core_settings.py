@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spottrain.pricing.money import FREE, Rate
+from spottrain.pricing.billing.money import FREE, Rate
 from spottrain.varuna_manager.core_fleet import return_vms
 from spottrain.varuna_manager.events import LimitsChanged
 from spottrain.varuna_manager.records import VmPhase, VmRecord

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.pricing import egress
-from spottrain.pricing.money import Rate, is_amount
-from spottrain.pricing.offers import offer_key
+from spottrain.pricing.billing import egress
+from spottrain.pricing.billing.money import Rate, is_amount
+from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager.events import VmsListed
 from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State

@@ -13,16 +13,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing import balance, memory, policy
-from spottrain.morphing.stutter import (
+from spottrain.morphing.adapt import balance, policy
+from spottrain.morphing.adapt.stragglers import (
     WINDOW,
     Beat,
     Verdict,
     Watch,
     expected_busy_s,
 )
-from spottrain.pricing.money import HOUR_S
-from spottrain.pricing.speeds import gpu_speed
+from spottrain.morphing.memory import memory
+from spottrain.pricing.billing.money import HOUR_S
+from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.varuna_manager.core_planning import MORPH_COST_S, outlook
 from spottrain.varuna_manager.launching import best_offer
 from spottrain.varuna_manager.records import (

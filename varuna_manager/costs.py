@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.money import Money, total
+from spottrain.pricing.billing.money import Money, total
 from spottrain.varuna_manager.accounting import (
     KINDS,
     Rental,

@@ -26,11 +26,11 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.manifest import CheckpointEntry, list_checkpoints
-from spottrain.morphing.choose import choose_plan
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.inputs import question_of
-from spottrain.pricing.history import VmLife
-from spottrain.storage import StorageError, open_store
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import question_of
+from spottrain.pricing.prices.history import VmLife
+from spottrain.storage.store import StorageError, open_store
 from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.certificates import Identity, token_sha256
 from spottrain.varuna_manager.commands import (

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.morphing.choose import Candidate
-from spottrain.morphing.inputs import Question
-from spottrain.pricing.offers import OfferWorth
-from spottrain.pricing.scopes import Refusal
+from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.inputs import Question
+from spottrain.pricing.ranking.cooldowns import Refusal
+from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.promises import FleetTerms
 from spottrain.varuna_manager.settings import JobSettings, Limit
 from spottrain.wire import Plan, Profile

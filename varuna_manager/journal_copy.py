@@ -29,7 +29,7 @@ from tenacity import (
 )
 
 from spottrain.errors import SpottrainError
-from spottrain.storage import StorageError, is_url
+from spottrain.storage.store import StorageError, is_url
 from spottrain.varuna_manager.copy_note import CopyNote, last_seq
 from spottrain.varuna_manager.events import JobSubmitted
 from spottrain.varuna_manager.jobs import JobDir

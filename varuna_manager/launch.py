@@ -16,9 +16,14 @@ from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
-from spottrain.pricing.budget import WORTH_S, reserve_s
-from spottrain.pricing.money import Money, Rate, is_amount
-from spottrain.storage import StorageError, check_writable, is_object_url, open_store
+from spottrain.pricing.billing.budget import WORTH_S, reserve_s
+from spottrain.pricing.billing.money import Money, Rate, is_amount
+from spottrain.storage.store import (
+    StorageError,
+    check_writable,
+    is_object_url,
+    open_store,
+)
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.config_manager_vm import IDENTITY
 from spottrain.varuna_manager.events import JobSubmitted

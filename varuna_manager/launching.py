@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing import egress, scopes
-from spottrain.pricing.offers import in_order, offer_key
-from spottrain.pricing.promise_terms import Held
+from spottrain.pricing.billing import egress
+from spottrain.pricing.deadline.model import Held
+from spottrain.pricing.ranking import cooldowns
+from spottrain.pricing.ranking.order import in_order, offer_key
 from spottrain.varuna_manager.commands import IntendLaunch
 from spottrain.varuna_manager.records import VmRecord
 from spottrain.varuna_manager.state import State, budget
@@ -94,7 +95,7 @@ def best_offer(
     if not near:
         return None, 0
     count = free[offer_key(near[0])][1]
-    offer, count = scopes.spread(near[0], near, _held_by_zone(state), count)
+    offer, count = cooldowns.spread(near[0], near, _held_by_zone(state), count)
     return offer, min(count, free[offer_key(offer)][1])
 
 
@@ -133,7 +134,7 @@ def lacking(state: State, instead_of: VmRecord | None = None) -> Callable[[Offer
 def is_open(turn: Turn, offer: Offer) -> bool:
     """Return whether the job may ask for an offer now."""
     unwanted = not offer.spot and not turn.state.job.allow_on_demand
-    return not unwanted and turn.due(scopes.open_at_s(turn.state.cooldowns, offer))
+    return not unwanted and turn.due(cooldowns.open_at_s(turn.state.cooldowns, offer))
 
 
 def may_elsewhere(turn: Turn, cloud: str) -> bool:
@@ -145,12 +146,12 @@ def home(state: State) -> tuple[str, ...] | None:
     """Return the place where VMs train together (``place_of``); None if there is none."""
     staying = [vm.offer for vm in state.vms.values() if vm.counts]
     coming = [intent.offer for intent in state.intents.values()]
-    return scopes.home_of([*staying, *coming], state.job.span)
+    return cooldowns.home_of([*staying, *coming], state.job.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
     """Return whether VMs of an offer can train with those at ``where``."""
-    return where is None or scopes.place_of(offer, state.job.span) == where
+    return where is None or cooldowns.place_of(offer, state.job.span) == where
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
@@ -175,7 +176,7 @@ def strays(turn: Turn) -> tuple[VmRecord, ...]:
         giving = (offer for offer in best if available(turn, offer) > 0)
         if (offer := next(giving, None)) is None:
             return ()
-        where = scopes.place_of(offer, state.job.span)
+        where = cooldowns.place_of(offer, state.job.span)
     return tuple(
         vm
         for vm in state.vms.values()

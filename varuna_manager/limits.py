@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.errors import BudgetError, ConfigError
-from spottrain.pricing.money import NOTHING, Money
+from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.varuna_manager import core, core_settings
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.config_files import key_paths, read_value

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.pricing.catalogue import CLOUDS, Catalogue, catalogue
-from spottrain.pricing.history import History
-from spottrain.pricing.live import check_live
-from spottrain.pricing.offers import offer_key
-from spottrain.pricing.paces import Paces
-from spottrain.pricing.ranking import EXACT, Priced, Ranking, Terms, rank
-from spottrain.pricing.refresh import PriceSource
+from spottrain.pricing.prices.catalogue import CLOUDS, Catalogue, catalogue
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.recheck import check_live
+from spottrain.pricing.prices.refresh import PriceSource
+from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, Terms, rank
+from spottrain.pricing.ranking.throughput import Paces
 
 FEW = 3
 """Offers that are asked for again at once."""
@@ -89,7 +89,7 @@ def _ask(
         import httpx
 
         from spottrain.cloud.http import TIMEOUT
-        from spottrain.pricing.sources import price_sources
+        from spottrain.pricing.prices.sources.registry import price_sources
 
         with httpx.Client(timeout=TIMEOUT) as client:
             apis = price_sources(client, os.environ)

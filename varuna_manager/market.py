@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
-from spottrain.pricing.catalogue import Catalogue, Gpu, catalogue
-from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.history import History
-from spottrain.pricing.paces import Machine
-from spottrain.pricing.prices import DAY_S, fresh, offers
-from spottrain.pricing.ranking import Priced
-from spottrain.pricing.refresh import Wish, known
-from spottrain.pricing.speeds import machine_of
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.catalogue import Catalogue, Gpu, catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import DAY_S, fresh, offers
+from spottrain.pricing.prices.refresh import Wish, known
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.ranking.gpu_speed import machine_of
+from spottrain.pricing.ranking.rank import Priced
+from spottrain.pricing.ranking.throughput import Machine
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.wire import ModelFacts, Profile
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
-from spottrain.pricing.catalogue import CLOUDS, catalogue
-from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.history import HistoryError, VmLife
-from spottrain.pricing.offers import OfferWorth
-from spottrain.pricing.prices import Price
+from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.history import HistoryError, VmLife
+from spottrain.pricing.prices.price import Price
+from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.events import FleetWeighed, OffersSeen, OffersWeighed
 from spottrain.varuna_manager.market import hazards_of

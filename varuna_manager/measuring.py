@@ -26,7 +26,7 @@ from spottrain.wire import Profile, Slot
 
 TIME_LIMIT_S = 600.0
 """A model that cannot be measured in that time never will be."""
-SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.supervisor")
+SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.process.supervisor")
 _ADDRESS = "127.0.0.1"
 _ROUND = -1
 _MOST_SLOTS = 2

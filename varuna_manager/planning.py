@@ -9,11 +9,17 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
-from spottrain.morphing.choose import NOISE, Choice, Device, PlanInputs, choose_plan
-from spottrain.morphing.policy import UNSEEN_SHARE
-from spottrain.morphing.shapes import Workload
-from spottrain.pricing.money import Rate, cost_usd, total_rate
-from spottrain.pricing.ranking import CAP, Ranking, Row, Terms, greedy_fleet
+from spottrain.morphing.adapt.policy import UNSEEN_SHARE
+from spottrain.morphing.plan.choose import (
+    NOISE,
+    Choice,
+    Device,
+    PlanInputs,
+    choose_plan,
+)
+from spottrain.morphing.replay.shapes import Workload
+from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
+from spottrain.pricing.ranking.rank import CAP, Ranking, Row, Terms, greedy_fleet
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.core_planning import MORPH_COST_S
 from spottrain.varuna_manager.ranking_view import why_nothing

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.profiles import assumes_links, check_profile, knows_sizes
+from spottrain.morphing.plan.profiles import assumes_links, check_profile, knows_sizes
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.events import KnownProfile
 from spottrain.varuna_manager.jobs import home

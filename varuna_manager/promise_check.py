@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError
 from spottrain.morphing.errors import PlanError
-from spottrain.pricing.hazard import Hazards
+from spottrain.pricing.prices.hazard import Hazards
 from spottrain.varuna_manager import core_promise, tools
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.config import JobConfig

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from spottrain.pricing.promise_best import best, too_dear, too_slow
-from spottrain.pricing.promise_project import project
-from spottrain.pricing.promise_terms import Interval
+from spottrain.pricing.deadline.best_case import best, too_dear, too_slow
+from spottrain.pricing.deadline.forecast import project
+from spottrain.pricing.deadline.model import Interval
 from spottrain.varuna_manager import core_promise, launching
 from spottrain.varuna_manager.state import JobPhase, State, spent_usd
 from spottrain.varuna_manager.turn import Turn

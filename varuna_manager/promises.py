@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.promise_outlook import Outlook
-from spottrain.pricing.promise_terms import Decision, Fleet
+from spottrain.pricing.deadline.model import Decision, Fleet
+from spottrain.pricing.deadline.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

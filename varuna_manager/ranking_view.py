@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.pricing.ranking import Ranking, Row
+from spottrain.pricing.ranking.rank import Ranking, Row
 from spottrain.varuna_manager.words import NOTHING, age, dollars, number
 
 SHORT_TABLE = 6

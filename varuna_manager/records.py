@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.balance import Controller
-from spottrain.morphing.choose import Candidate
-from spottrain.morphing.stutter import Watch
-from spottrain.pricing.money import NOTHING, Money
+from spottrain.morphing.adapt.balance import Controller
+from spottrain.morphing.adapt.stragglers import Watch
+from spottrain.morphing.plan.choose import Candidate
+from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
 
 WINDOW = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.plots import Frame, Point
 from spottrain.varuna_manager.accounting import Rental, Stretch
 from spottrain.varuna_manager.chronicle import PriceLine
+from spottrain.varuna_manager.reporting.html.plot import Frame, Point
 from spottrain.varuna_manager.series import thinned
 
 MOST_POINTS = 1024

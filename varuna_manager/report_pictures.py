@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain.pricing import plots
-from spottrain.pricing.plots import Frame
 from spottrain.varuna_manager import report_lines as lines
 from spottrain.varuna_manager.accounting import Rental, Stretch
 from spottrain.varuna_manager.chronicle import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.html import plot
+from spottrain.varuna_manager.reporting.html.plot import Frame
 from spottrain.varuna_manager.series import thinned
 from spottrain.varuna_manager.timeline import LANES
 from spottrain.varuna_manager.words import dollars, duration, step_time
@@ -66,7 +66,7 @@ class Scene:
             f"M{frame.x(self.from_s + hit['at_s']):.1f} {frame.above}V{frame.base}"
             for hit in self.report["interruptions"]
         )
-        return plots.path("".join(dict.fromkeys(drawn)), "hit")
+        return plot.path("".join(dict.fromkeys(drawn)), "hit")
 
 
 def throughput(scene: Scene) -> str:
@@ -75,55 +75,53 @@ def throughput(scene: Scene) -> str:
     width_s = scene.past.throughput.width_s
     plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
     top = max((mean for _, mean, _, _ in bins), default=1.0)
-    top = plots.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
+    top = plot.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
     frame = scene.frame(top, height=190, above=26)
     means = lines.with_gaps(lines.whole(bins, width_s, scene.to_s), width_s)
-    parts = [plots.axes(frame, _halves(top, _plain)), scene.hits(frame)]
-    parts.append(plots.path(lines.band(frame, bins, width_s), "band"))
+    parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
+    parts.append(plot.path(lines.band(frame, bins, width_s), "band"))
     for plan, speed in plans:
         begin_s = scene.from_s + _since(scene, plan)
         y = frame.y(speed)
         end = frame.x(begin_s + plan["ran_s"])
         dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
         told = f"{_shape(plan)} was predicted to do {speed:.1f} examples/s"
-        parts.append(plots.path(dash, "predicted", told))
+        parts.append(plot.path(dash, "predicted", told))
     if bins:
         end_s = bins[-1][0] + width_s
-        parts.append(plots.path(plots.step_path(frame, means, end_s), "line c0"))
+        parts.append(plot.path(plot.step_path(frame, means, end_s), "line c0"))
     parts += _plan_names(scene, frame)
     what = (
         f"Examples per second over {duration(scene.to_s - scene.from_s)}, at most "
         f"{top:g}; the band is from the slowest to the fastest mini-batch, dashes are "
         "what each plan was predicted to do."
     )
-    return plots.picture(frame, "throughput", "Throughput", what, parts)
+    return plot.picture(frame, "throughput", "Throughput", what, parts)
 
 
 def fleet(scene: Scene) -> str:
     """VMs held, and how many of them trained; plans as boxes with their shape."""
     held = lines.held(scene.rented)
     working = lines.working(scene.stretches)
-    top = plots.nice_top(max((count for _, count in held), default=1.0))
+    top = plot.nice_top(max((count for _, count in held), default=1.0))
     frame = scene.frame(top, height=140)
     what = f"VMs held and VMs at work over time, at most {top:g}."
     parts = [
-        plots.axes(frame, _counts(top)),
-        plots.path(plots.area_path(frame, held, scene.to_s), "held", "VMs held"),
-        plots.path(
-            plots.area_path(frame, working, scene.to_s), "working", "VMs at work"
-        ),
+        plot.axes(frame, _counts(top)),
+        plot.path(plot.area_path(frame, held, scene.to_s), "held", "VMs held"),
+        plot.path(plot.area_path(frame, working, scene.to_s), "working", "VMs at work"),
         scene.hits(frame),
     ]
-    return plots.picture(frame, "fleet", "VMs", what, parts)
+    return plot.picture(frame, "fleet", "VMs", what, parts)
 
 
 def shapes(scene: Scene) -> str:
     """Each plan as a box as high as it has slots, named by its shape."""
     counts = [p["pipeline_depth"] * p["data_parallel_width"] for p in scene.plans]
-    top = plots.nice_top(max(counts, default=1))
+    top = plot.nice_top(max(counts, default=1))
     frame = scene.frame(top, height=120)
     depths = sorted({plan["pipeline_depth"] for plan in scene.plans})
-    parts = [plots.axes(frame, _counts(top)), scene.hits(frame)]
+    parts = [plot.axes(frame, _counts(top)), scene.hits(frame)]
     for plan, count in zip(scene.plans, counts, strict=True):
         begin_s = scene.from_s + _since(scene, plan)
         x, end = frame.x(begin_s), frame.x(begin_s + plan["ran_s"])
@@ -131,33 +129,33 @@ def shapes(scene: Scene) -> str:
         colour = depths.index(plan["pipeline_depth"]) % COLOURS
         box = f"M{x:.1f} {frame.base}V{y:.1f}H{end:.1f}V{frame.base}Z"
         css = f"box b{colour}" if end - x > _THIN else f"box b{colour} thin"
-        parts.append(plots.path(box, css, _plan_words(plan)))
+        parts.append(plot.path(box, css, _plan_words(plan)))
         if end - x > _LABEL_WIDTH * len(_shape(plan)):
-            parts.append(plots.text((x + end) / 2, y + 14, _shape(plan), "name"))
+            parts.append(plot.text((x + end) / 2, y + 14, _shape(plan), "name"))
     what = (
         f"{len(scene.plans)} plans over time, pipeline depth x data-parallel width; "
         "the height is the number of slots, the colour the depth."
     )
-    return plots.picture(frame, "plans", "Plans", what, parts)
+    return plot.picture(frame, "plans", "Plans", what, parts)
 
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
     """Prices of the offers that mattered, and their names in order of colour."""
     offered = lines.price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
     spend = [usd for line in offered for _, usd in line.points]
-    top = plots.nice_top(max(spend, default=1.0))
+    top = plot.nice_top(max(spend, default=1.0))
     frame = scene.frame(top)
-    parts = [plots.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
     names = []
     for number, line in enumerate(offered):
         name = _offer_name(line)
-        data = plots.step_path(
+        data = plot.step_path(
             frame, thinned(line.points, lines.MOST_POINTS), scene.to_s
         )
-        parts.append(plots.path(data, f"line c{number}", name))
+        parts.append(plot.path(data, f"line c{number}", name))
         names.append(name)
     what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
-    return plots.picture(frame, "prices", "Prices", what, parts), names
+    return plot.picture(frame, "prices", "Prices", what, parts), names
 
 
 def money(scene: Scene) -> str:
@@ -174,20 +172,20 @@ def money(scene: Scene) -> str:
     budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
     most = max(value for line in (spent, dear, [(0, 0)]) for _, value in line)
     caps = max((usd for _, usd in budgets), default=0.0)
-    top = plots.nice_top(max(most, caps if caps < 4 * most else 0.0))
+    top = plot.nice_top(max(most, caps if caps < 4 * most else 0.0))
     frame = scene.frame(top, height=150)
-    parts = [plots.axes(frame, _halves(top, _price)), scene.hits(frame)]
-    parts.append(plots.path(plots.line_path(frame, dear), "line c2", "on demand"))
+    parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    parts.append(plot.path(plot.line_path(frame, dear), "line c2", "on demand"))
     if caps <= top:
-        data = plots.step_path(frame, budgets, scene.to_s)
-        parts.append(plots.path(data, "budget", f"budget {dollars(caps)}"))
-    parts.append(plots.path(plots.line_path(frame, spent), "line c0", "spent"))
+        data = plot.step_path(frame, budgets, scene.to_s)
+        parts.append(plot.path(data, "budget", f"budget {dollars(caps)}"))
+    parts.append(plot.path(plot.line_path(frame, spent), "line c0", "spent"))
     what = (
         f"Dollars over time: {dollars(cost['usd_spent'])} spent; on demand "
         f"{dollars(cost['savings']['usd_on_demand'])}"
         + (f"; budget {dollars(caps)}" if caps else "")
     )
-    return plots.picture(frame, "money", "Money", what, parts)
+    return plot.picture(frame, "money", "Money", what, parts)
 
 
 SHAPES = {
@@ -215,15 +213,15 @@ def happenings(scene: Scene) -> str:
         lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
     names = [kind for kind in SHAPES if kind in lanes]
     frame = scene.frame(1.0, height=34 + 24 * max(1, len(names)), above=6)
-    parts = [plots.axes(frame, ())]
+    parts = [plot.axes(frame, ())]
     for row, kind in enumerate(names):
         y = frame.above + 12 + 24 * row
         words = {**LANES, "checkpoint": "checkpoint", "other": "other"}[kind]
-        parts.append(plots.text(frame.left - 8, y + 4, words, "tick value"))
+        parts.append(plot.text(frame.left - 8, y + 4, words, "tick value"))
         parts += _marks(frame, scene.from_s, y, kind, lanes[kind])
     counts = ", ".join(f"{len(lanes[kind])} {kind}" for kind in names)
     what = f"What happened when: {counts or 'nothing'}."
-    return plots.picture(frame, "events", "Events", what, parts)
+    return plot.picture(frame, "events", "Events", what, parts)
 
 
 def _marks(
@@ -231,14 +229,14 @@ def _marks(
 ) -> Iterable[str]:
     shape = SHAPES[kind]
     for at_s, told in marks[-MOST_MARKS:]:
-        yield plots.path(
+        yield plot.path(
             f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
         )
     rest = (
         f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
         for at_s, _ in marks[:-MOST_MARKS]
     )
-    yield plots.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
+    yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
 
 
 # --- Words and numbers ----------------------------------------------------------------
@@ -302,7 +300,7 @@ def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
         shape = _shape(plan)
         x = frame.x(scene.from_s + _since(scene, plan))
         if shape != before and x >= free:
-            yield plots.text(x, frame.above - 8, shape, "shape")
-            yield plots.path(f"M{x:.1f} {frame.above - 5}V{frame.base}", "morph")
+            yield plot.text(x, frame.above - 8, shape, "shape")
+            yield plot.path(f"M{x:.1f} {frame.above - 5}V{frame.base}", "morph")
             free = x + _LABEL_WIDTH * (len(shape) + 1)
         before = shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spottrain.morphing.choose import Objective
-from spottrain.pricing.scopes import Span
+from spottrain.morphing.plan.choose import Objective
+from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.wire import JobSpec, ModelFacts, Profile, ScheduleKind
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing import egress
-from spottrain.pricing.budget import Budget, reserve_s
-from spottrain.pricing.ledger import Ledger
-from spottrain.pricing.money import Money, Rate, total, total_rate
-from spottrain.pricing.offers import OfferWorth
-from spottrain.pricing.scopes import Cooldown
+from spottrain.pricing.billing import egress
+from spottrain.pricing.billing.budget import Budget, reserve_s
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.pricing.billing.money import Money, Rate, total, total_rate
+from spottrain.pricing.ranking.cooldowns import Cooldown
+from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.commands import Outcome
 from spottrain.varuna_manager.events import (
     CheckpointRef,

@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from spottrain.errors import ConfigError
-from spottrain.morphing.lists import Schedule, compact_schedule
-from spottrain.morphing.replica import (
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.simulate.replica import (
     Conditions,
     Jitter,
     Link,

@@ -27,7 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
 from spottrain.errors import SpottrainError
-from spottrain.storage import (
+from spottrain.storage.store import (
     PATIENCE_S,
     ExistsError,
     MissingError,

@@ -19,7 +19,7 @@ from typing import Any
 import spottrain
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError, WireError
-from spottrain.morphing.profiles import is_noisy
+from spottrain.morphing.plan.profiles import is_noisy
 from spottrain.varuna_manager import data_here, profiles
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.jobs import home
@@ -43,7 +43,7 @@ def inspect_model(config: JobConfig) -> ModelFacts:
         ToolError: The tool did not answer.
     """
     arguments = [config.entrypoint, config.workdir]
-    facts: ModelFacts = _ask("inspect", arguments, ModelFacts, config)
+    facts: ModelFacts = _ask("model.inspect", arguments, ModelFacts, config)
     return facts
 
 

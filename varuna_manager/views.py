@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from spottrain.morphing.choose import Candidate
+from spottrain.morphing.plan.choose import Candidate
 from spottrain.varuna_manager import costs
 from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.promise_view import promise_view

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.errors import SpottrainError
-from spottrain.pricing.history import INTERRUPTED, History, VmLife
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
+from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.jobs import JobDir, all_jobs, home
 from spottrain.varuna_manager.journal import Journal

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spottrain.morphing.inputs import PlanInputs
-from spottrain.pricing.catalogue import catalogue
-from spottrain.pricing.history import History
-from spottrain.pricing.paces import Paces
-from spottrain.pricing.ranking import EXACT, Priced, Ranking, Terms, rank
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, Terms, rank
+from spottrain.pricing.ranking.throughput import Paces
 from spottrain.varuna_manager import planning
 from spottrain.varuna_manager.config import JobConfig
 from spottrain.varuna_manager.launch import check_budget

@@ -24,8 +24,8 @@ from spottrain.cloud.data.wish import (
     short_hash,
 )
 from spottrain.errors import SpottrainError
-from spottrain.object_store import open_objects
-from spottrain.storage import (
+from spottrain.storage.objects import open_objects
+from spottrain.storage.store import (
     PATIENCE_S,
     DeniedError,
     MissingError,

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from spottrain.datasets import data_path
-    from spottrain.pipeline.job import CutPoint, TrainingJob
+    from spottrain.pipeline.model.job import CutPoint, TrainingJob
 
 __all__ = ["CutPoint", "TrainingJob", "__version__", "data_path"]
 
@@ -21,7 +21,7 @@ __all__ = ["CutPoint", "TrainingJob", "__version__", "data_path"]
 def __getattr__(name: str) -> object:
     """Import the torch side only when a user asks for it (PEP 562)."""
     if name in ("CutPoint", "TrainingJob"):
-        from spottrain.pipeline import job
+        from spottrain.pipeline.model import job
 
         return getattr(job, name)
     if name == "data_path":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.storage import (
+from spottrain.storage.store import (
     ExistsError,
     MissingError,
     StorageError,

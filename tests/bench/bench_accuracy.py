@@ -41,9 +41,9 @@ from tests.bench.network import Network
 from tests.bench.switch import Links
 from tests.integration.fleet import Host, Zygote
 
-from spottrain.morphing.simulator import expect_step
-from spottrain.pipeline.inspect import model_facts
-from spottrain.pipeline.loading import load
+from spottrain.morphing.simulate.simulator import expect_step
+from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.process.loading import load
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
 
 T = TypeVar("T")

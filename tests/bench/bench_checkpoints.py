@@ -15,8 +15,8 @@ import torch
 from tests.fakes.object_store import bucket
 
 from spottrain.manifest import Manifest, new_name, read_manifest, write_manifest
-from spottrain.pipeline.checkpoint import SnapshotWriter, load_section
-from spottrain.storage import Store, open_store
+from spottrain.pipeline.state.checkpoint import SnapshotWriter, load_section
+from spottrain.storage.store import Store, open_store
 
 SECTIONS, SECTION_BYTES, TRIALS = 4, 25_000_000, 3
 

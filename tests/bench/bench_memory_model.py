@@ -22,10 +22,10 @@ from tests.integration.memory_runs import Rank, Run, measure_profile, track
 from torch.autograd.profiler import profile as profiler
 
 from spottrain import wire
-from spottrain.pipeline.data import MicrobatchSource
-from spottrain.pipeline.entrypoint import load_job
-from spottrain.pipeline.skeleton import materialise
-from spottrain.pipeline.tracking import LiveBytes
+from spottrain.pipeline.base.tracking import LiveBytes
+from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.skeleton import materialise
 
 GPT = "byte_gpt:training_job"
 PERCEPTRON = "memory_jobs:perceptron_job"

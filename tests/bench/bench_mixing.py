@@ -11,11 +11,11 @@ from random import Random
 
 from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 
-from spottrain.morphing.balance import start
-from spottrain.morphing.choose import Device, choose_plan
-from spottrain.morphing.mixing import WorkerType, split_minibatch
-from spottrain.morphing.shares import pace_of, share_virtual_nodes
-from spottrain.morphing.simulator import simulate_step
+from spottrain.morphing.adapt.balance import start
+from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
+from spottrain.morphing.plan.choose import Device, choose_plan
+from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
+from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import Plan
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spottrain.morphing.choose import PlanInputs, choose_plan
-from spottrain.morphing.shapes import Workload
+from spottrain.morphing.plan.choose import PlanInputs, choose_plan
+from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.planning import workload_inputs
 from spottrain.wire import ModelFacts, decode
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from spottrain.pricing.market import Demand, OfferType
-from spottrain.pricing.policies import (
+from spottrain.pricing.sharing.market import Demand, OfferType
+from spottrain.pricing.sharing.policies import (
     cheapest,
     fairest,
     most_for_money,

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from spottrain.pricing.promise_replay import ON_DEMAND, View, play
-from spottrain.pricing.promise_rules import OnDemandOnly, Promise, SpotOnlyWait
-from spottrain.pricing.promise_table import blind_usd, bound_usd
-from spottrain.pricing.worlds import World
+from spottrain.pricing.simulation.baselines import OnDemandOnly, Promise, SpotOnlyWait
+from spottrain.pricing.simulation.evaluate import blind_usd, bound_usd
+from spottrain.pricing.simulation.replay import ON_DEMAND, View, play
+from spottrain.pricing.simulation.scenarios import World
 from spottrain.varuna_manager.cli_promise import on_trace, promise
 
 

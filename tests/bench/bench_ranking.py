@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.inputs import PlanInputs
-from spottrain.morphing.shapes import Workload
-from spottrain.pricing.catalogue import Catalogue, catalogue
-from spottrain.pricing.paces import Paces
-from spottrain.pricing.prices import offers, published
-from spottrain.pricing.ranking import Priced, Terms, rank
-from spottrain.pricing.speeds import machine_of, measured_on
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.replay.shapes import Workload
+from spottrain.pricing.prices.catalogue import Catalogue, catalogue
+from spottrain.pricing.prices.price import offers, published
+from spottrain.pricing.ranking.gpu_speed import machine_of, measured_on
+from spottrain.pricing.ranking.rank import Priced, Terms, rank
+from spottrain.pricing.ranking.throughput import Paces
 from spottrain.varuna_manager.planning import workload_inputs
 from spottrain.wire import decode
 

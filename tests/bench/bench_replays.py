@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from spottrain.morphing.replay import Room
-from spottrain.morphing.rules import RULES, compare
-from spottrain.morphing.shapes import Shapes, Workload
-from spottrain.morphing.traces import Trace, parse_trace
+from spottrain.morphing.replay.replay import Room
+from spottrain.morphing.replay.rules import RULES, compare
+from spottrain.morphing.replay.shapes import Shapes, Workload
+from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.wire import decode
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.unit.morphing.pipelines import originals_inputs, reference_rows
 
-from spottrain.morphing.lists import compact_schedule
-from spottrain.morphing.replica import (
+from spottrain.morphing.schedules.lists import compact_schedule
+from spottrain.morphing.simulate.replica import (
     Conditions,
     Link,
     StageTimes,

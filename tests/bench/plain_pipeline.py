@@ -28,7 +28,7 @@ from tests.bench.gpt_job import (
 )
 from torch import nn
 
-from spottrain.pipeline.data import example_index
+from spottrain.pipeline.model.data import example_index
 
 DEPTH = 2
 

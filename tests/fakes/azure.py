@@ -26,7 +26,7 @@ from tests.fakes.azure_world import SUBSCRIPTION
 from spottrain.cloud.azure.clients import Clients
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.pricing.catalogue import catalogue
+from spottrain.pricing.prices.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND, REGION, ZONE = "Standard_NC4as_T4_v3", "eastus", "eastus-1"

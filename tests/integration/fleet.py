@@ -19,8 +19,8 @@ from tests.integration.hosts import Host, Zygote
 
 from spottrain import wire
 from spottrain.manifest import newest_valid, read_manifest
-from spottrain.pipeline.checkpoint import load_section
-from spottrain.storage import open_store
+from spottrain.pipeline.state.checkpoint import load_section
+from spottrain.storage.store import open_store
 from spottrain.wire import JobSpec, Plan, Slot
 
 __all__ = [

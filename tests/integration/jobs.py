@@ -25,7 +25,7 @@ from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.provider import Vm
 from spottrain.manifest import CheckpointEntry, list_checkpoints
-from spottrain.storage import open_store
+from spottrain.storage.store import open_store
 from spottrain.varuna_manager.control import open_provider
 from spottrain.varuna_manager.events import Event, ReportReceived
 from spottrain.varuna_manager.follow import Follower, read_state

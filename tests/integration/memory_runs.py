@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
 from spottrain import wire
-from spottrain.morphing.memory import StageMemory, rank_bytes
-from spottrain.pipeline.entrypoint import load_job
-from spottrain.pipeline.inspect import model_facts
-from spottrain.pipeline.tracer import trace
+from spottrain.morphing.memory.memory import StageMemory, rank_bytes
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, Reduction
 
 EXAMPLES = HERE.parents[1] / "examples"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from spottrain.pipeline.links import (
+from spottrain.pipeline.comm.links import (
     Direction,
     GenerationBrokenError,
     PipelineLinks,

@@ -10,8 +10,8 @@ from tests.fakes import gcp
 from tests.fakes.metadata import FakeMetadata
 from tests.integration.jobs import Job, trains
 
-from spottrain.pricing.history import History
-from spottrain.pricing.prices import Price
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager.records import VmPhase
 from spottrain.varuna_manager.state import State
 

@@ -25,8 +25,8 @@ from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
-from spottrain.pricing.sources import AZURE_URL
-from spottrain.storage import open_store
+from spottrain.pricing.prices.sources.registry import AZURE_URL
+from spottrain.storage.store import open_store
 
 pytestmark = [
     pytest.mark.timeout(500),

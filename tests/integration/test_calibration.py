@@ -13,7 +13,7 @@ from tests.integration.fleet import Fleet, Zygote
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain import machine, wire
-from spottrain.morphing.profiles import (
+from spottrain.morphing.plan.profiles import (
     BETWEEN_AS_WITHIN,
     LINKS_ASSUMED,
     WITHIN_AS_BETWEEN,

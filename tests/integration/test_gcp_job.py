@@ -40,7 +40,7 @@ from tests.integration.rented_jobs import (
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage import open_store
+from spottrain.storage.store import open_store
 from spottrain.varuna_manager.state import State
 
 pytestmark = [

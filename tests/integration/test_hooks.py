@@ -15,7 +15,7 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 
 from spottrain import wire
-from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import JobSpec, Plan, Reduction
 
 NUM_SECTIONS = 4

@@ -14,7 +14,7 @@ from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 from tests.integration.test_odd_models import weights
 
 from spottrain import wire
-from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE
+from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
 from spottrain.wire import JobSpec, Plan, Reduction
 
 DEEP_SECTIONS = 8

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs import Answer, Job, until
 
-from spottrain.pricing.budget import WORTH_S, reserve_s
+from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 
 pytestmark = pytest.mark.timeout(400)
 

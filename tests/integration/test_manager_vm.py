@@ -22,7 +22,7 @@ from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import Answer, Job, until
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage import open_store
+from spottrain.storage.store import open_store
 from spottrain.varuna_manager import away
 from spottrain.varuna_manager.config_manager_vm import DEFAULTS
 

@@ -11,7 +11,7 @@ from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain import wire
-from spottrain.pipeline.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import Plan, ShareMinibatch, Slot
 
 STEPS = 8

@@ -137,8 +137,8 @@ def greeting_of(spec: wire.JobSpec) -> str:
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
 from spottrain import wire
-from spottrain.pipeline.greeting import Greeting
-from spottrain.pipeline.supervisor import Supervisor
+from spottrain.pipeline.process.greeting import Greeting
+from spottrain.pipeline.process.supervisor import Supervisor
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read
@@ -176,7 +176,7 @@ def run_supervisor(
     lines = [greeting_of(spec), *map(wire.encode, commands)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spottrain.pipeline.supervisor"],
+            [sys.executable, "-m", "spottrain.pipeline.process.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from spottrain import wire
-from spottrain.pipeline.greeting import Greeting
-from spottrain.pipeline.loading import load
-from spottrain.pipeline.supervisor import Supervisor
-from spottrain.pipeline.worker import LoadedJob
+from spottrain.pipeline.process.greeting import Greeting
+from spottrain.pipeline.process.loading import load
+from spottrain.pipeline.process.supervisor import Supervisor
+from spottrain.pipeline.process.worker import LoadedJob
 
 _CLONE_NEWNET = 0x40000000
 

@@ -23,7 +23,7 @@ from tests.simulation.test_simulation import settings
 from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.pricing.ledger import Line
+from spottrain.pricing.billing.ledger import Line
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e

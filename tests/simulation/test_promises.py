@@ -14,9 +14,9 @@ from tests.simulation.workers import profile_of
 from tests.simulation.world import World
 
 from spottrain.cloud.port.provider import Offer, Vm
-from spottrain.pricing.budget import reserve_s
-from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.promise_terms import Fleet
+from spottrain.pricing.billing.budget import reserve_s
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.pricing.prices.hazard import Hazards
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.appraisal import Appraiser
 from spottrain.varuna_manager.promises import FleetTerms

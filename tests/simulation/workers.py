@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.market import SimulatedVm
 
 from spottrain import wire
-from spottrain.morphing.stutter import expected_busy_s
+from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.varuna_manager.events import CheckpointRef
 from spottrain.wire import Slot
 

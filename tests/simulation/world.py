@@ -17,8 +17,8 @@ from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
 
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.morphing.choose import choose_plan
-from spottrain.morphing.inputs import question_of
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import question_of
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e

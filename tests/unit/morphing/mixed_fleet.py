@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain.morphing.choose import PlanInputs
-from spottrain.morphing.placement import Device
+from spottrain.morphing.plan.choose import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from spottrain.morphing.lists import Schedule, compact_schedule
-from spottrain.morphing.replica import Link, StageTimes
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.simulate.replica import Link, StageTimes
 from spottrain.wire import ScheduleKind
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])

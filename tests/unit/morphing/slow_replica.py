@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain.morphing.replica import Link, PipelineRun, StageTimes
-from spottrain.morphing.schedule import (
+from spottrain.morphing.schedules.schedule import (
     Conduct,
     Progress,
     StageSchedule,
@@ -19,6 +18,7 @@ from spottrain.morphing.schedule import (
     Work,
     next_task,
 )
+from spottrain.morphing.simulate.replica import Link, PipelineRun, StageTimes
 
 NANOSECONDS = 10**9
 KINDS = 4

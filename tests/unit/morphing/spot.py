@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 from functools import cache
 
-from tests.unit.morphing.test_choose import measured, model
+from tests.unit.morphing.plan.test_choose import measured, model
 
-from spottrain.morphing.shapes import Shapes, Workload
-from spottrain.morphing.traces import Trace, VmLife, parse_trace
+from spottrain.morphing.replay.shapes import Shapes, Workload
+from spottrain.morphing.replay.traces import Trace, VmLife, parse_trace
 
 GIB = 2**30
 

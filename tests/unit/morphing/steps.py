@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from spottrain.morphing.partition import spread
+from spottrain.morphing.plan.partition import spread
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,

@@ -22,7 +22,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
-from spottrain.pipeline.agreement import (
+from spottrain.pipeline.state.agreement import (
     Agreement,
     Contribution,
     Decision,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spottrain.pipeline.entrypoint import load_job
-from spottrain.pipeline.job import TrainingJob
-from spottrain.pipeline.skeleton import materialise
-from spottrain.pipeline.tracer import trace
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.tracer import trace
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

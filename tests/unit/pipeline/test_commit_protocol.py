@@ -25,7 +25,7 @@ from tests.unit.pipeline.commit_world import (
     with_slot,
 )
 
-from spottrain.pipeline.agreement import Agreement
+from spottrain.pipeline.state.agreement import Agreement
 
 
 def reach(slots: Iterable[Slot], section: int) -> set[Content]:

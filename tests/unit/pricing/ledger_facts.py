@@ -9,9 +9,16 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ledger import Ledger
-from spottrain.pricing.money import FREE, NOTHING, Money, Rate, ceil_us, floor_us
-from spottrain.pricing.terms import EXACT, TERMS
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.pricing.billing.money import (
+    FREE,
+    NOTHING,
+    Money,
+    Rate,
+    ceil_us,
+    floor_us,
+)
+from spottrain.pricing.billing.terms import EXACT, TERMS
 
 LOCAL = Offer(
     cloud="local",

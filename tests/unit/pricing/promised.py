@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.pricing.promise_terms import Fleet, Standing, Supply
+from spottrain.pricing.deadline.model import Fleet, Standing, Supply
 
 HOUR_S = 3600.0
 FLEET = Fleet(

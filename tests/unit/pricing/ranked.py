@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.inputs import PlanInputs
-from spottrain.pricing.paces import Machine, Paces
-from spottrain.pricing.ranking import Priced, Terms
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.pricing.ranking.rank import Priced, Terms
+from spottrain.pricing.ranking.throughput import Machine, Paces
 
 SECTIONS = 4
 FACTS = wire.ModelFacts(

@@ -22,11 +22,11 @@ from spottrain.cloud.aws.clients import Clients
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.http import PriceSourceError
 from spottrain.cloud.port.errors import AuthError, CloudError
-from spottrain.pricing.catalogue import catalogue
-from spottrain.pricing.prices import Price
-from spottrain.pricing.refresh import PriceSource, Question
-from spottrain.pricing.refresh_aws import AwsPriceList, AwsSpotPrices
-from spottrain.pricing.sources import AZURE_URL, GCP_URL, price_sources
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.price import Price
+from spottrain.pricing.prices.refresh import PriceSource, Question
+from spottrain.pricing.prices.sources.aws import AwsPriceList, AwsSpotPrices
+from spottrain.pricing.prices.sources.registry import AZURE_URL, GCP_URL, price_sources
 
 A100 = "Standard_NC24ads_A100_v4"
 T4 = "Standard_NC4as_T4_v3"

@@ -26,7 +26,7 @@ from spottrain.manifest import (
     verify,
     write_manifest,
 )
-from spottrain.storage import Store, UnreachableError, open_store
+from spottrain.storage.store import Store, UnreachableError, open_store
 
 NUM_SECTIONS = 2
 

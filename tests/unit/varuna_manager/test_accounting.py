@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER
 
-from spottrain.pricing.ledger import Line
-from spottrain.pricing.money import Money, Rate, total
+from spottrain.pricing.billing.ledger import Line
+from spottrain.pricing.billing.money import Money, Rate, total
 from spottrain.varuna_manager.accounting import (
     KINDS,
     Doing,

@@ -12,10 +12,10 @@ import pytest
 from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
 
 from spottrain.cloud.port.provider import Offer, VmState
-from spottrain.pricing.hazard import Exposure, Hazards
-from spottrain.pricing.history import VmLife
-from spottrain.pricing.offers import OfferWorth, in_order, offer_key
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.hazard import Exposure, Hazards
+from spottrain.pricing.prices.history import VmLife
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.ranking.order import OfferWorth, in_order, offer_key
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.appraisal import TRUSTED_STEPS, Appraiser

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.fakes.prices import DAY_S, KEY, FakePrices, aws_product, azure_item
 
-from spottrain.pricing.history import VmLife
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.history import VmLife
+from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager.cli import main
 from spottrain.varuna_manager.vm_lives import open_history
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.pricing.history import History
-from spottrain.pricing.prices import Price
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager.cli import main
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"

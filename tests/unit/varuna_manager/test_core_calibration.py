@@ -8,7 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
 from spottrain import wire
-from spottrain.morphing.profiles import BETWEEN_AS_WITHIN
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_calibration import RETRY_PAUSE_S

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
-from spottrain.pricing.budget import reserve_s
+from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager import events as e

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
-from spottrain.pricing.offers import offer_key
-from spottrain.pricing.promise_terms import Fleet
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.launching import best_offer

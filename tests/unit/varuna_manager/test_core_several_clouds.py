@@ -9,7 +9,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain.cloud.port.provider import Offer, VmState
-from spottrain.pricing.budget import reserve_s
+from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_fleet import RETRY_S

@@ -12,7 +12,7 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 from spottrain import wire
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.pricing.money import ceil_us
+from spottrain.pricing.billing.money import ceil_us
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.core_spending import GB, MONTH_H

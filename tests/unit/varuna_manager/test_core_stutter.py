@@ -8,7 +8,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 
 from spottrain import wire
-from spottrain.morphing.stutter import OUTLYING, WINDOW
+from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager import commands as c
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.records import Pulse

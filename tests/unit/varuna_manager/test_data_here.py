@@ -13,7 +13,7 @@ from tests.fakes.web import serve_web
 
 from spottrain.cloud.data.wish import DataError
 from spottrain.errors import ConfigError
-from spottrain.storage import open_store
+from spottrain.storage.store import open_store
 from spottrain.varuna_manager import data_here
 from spottrain.varuna_manager.config import JobConfig, parse_config
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.fakes.object_store import S3
 
 from spottrain.errors import BudgetError, ConfigError
-from spottrain.pricing.budget import WORTH_S, reserve_s
-from spottrain.pricing.money import Money, Rate
-from spottrain.storage import open_store
+from spottrain.pricing.billing.budget import WORTH_S, reserve_s
+from spottrain.pricing.billing.money import Money, Rate
+from spottrain.storage.store import open_store
 from spottrain.varuna_manager import jobs, launch, packing
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.events import JobSubmitted

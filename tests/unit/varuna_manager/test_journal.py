@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spottrain import wire
-from spottrain.pricing.promise_terms import Fleet
+from spottrain.pricing.deadline.model import Fleet
 from spottrain.varuna_manager import core
 from spottrain.varuna_manager.events import (
     EVENT_TYPES,

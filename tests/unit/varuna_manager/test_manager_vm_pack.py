@@ -32,7 +32,7 @@ def test_our_software_comes_with_its_tables() -> None:
     names = names_in(software())
     assert "spottrain/errors.py" in names
     assert "spottrain/varuna_manager/manager_keeper.py" in names
-    assert "spottrain/pricing/data/instances.csv" in names
+    assert "spottrain/pricing/prices/data/instances.csv" in names
 
 
 def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.pricing.prices.test_refresh import Market as PriceApi
 from tests.unit.pricing.ranked import FACTS, JOB, PROFILE, TERMS
-from tests.unit.pricing.test_refresh import Market as PriceApi
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.catalogue import catalogue
-from spottrain.pricing.hazard import Hazards
-from spottrain.pricing.history import History, VmLife
-from spottrain.pricing.paces import Paces
-from spottrain.pricing.prices import DAY_S, Price
-from spottrain.pricing.ranking import Priced
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.history import History, VmLife
+from spottrain.pricing.prices.price import DAY_S, Price
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.ranking.rank import Priced
+from spottrain.pricing.ranking.throughput import Paces
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.live_ranking import rank_live
 from spottrain.varuna_manager.market import (

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
 from spottrain.errors import ConfigError
-from spottrain.morphing.profiles import BETWEEN_AS_WITHIN
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.config import parse_config
 from spottrain.wire import Profile

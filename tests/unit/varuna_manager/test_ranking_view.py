@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from tests.unit.pricing.ranked import PACES, TERMS, TOO_SMALL, priced
 
-from spottrain.pricing.ranking import Priced, rank
+from spottrain.pricing.ranking.rank import Priced, rank
 from spottrain.varuna_manager.ranking_view import ranking_parts, ranking_view
 
 MARKET = [

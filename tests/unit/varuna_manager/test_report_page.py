@@ -14,7 +14,7 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 from tests.unit.varuna_manager.test_chronicle import past_of
 
-from spottrain.pricing.ledger import Ledger
+from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager import views
 from spottrain.varuna_manager.chronicle import Chronicle, PriceLine

@@ -15,7 +15,7 @@ from tests.unit.varuna_manager.stored_jobs import append, events, stored, submit
 from tests.unit.varuna_manager.test_takeover import copy, elsewhere
 
 from spottrain.errors import ConfigError
-from spottrain.storage import StorageError
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager import takeover
 from spottrain.varuna_manager.jobs import JobDir, job_dir
 from spottrain.varuna_manager.journal_copy import begin_copy, uid_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ledger import Ledger
+from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager import tables, views
 from spottrain.varuna_manager.chronicle import Chronicle
 from spottrain.varuna_manager.commands import Outcome

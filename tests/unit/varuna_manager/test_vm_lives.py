@@ -9,8 +9,8 @@ from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain import wire
 from spottrain.cloud.port.provider import VmState
-from spottrain.pricing.history import VmLife
-from spottrain.pricing.switching import Place
+from spottrain.pricing.prices.history import VmLife
+from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager import events as e
 from spottrain.varuna_manager.jobs import home
 from spottrain.varuna_manager.journal import Journal

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
-from spottrain.pricing.history import History
-from spottrain.pricing.prices import Price
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager import profiles
 from spottrain.varuna_manager.config import JobConfig, parse_config
 from spottrain.varuna_manager.planning import check_capacity

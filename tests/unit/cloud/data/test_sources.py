@@ -19,7 +19,7 @@ from spottrain.cloud.data.wish import (
     NothingThereError,
     Wish,
 )
-from spottrain.storage import Version, open_store
+from spottrain.storage.store import Version, open_store
 
 
 @pytest.fixture

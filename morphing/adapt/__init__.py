@@ -1,0 +1,1 @@
+"""Adapting a running plan: stragglers, new shares, and when a morph pays."""

@@ -1,0 +1,246 @@
+"""Sharing a mini-batch out anew from what its replicas really took.
+
+The controller of "Taming Resource Heterogeneity In Distributed ML Training With Dynamic
+Batching" (section III-C) over virtual nodes. A replica that is slower than it was thought
+to be, or has become so, gets a smaller share; their sum stays. No morph is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spottrain.morphing.adapt.shares import share_virtual_nodes
+from spottrain.morphing.errors import PlanError
+
+LEAST_OBSERVATIONS = 3
+"""Mini-batches before a change, at least: fewer do not show how they scatter."""
+PRECISION = 0.5
+"""Standard error of a time that is good enough for a change, in dead-bands; where noise is
+greater, a change waits until its average spans ``1 / smoothing`` mini-batches."""
+NOISE_BAND = 4.0
+"""Standard errors by which the dead-band is widened: chance exceeds them once in some ten
+thousand mini-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """What is known of the replicas of one generation; ``observe`` gives the next.
+
+    Make one with ``start``. The fields below ``smoothing`` are its memory.
+    """
+
+    shares: tuple[int, ...]
+    """Virtual nodes of each replica, to be used from the next mini-batch on."""
+    most: tuple[int, ...]
+    """The most each may have: what fits, and what was learned to slow it down."""
+    dead_band: float = 0.05
+    """Least share of the slowest replica's time that a change must save."""
+    smoothing: float = 0.1
+    """Weight of the newest time in the moving average."""
+    observations: int = 0
+    """Since the last change."""
+    smoothed_s: tuple[float, ...] = ()
+    """Moving average of each replica's time since the last change: the geometric one, to
+    which a time ten times as long as ever counts no more than the factor 1.3."""
+    latest_s: tuple[float, ...] = ()
+    noise: float = 0.0
+    """Moving average of the variance of a relative time, from one to the next."""
+    noise_observations: int = 0
+    shares_before: tuple[int, ...] = ()
+    """Before the last change; so is the next field."""
+    throughput_before: tuple[float, ...] = ()
+    """Virtual nodes per second of each replica."""
+
+    @property
+    def replica_bounds(self) -> tuple[int, ...]:
+        """The shares as in ``Plan.replica_bounds``."""
+        return tuple(itertools.accumulate(self.shares, initial=0))
+
+    def observe(self, times_s: Sequence[float]) -> Controller:
+        """Take in a mini-batch that was computed with the present shares.
+
+        Args:
+            times_s: From its beginning until each replica had done its last backward:
+                without waiting for other replicas, reductions or the optimizer.
+
+        Returns:
+            The next controller. Its ``shares`` differ only where a change is expected
+            to save more than the dead-band, and more than what chance could feign.
+
+        Raises:
+            PlanError: As many times are needed as replicas, finite and above 0.
+        """
+        if len(times_s) != len(self.shares) or not all(
+            0 < time_s < math.inf for time_s in times_s
+        ):
+            raise PlanError(
+                f"{len(self.shares)} replicas need as many times above 0: "
+                f"got {list(times_s)}"
+            )
+        seen = _with_bounds_learned(_smoothed(self, tuple(times_s)))
+        if len(self.shares) == 1 or not _is_settled(seen):
+            return seen
+        proposal = _proposal(seen)
+        now_s = max(seen.smoothed_s)
+        then_s = max(
+            share / rate
+            for share, rate in zip(proposal, _throughput(seen), strict=True)
+        )
+        if 1 - then_s / now_s <= seen.dead_band + NOISE_BAND * _standard_error(seen):
+            return seen
+        return replace(
+            seen,
+            shares=proposal,
+            observations=0,
+            smoothed_s=(),
+            latest_s=(),
+            shares_before=seen.shares,
+            throughput_before=_throughput(seen),
+        )
+
+
+def start(
+    shares: Sequence[int],
+    *,
+    most: Sequence[int] | None = None,
+    dead_band: float = 0.05,
+    smoothing: float = 0.1,
+) -> Controller:
+    """Return the controller of a generation that begins.
+
+    Args:
+        shares: Virtual nodes of each replica.
+        most: The most that each can hold; any number if not given.
+        dead_band: See ``Controller``.
+        smoothing: See ``Controller``.
+
+    Raises:
+        PlanError: A share is below 1 or above the most, or a number out of its range.
+    """
+    limits = [sum(shares)] * len(shares) if most is None else most
+    good = (
+        len(shares) == len(limits) >= 1
+        and all(1 <= b <= top for b, top in zip(shares, limits, strict=True))
+        and 0 <= dead_band < 1
+        and 0 < smoothing <= 1
+    )
+    if not good:
+        raise PlanError(
+            "shares must be 1 up to the most that fits, dead_band 0 up to 1, smoothing "
+            f"above 0 and at most 1: got {list(shares)}, {list(limits)}, {dead_band} "
+            f"and {smoothing}"
+        )
+    return Controller(
+        shares=tuple(shares),
+        most=tuple(limits),
+        dead_band=dead_band,
+        smoothing=smoothing,
+    )
+
+
+def _smoothed(old: Controller, times_s: tuple[float, ...]) -> Controller:
+    """Return ``old`` with the moving averages moved on.
+
+    They are plain means as long as that weighs the newest more than ``smoothing``.
+    """
+    count = old.observations + 1
+    noise, noise_count = old.noise, old.noise_observations
+    if old.latest_s:
+        noise_count += 1
+        weight = max(1 / noise_count, old.smoothing)
+        noise += weight * (_variance(old.latest_s, times_s) - noise)
+    weight = max(1 / count, old.smoothing)
+    before = old.smoothed_s or times_s
+    return replace(
+        old,
+        observations=count,
+        smoothed_s=tuple(
+            s * (t / s) ** weight for s, t in zip(before, times_s, strict=True)
+        ),
+        latest_s=times_s,
+        noise=noise,
+        noise_observations=noise_count,
+    )
+
+
+def _variance(earlier_s: Sequence[float], later_s: Sequence[float]) -> float:
+    """Return the variance of relative times, from two mini-batches.
+
+    What slows all replicas alike is no noise here: it moves no share. A lasting change
+    counts once only, since each time is compared with the one before.
+    """
+    steps = [math.log(b / a) for a, b in zip(earlier_s, later_s, strict=True)]
+    mean = math.fsum(steps) / len(steps)
+    freedom = max(len(steps) - 1, 1)
+    return math.fsum((step - mean) ** 2 for step in steps) / 2 / freedom
+
+
+def _standard_error(seen: Controller) -> float:
+    """Return that of a smoothed time, as a share of it.
+
+    The mean of n has a variance of 1/n of the single one's, a moving average that gives
+    the newest the weight w one of w / (2 - w).
+    """
+    w = seen.smoothing
+    return math.sqrt(seen.noise * max(1 / seen.observations, w / (2 - w)))
+
+
+def _is_settled(seen: Controller) -> bool:
+    """Return whether the average is as good as need be, or will not get better."""
+    precise = _standard_error(seen) <= PRECISION * seen.dead_band
+    return seen.observations >= LEAST_OBSERVATIONS and (
+        precise or seen.observations * seen.smoothing >= 1
+    )
+
+
+def _throughput(seen: Controller) -> tuple[float, ...]:
+    return tuple(b / t for b, t in zip(seen.shares, seen.smoothed_s, strict=True))
+
+
+def _with_bounds_learned(seen: Controller) -> Controller:
+    """Bound who got more and is slower per virtual node since: not that much again.
+
+    Who becomes slower only later than ``1 / smoothing`` mini-batches after the change has
+    another reason. A bound is left out if the mini-batch would no longer fit under all of
+    them.
+    """
+    first = (
+        LEAST_OBSERVATIONS
+        <= seen.observations
+        <= max(LEAST_OBSERVATIONS, 1 / seen.smoothing)
+    )
+    if not seen.shares_before or not first:
+        return seen
+    slack = seen.dead_band + NOISE_BAND * _standard_error(seen)
+    most = list(seen.most)
+    for k, rate in enumerate(_throughput(seen)):
+        earlier = seen.shares_before[k]
+        dropped = rate < seen.throughput_before[k] * (1 - slack)
+        room = sum(most) - most[k] + earlier
+        if seen.shares[k] > earlier and dropped and room >= sum(seen.shares):
+            most[k] = min(most[k], earlier)
+    return replace(seen, most=tuple(most))
+
+
+def _proposal(seen: Controller) -> tuple[int, ...]:
+    """Return what the proportional rule wants, in whole virtual nodes (eqs. 4 and 5).
+
+    b_k: share. t_k: its smoothed time. X_k: throughput. tau_k: error against the mean.
+    The rule alone keeps the sum of the shares only nearly, and not whole: of all shares
+    with the right sum and within the bounds those are taken that exceed what it wants by
+    the least factor.
+    """
+    t = seen.smoothed_s
+    mean_t = math.fsum(t) / len(t)
+    X = _throughput(seen)  # noqa: N806 (the paper's)
+    tau = [t_k - mean_t for t_k in t]
+    wanted = [
+        b_k - X_k * tau_k for b_k, X_k, tau_k in zip(seen.shares, X, tau, strict=True)
+    ]
+    bounds = share_virtual_nodes(
+        sum(seen.shares), [1 / b_k for b_k in wanted], seen.most
+    )
+    return tuple(b - a for a, b in itertools.pairwise(bounds))

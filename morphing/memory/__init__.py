@@ -1,0 +1,1 @@
+"""What a worker holds in device memory, and what a handover needs."""

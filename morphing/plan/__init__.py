@@ -1,0 +1,1 @@
+"""Choosing a plan: partition, placement, bounds, and the search over shapes."""

@@ -1,0 +1,217 @@
+"""What no simulation of a pipeline can fall below, for many widths at once.
+
+Three things hold whatever the order of tasks. A stage cannot begin before the first
+activation has come to it, has all its tasks to do, and after its last one the gradient
+has to go all the way back. A micro-batch that is in flight on a stage holds one of its
+places until its gradient is back. And a stage's replicas reduce after they have drained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spottrain.morphing.simulate.reducing import AT_ONCE, TOTALS, least_hop
+from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
+
+Array = NDArray[np.float64]
+NANOSECOND = 1e-9
+
+
+class Times:
+    """The sections at one micro-batch size, summed up so that any run is two look-ups."""
+
+    def __init__(self, profile: Profile, microbatch_size: int) -> None:
+        self.sections = profile.sections_at(microbatch_size)
+        self.overheads = profile.overheads_at(microbatch_size)
+        self.forward_s = _sums(self.sections, "forward_s")
+        self.backward_s = _sums(self.sections, "backward_s")
+        self.recompute_s = _sums(self.sections, "recompute_s")
+        self.output_bytes = np.array([s.output_bytes for s in self.sections], float)
+
+    def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
+        """Return what sections cost in most stages, and in the last one."""
+        last_s = [s.forward_s + s.backward_s for s in self.sections]
+        if not recompute:
+            return last_s, last_s
+        return [
+            s.forward_s + s.recompute_s + s.backward_s for s in self.sections
+        ], last_s
+
+    def beside_s(self, recompute: bool) -> float:
+        """Return what a micro-batch's tasks cost a stage beyond its sections."""
+        beside = self.overheads
+        once_s = beside.forward_s + beside.backward_s
+        return once_s + beside.recompute_s if recompute else once_s
+
+
+def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
+    return np.concatenate(([0.0], np.cumsum([getattr(s, name) for s in sections])))
+
+
+def fastest(profile: Profile, alone: bool) -> LinkProfile:
+    """Return a link that no link of the fleet is faster than.
+
+    Args:
+        profile: Knows both kinds.
+        alone: Whether every VM has but one slot, so that all links lead between VMs.
+    """
+    within, between = profile.within_vm, profile.between_vms
+    if alone:
+        return between
+    return LinkProfile(
+        latency_s=min(within.latency_s, between.latency_s),
+        bandwidth_bytes_per_s=max(
+            within.bandwidth_bytes_per_s, between.bandwidth_bytes_per_s
+        ),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Pipe:
+    """A pipeline's stages, whatever its width."""
+
+    depth: int
+    busy_s: Array
+    """Of each stage, a micro-batch's forward, backward and recompute."""
+    recompute_s: Array
+    """Of each stage; what its first micro-batch may be spared."""
+    there_s: Array
+    """From the beginning until the first activation is at each stage."""
+    back_s: Array
+    """From the end of each stage's last task until the gradient is back at the first."""
+    away_s: Array
+    """From the beginning of a forward on each stage to the end of its backward."""
+    link: LinkProfile
+    speed: float
+    """Of the devices."""
+    sections: NDArray[np.int64]
+    """Of each stage."""
+
+
+def make_pipe(
+    times: Times,
+    bounds: Sequence[int],
+    depth: int,
+    recompute: bool,
+    link: LinkProfile,
+    speed: float,
+) -> Pipe:
+    """Return the pipe of runs of sections ``bounds`` over ``depth`` stages in turn.
+
+    Args:
+        times: On a device of speed 1.
+        bounds: Of the runs, several a stage if interleaved.
+        depth: Stages.
+        recompute: Whether all runs but the last recompute.
+        link: One that no link is faster than.
+        speed: One that no device is faster than.
+    """
+    cuts, beside = np.array(bounds), times.overheads
+    forward = np.diff(times.forward_s[cuts]) / speed + beside.forward_s
+    backward = np.diff(times.backward_s[cuts]) / speed + beside.backward_s
+    forward[:-1] += beside.posting_s
+    backward[1:] += beside.posting_s
+    again = np.zeros(len(cuts) - 1)
+    if recompute:
+        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
+        again[:-1] += beside.recompute_s
+    by_stage = (-1, depth)
+    spare = again.reshape(by_stage).sum(axis=0)
+    once = (forward + backward).reshape(by_stage).sum(axis=0)
+    hops = np.zeros(depth)
+    hops[:-1] = times.output_bytes[cuts[1:depth] - 1] / link.bandwidth_bytes_per_s
+    hops[:-1] += link.latency_s
+    there = _before(forward[:depth] + hops)
+    back = _before(backward[:depth] + hops)
+    all_the_way = (forward + backward)[:depth] + 2 * hops
+    away = np.cumsum(all_the_way[::-1])[::-1]
+    return Pipe(
+        depth=depth,
+        busy_s=once + spare,
+        recompute_s=spare,
+        there_s=there,
+        back_s=back,
+        away_s=away,
+        link=link,
+        speed=speed,
+        sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
+    )
+
+
+def _before(values: Array) -> Array:
+    """Return what lies before each place, summed up."""
+    return np.concatenate(([0.0], np.cumsum(values)[:-1]))
+
+
+def least_steps_s(
+    pipe: Pipe,
+    counts: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    *,
+    places: NDArray[np.int64] | None,
+    stage_bytes: Array,
+    profile: Profile,
+    reduction: Reduction,
+    finish_s: Array | None = None,
+) -> Array:
+    """Return what a mini-batch takes at least, for each of several widths.
+
+    Args:
+        pipe: The stages.
+        counts: For each width, micro-batches that some replica has at least.
+        widths: Numbers of replicas.
+        places: Most micro-batches in flight on each stage, as far as that is known.
+        stage_bytes: Parameters of each stage, which are reduced and updated.
+        profile: Rings and the optimizer.
+        reduction: How gradients are summed up.
+        finish_s: When the first stage has drained at the earliest, as far as that is
+            known, see ``mixed_bounds``.
+    """
+    many = counts[:, None]
+    busy = many * pipe.busy_s - pipe.recompute_s
+    to_first = pipe.there_s + busy + pipe.back_s
+    if finish_s is not None:
+        to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
+    # The latest over the stages from here on, less the way that is not gone.
+    drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.back_s
+    if places is not None:
+        turns = np.ceil(many / np.minimum(places, many))
+        drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
+    reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
+    prepared = (drained + reduce_s).max(axis=1)
+    latency_s = pipe.link.latency_s
+    gather_s = [
+        (n - 1).bit_length() * latency_s for n in (widths * pipe.depth).tolist()
+    ]
+    update_s = profile.optimizer_s_per_byte * stage_bytes.max() / pipe.speed
+    # The simulator counts in whole nanoseconds.
+    rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
+    least: Array = prepared + np.array(gather_s) + update_s - rounded_s
+    return least
+
+
+def _reduce_s(
+    pipe: Pipe,
+    profile: Profile,
+    widths: NDArray[np.int64],
+    stage_bytes: Array,
+    reduction: Reduction,
+) -> Array:
+    """Return what reducing takes at least, for each width (a column) and each stage."""
+    tensors = pipe.sections + TOTALS
+    if reduction == "fast":
+        hop = least_hop(profile)
+        turns = np.ceil(tensors / AT_ONCE)
+        each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
+        in_rings: Array = (widths - 1) * each_s
+        return in_rings
+    # The sum comes from the replica before, unless it is the first one's.
+    hops = np.array([[math.ceil(math.log2(width))] for (width,) in widths.tolist()])
+    message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
+    in_turn: Array = hops * (tensors * pipe.link.latency_s + message_s)
+    return in_turn

@@ -1,0 +1,398 @@
+"""The plan for the devices at hand, and whether going over to it pays.
+
+Everything that might be better is weighed: pipeline depth and width, the schedule,
+recompute, a bound on micro-batches in flight. A bound on the time comes first, and only
+what could still win is laid out and simulated, in the order of the bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from spottrain.morphing.adapt.policy import break_even_s, handicap
+from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
+from spottrain.morphing.plan.inputs import Objective, PlanInputs, check_inputs
+from spottrain.morphing.plan.layouts import Layout, Layouts, Refusal, choose_layouts
+from spottrain.morphing.plan.modes import RUNNABLE, Draft, Manner, manners
+from spottrain.morphing.plan.placement import Device
+from spottrain.wire import Plan, ScheduleKind
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Device",
+    "Objective",
+    "PlanInputs",
+    "break_even_s",
+    "choose_plan",
+]
+
+NOISE = 0.005
+"""Plans whose predictions differ by no more are equally good: the one like that which
+runs is taken, then the simplest. A prediction is off by more than that."""
+MILLION = 1_000_000
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that was weighed."""
+
+    pipeline_depth: int
+    data_parallel_width: int
+    microbatch_size: int
+    schedule: ScheduleKind
+    recompute: bool
+    chunks: int
+    in_flight_bound: int | None
+    unused_slots: int
+    stage_bytes: int | None
+    """Memory of its largest worker; ``None``: not looked at."""
+    device_bytes: int | None
+    """Memory of its smallest device."""
+    step_s: float | None
+    """Predicted, or where ``why_not`` says "at least" a bound that was enough to rule
+    it out; ``None`` if the candidate cannot run."""
+    examples_per_s: float | None
+    usd_per_million_examples: float | None
+    """``None`` where prices are not known."""
+    why_not: str
+    """Empty for the one that was chosen."""
+
+    @property
+    def shape(self) -> str:
+        """``PxD`` for people."""
+        return f"{self.pipeline_depth}x{self.data_parallel_width}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best plan and what it was weighed against."""
+
+    plan: Plan | None
+    """``None`` if no candidate can run."""
+    candidates: tuple[Candidate, ...]
+    """The best first, then those that cannot run, the one nearest to it first. All that
+    were simulated, and the best of every depth and every manner of running a pipeline."""
+    why_not: str = ""
+    """One line: why there is no plan."""
+
+    @property
+    def decisive(self) -> tuple[Candidate, ...]:
+        """What is worth keeping: the chosen one and the two that came nearest to it."""
+        return self.candidates[:3]
+
+
+def choose_plan(inputs: PlanInputs) -> Choice:
+    """Weigh what could be run and return the best by the objective.
+
+    For each depth the sections are cut evenly by measured time, or as evenly as memory
+    permits, over the devices and the replicas in proportion to their speed (Varuna,
+    section 4.3). While sections change their owners, those of the present plan and of
+    the new one must fit together; only where no plan is left and the present one cannot
+    go on, one is chosen for which they do not. Of plans that are equally good (see ``NOISE``) the one like the
+    present plan is taken, then the simplest, the shallowest, the narrowest.
+
+    Raises:
+        PlanError: One line that names what is wrong with the inputs: see
+            ``inputs.check_inputs``.
+    """
+    check_inputs(inputs)
+    if not inputs.slots:
+        return Choice(plan=None, candidates=(), why_not="there is no slot")
+    inputs, theirs = by_what_they_are(inputs)
+    layouts = choose_layouts(inputs)
+    search = Search(layouts)
+    search.run()
+    if search.chosen is None and _is_broken(inputs):
+        layouts.waives_handover = True
+        search = Search(layouts)
+        search.run()
+    choice = search.choice()
+    if choice.plan is None:
+        return choice
+    return replace(choice, plan=with_slots(choice.plan, theirs))
+
+
+def _is_broken(inputs: PlanInputs) -> bool:
+    """Whether the present plan cannot go on, as some of its slots are gone."""
+    have = {device.slot for device in inputs.slots}
+    return inputs.previous is not None and not have.issuperset(inputs.previous.slots)
+
+
+def least_steps_s(inputs: PlanInputs) -> tuple[float, float]:
+    """Return bounds that no plan for the inputs falls below, without making one.
+
+    Returns:
+        Seconds of a mini-batch, and those times the devices that it takes; infinite if
+        there can be no plan.
+
+    Raises:
+        PlanError: As ``choose_plan``.
+    """
+    check_inputs(inputs)
+    drafts = [weighed for *_, weighed in Search(choose_layouts(inputs)).drafts()]
+    slots_s = (w.least_s * w.draft.depth * w.draft.width for w in drafts)
+    steps_s = (w.least_s for w in drafts)
+    return min(steps_s, default=math.inf), min(slots_s, default=math.inf)
+
+
+@dataclass(slots=True)
+class _Weighed:
+    """A draft and what is known of it so far."""
+
+    draft: Draft
+    least_s: float
+    """What its step takes at least."""
+    least_cost: float
+    outcome: Layout | Refusal | None = None
+    plan: Plan | None = None
+    """With its predicted time, once it is simulated."""
+    cost: float = math.inf
+
+
+class Search:
+    """Best first: whatever is promising is looked at more closely."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        self.layouts = layouts
+        self.inputs = layouts.inputs
+        self.best: _Weighed | None = None
+        """Of all that were simulated the least cost."""
+        self.chosen: _Weighed | None = None
+        """Of those as good as the best, the one preferred."""
+        self._open: list[tuple[float, int, _Weighed]] = []
+        self._seen: list[_Weighed] = []
+        self._refused: dict[tuple[int, Manner], _Weighed] = {}
+        self._number = 0
+
+    def run(self) -> None:
+        """Weigh until nothing that is left can win."""
+        self._open = list(self.drafts())
+        heapq.heapify(self._open)
+        while self._open:
+            least_cost, _, weighed = self._open[0]
+            if self.best is not None and least_cost > self.best.cost * (1 + NOISE):
+                break
+            heapq.heappop(self._open)
+            self._seen.append(weighed)
+            if self._may_be_chosen(weighed):
+                self._look_at(weighed)
+        # What was passed over was so for the one preferred then.
+        for weighed in list(self._seen):
+            if weighed.outcome is None and self._may_be_chosen(weighed):
+                self._look_at(weighed)
+        if self.best is None:
+            self._look_again()
+
+    def drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
+        """Yield all that might be weighed, with the least it can cost."""
+        layouts, fleet = self.layouts, self.layouts.fleet
+        for depth in range(
+            1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
+        ):
+            for manner in manners(self.inputs, depth):
+                group = depth if manner.chunks > 1 else 1
+                if layouts.virtual_nodes % group:
+                    continue
+                widths = fleet.widths(depth, layouts.virtual_nodes // group)
+                if widths:
+                    yield from self._bounded(depth, manner, widths)
+
+    def _bounded(
+        self, depth: int, manner: Manner, widths: list[int]
+    ) -> Iterator[tuple[float, int, _Weighed]]:
+        steps_s = self.layouts.least_steps_s(depth, manner, widths)
+        for width, least_s in zip(widths, steps_s, strict=True):
+            if self._is_double(width, manner):
+                continue
+            usd = self.layouts.fleet.least_usd_per_hour[depth * width]
+            cost = self._cost(depth, width, least_s, usd)
+            self._number += 1
+            yield (
+                cost,
+                self._number,
+                _Weighed(Draft(depth, width, manner), least_s, cost),
+            )
+
+    def _is_double(self, width: int, manner: Manner) -> bool:
+        """Whether another schedule, which is preferred, makes the very same of it.
+
+        One micro-batch at a time goes forward and backward, whatever the list.
+        """
+        known = manner.schedule not in (RUNNABLE[0], self.inputs.schedule)
+        alone = self.layouts.virtual_nodes == width
+        alone = alone or (manner.in_flight_bound == 1 and not manner.recompute)
+        return known and manner.chunks == 1 and alone
+
+    def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
+        """Return what plans are compared by: time or money for a mini-batch."""
+        share = self.inputs.lag_share
+        cost = step_s * handicap(depth, width, share) if share else step_s
+        return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
+
+    def _liking(self, draft: Draft) -> tuple[bool, Manner, int, int]:
+        """Return by what equally good plans are told apart, the least first."""
+        now = self.inputs.previous
+        manner = draft.manner
+        runs = now is not None and (
+            (now.pipeline_depth, now.data_parallel_width, now.schedule)
+            == (draft.depth, draft.width, manner.schedule)
+            and (now.recompute, now.chunks, now.in_flight_bound or 0)
+            == (manner.recompute, manner.chunks, manner.in_flight_bound)
+        )
+        return not runs, manner, draft.depth, draft.width
+
+    def _may_be_chosen(self, weighed: _Weighed) -> bool:
+        """Whether it could be better by more than noise, or as good and preferred."""
+        chosen = self.chosen
+        if chosen is None or weighed.least_cost * (1 + NOISE) < chosen.cost:
+            return True
+        return self._liking(weighed.draft) < self._liking(chosen.draft)
+
+    def _look_at(self, weighed: _Weighed) -> None:
+        draft = weighed.draft
+        key = draft.depth, draft.manner
+        refused = self._refused.get(key)
+        if refused is not None and self.layouts.as_hard(draft, refused.draft):
+            weighed.outcome = refused.outcome
+            return
+        outcome = weighed.outcome = self.layouts.lay_out(draft)
+        if isinstance(outcome, Layout):
+            self._simulate(weighed, outcome)
+        elif outcome.room_bytes is not None:
+            self._refused[key] = weighed
+            self._bound(draft, outcome.room_bytes)
+
+    def _simulate(self, weighed: _Weighed, layout: Layout) -> None:
+        plan = weighed.plan = self.layouts.simulate(layout)
+        draft = weighed.draft
+        weighed.cost = self._cost(
+            draft.depth, draft.width, plan.predicted_step_s, layout.usd_per_hour
+        )
+        if self.best is None or weighed.cost < self.best.cost:
+            self.best = weighed
+        limit = self.best.cost * (1 + NOISE)
+        good = (w for w in self._seen if w.plan is not None and w.cost <= limit)
+        self.chosen = min(good, key=lambda w: self._liking(w.draft))
+
+    def _bound(self, draft: Draft, room_bytes: int) -> None:
+        """Where memory binds, weigh the same with fewer micro-batches in flight."""
+        if draft.manner.in_flight_bound:
+            return
+        bound = self.layouts.largest_bound(draft, room_bytes)
+        if bound is None:
+            return
+        manner = replace(draft.manner, in_flight_bound=bound)
+        for entry in self._bounded(draft.depth, manner, [draft.width]):
+            heapq.heappush(self._open, entry)
+
+    def _look_again(self) -> None:
+        """Where nothing fits, cut as unevenly as it takes, one micro-batch in flight."""
+        refused = [
+            weighed
+            for weighed in self._seen
+            if isinstance(weighed.outcome, Refusal) and weighed.outcome.room_bytes
+        ]
+        for weighed in refused:
+            draft = weighed.draft
+            bound = 0 if draft.manner.chunks > 1 else 1
+            tight = replace(draft, manner=replace(draft.manner, in_flight_bound=bound))
+            outcome = self.layouts.lay_out(tight, uneven=math.inf)
+            if isinstance(outcome, Layout):
+                again = _Weighed(tight, weighed.least_s, weighed.least_cost, outcome)
+                self._seen.append(again)
+                self._simulate(again, outcome)
+                return
+
+    # --- What is told -----------------------------------------------------------------
+
+    def choice(self) -> Choice:
+        """Return the outcome, told to people and programs."""
+        rows = [weighed for weighed in self._seen if self._is_telling(weighed)]
+        depths = {weighed.draft.depth for weighed in rows}
+        ways = {replace(w.draft.manner, in_flight_bound=0) for w in rows}
+        left = [weighed for weighed in self._seen if weighed.outcome is None]
+        left += [weighed for _, _, weighed in self._open]
+        for weighed in sorted(left, key=lambda w: w.least_cost):
+            depth, manner = weighed.draft.depth, weighed.draft.manner
+            if depth not in depths or manner not in ways:
+                depths.add(depth)
+                ways.add(manner)
+                rows.append(weighed)
+        chosen = self.chosen
+        rows.sort(
+            key=lambda w: (
+                w is not chosen,
+                isinstance(w.outcome, Refusal),
+                w.least_cost if w.plan is None else w.cost,
+                -w.draft.depth,
+            )
+        )
+        candidates = tuple(self._candidate(weighed) for weighed in rows)
+        if chosen is None:
+            why_not = self._why_none() or self.layouts.why_nothing_fits()
+            return Choice(plan=None, candidates=candidates, why_not=why_not)
+        return Choice(plan=chosen.plan, candidates=candidates)
+
+    def _why_none(self) -> str:
+        """Return one line on plans that fit but for the one that runs, if there are."""
+        outcomes = (weighed.outcome for weighed in self._seen)
+        refused = (o for o in outcomes if isinstance(o, Refusal) and o.in_handover)
+        return next((refusal.reason for refusal in refused), "")
+
+    def _is_telling(self, weighed: _Weighed) -> bool:
+        """Whether it was looked at, and for itself."""
+        if weighed.plan is not None:
+            return True
+        refused = self._refused.get((weighed.draft.depth, weighed.draft.manner))
+        return weighed.outcome is not None and (refused is None or refused is weighed)
+
+    def _candidate(self, weighed: _Weighed) -> Candidate:
+        draft, outcome, plan = weighed.draft, weighed.outcome, weighed.plan
+        step_s: float | None = weighed.least_s
+        usd = self.layouts.fleet.least_usd_per_hour[draft.depth * draft.width]
+        needed = room = None
+        if isinstance(outcome, Refusal):
+            step_s, needed, room = None, outcome.needed_bytes, outcome.room_bytes
+        elif outcome is not None and plan is not None:
+            step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
+            needed, room = outcome.needed_bytes, outcome.room_bytes
+        examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
+        each = None
+        if examples_per_s is not None and usd:
+            each = usd / SECONDS_PER_HOUR / examples_per_s * MILLION
+        return Candidate(
+            pipeline_depth=draft.depth,
+            data_parallel_width=draft.width,
+            microbatch_size=self.layouts.microbatch_size,
+            schedule=draft.manner.schedule,
+            recompute=draft.manner.recompute,
+            chunks=draft.manner.chunks,
+            in_flight_bound=draft.manner.in_flight_bound or None,
+            unused_slots=len(self.inputs.slots) - draft.depth * draft.width,
+            stage_bytes=needed,
+            device_bytes=room,
+            step_s=step_s,
+            examples_per_s=examples_per_s,
+            usd_per_million_examples=each,
+            why_not=self._why_not(weighed),
+        )
+
+    def _why_not(self, weighed: _Weighed) -> str:
+        if weighed is self.chosen:
+            return ""
+        if isinstance(weighed.outcome, Refusal):
+            return weighed.outcome.reason
+        assert self.chosen is not None
+        plan = self.chosen.plan
+        assert plan is not None
+        known = weighed.plan is not None
+        more = (weighed.cost if known else weighed.least_cost) / self.chosen.cost - 1
+        worse = "slower" if self.inputs.objective == "throughput" else "dearer"
+        if abs(more) <= NOISE:
+            return f"as good as {plan.shape} within {NOISE:.1%}, which is preferred"
+        return f"{'' if known else 'at least '}{more:.1%} {worse} than {plan.shape}"

@@ -1,0 +1,377 @@
+"""The stages that depths and manners give: cuts, times at least, memory."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spottrain.morphing.memory.memory import (
+    StageLoad,
+    megabytes,
+    stage_bytes,
+    stage_loads,
+    virtual_nodes_apart,
+)
+from spottrain.morphing.plan.bounds import (
+    Array,
+    Pipe,
+    Times,
+    fastest,
+    least_steps_s,
+    make_pipe,
+)
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.mixed_bounds import Counts, least_finish_s, replica_counts
+from spottrain.morphing.plan.modes import Draft, Fleet, Manner, manners
+from spottrain.morphing.plan.partition import join, partition, spread
+from spottrain.morphing.simulate.reducing import tied_bytes, tied_hops
+
+SHORT = 8
+"""Micro-batches a stage of a schedule long enough to tell what its stages hold."""
+NEVER_BYTES = 1 << 62
+"""More than any device has."""
+UNEVEN = 1.25
+"""How much slower than evenly cut a stage may be made for want of memory, at first."""
+
+
+class Cuts:
+    """Everything that drafts of one micro-batch size have in common, worked out once."""
+
+    def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
+        self.inputs = inputs
+        self.microbatch_size = microbatch_size
+        self.virtual_nodes = inputs.minibatch_size // microbatch_size
+        self.fleet = Fleet(inputs)
+        self.times = Times(inputs.profile, microbatch_size)
+        self.param_sums = np.concatenate(
+            ([0.0], np.cumsum([s.param_bytes for s in inputs.facts.sections]))
+        )
+        self.cut = cache(self._cut)
+        self.pipe = cache(self._pipe)
+        self._counts = cache(self._replica_counts)
+        self._needed = cache(self._stage_bytes)
+        self._loads = cache(self._stage_loads)
+        self._tight = cache(self._tight_cut)
+        self._joined = cache(self._joined_cut)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """What all stages together hold at least: parameters, gradients, optimizer."""
+        sections = self.inputs.facts.sections
+        return sum(2 * s.param_bytes + s.optimizer_bytes for s in sections)
+
+    # --- Bounds -----------------------------------------------------------------------
+
+    def least_steps_s(
+        self, depth: int, manner: Manner, widths: Sequence[int]
+    ) -> list[float]:
+        """Return what a mini-batch takes at least for each of ``widths``."""
+        fastest_device = max(self.fleet.speeds, default=1.0)
+        pipe = self.pipe(depth, manner.chunks, manner.recompute, fastest_device)
+        ring = np.array(widths, np.int64)
+        group = depth if manner.chunks > 1 else 1
+        counts = group * -(-(self.virtual_nodes // group) // ring)
+        least_s = least_steps_s(
+            pipe,
+            counts,
+            ring,
+            places=self.places(depth, manner),
+            stage_bytes=self._stage_params(depth, manner),
+            profile=self.inputs.profile,
+            reduction=self.inputs.reduction,
+            finish_s=self._finish_s(depth, manner, widths),
+        )
+        steps: list[float] = least_s.tolist()
+        return steps
+
+    def _finish_s(
+        self, depth: int, manner: Manner, widths: Sequence[int]
+    ) -> Array | None:
+        """Return what devices of several speeds need at least, for each of ``widths``."""
+        if len(self.fleet.speeds) <= 1:
+            return None
+        pure, mixed = self._counts(depth, tuple(widths))
+        pipes = [
+            self.pipe(depth, manner.chunks, manner.recompute, speed)
+            for speed in self.fleet.speeds
+        ]
+        return least_finish_s(pipes, pure, mixed, self.virtual_nodes)
+
+    def _replica_counts(
+        self, depth: int, widths: tuple[int, ...]
+    ) -> tuple[Counts, Counts]:
+        speeds = [device.speed for device in self.fleet.devices]
+        return replica_counts(speeds, depth, widths)
+
+    def places(self, depth: int, manner: Manner) -> NDArray[np.int64] | None:
+        """Return the most micro-batches in flight on each stage, as far as known."""
+        if manner.in_flight_bound:
+            return np.full(depth, manner.in_flight_bound)
+        return np.arange(depth, 0, -1) if manner.schedule == "1f1b" else None
+
+    def _stage_params(self, depth: int, manner: Manner) -> Array:
+        cuts = np.array(self.cut(manner.recompute, depth * manner.chunks))
+        by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
+        return by_stage
+
+    def _pipe(self, depth: int, chunks: int, recompute: bool, speed: float) -> Pipe:
+        return make_pipe(
+            self.times,
+            self.cut(recompute, depth * chunks),
+            depth,
+            recompute,
+            fastest(self.inputs.profile, self.fleet.alone),
+            speed,
+        )
+
+    def _cut(self, recompute: bool, runs: int) -> tuple[int, ...]:
+        """Cut the sections into runs as even as can be, whatever they hold."""
+        costs_s, last_s = self.times.costs_s(recompute)
+        bounds = partition(costs_s, runs, last_costs_s=last_s)
+        assert bounds is not None
+        return bounds
+
+    def even_cut(self, draft: Draft) -> tuple[int, ...]:
+        """Cut a draft's sections evenly, tied ones into one stage where that pays."""
+        depth, manner = draft.depth, draft.manner
+        even = self.cut(manner.recompute, depth * manner.chunks)
+        if manner.chunks > 1 or not self.inputs.facts.tied:
+            return even
+        joined = self._joined(manner.recompute, depth)
+        count = -(-self.virtual_nodes // draft.width)
+        longer_s = max(self.stage_s(draft, joined)) - max(self.stage_s(draft, even))
+        spared_s = self._tied_s(even) - self._tied_s(joined)
+        return joined if count * longer_s < spared_s else even
+
+    def _joined_cut(self, recompute: bool, stages: int) -> tuple[int, ...]:
+        """Cut as evenly as can be with tied sections in one stage, where they fit."""
+        spans = {(t.sections[0], t.sections[-1]) for t in self.inputs.facts.tied}
+        costs_s, last_s = self.times.costs_s(recompute)
+        groups = join(len(costs_s), spans, stages)
+        bounds = partition(
+            [sum(costs_s[a:b]) for a, b in itertools.pairwise(groups)],
+            stages,
+            last_costs_s=[sum(last_s[a:b]) for a, b in itertools.pairwise(groups)],
+        )
+        assert bounds is not None
+        return tuple(groups[bound] for bound in bounds)
+
+    def _tied_s(self, bounds: Sequence[int]) -> float:
+        """Return what summing tied parameters over stages takes at least."""
+        link = fastest(self.inputs.profile, self.fleet.alone)
+        facts = self.inputs.facts
+        total_s = 0.0
+        for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
+            stages = {bisect.bisect_right(bounds, k) for k in tied.sections}
+            copy_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
+            total_s += tied_hops(tied, stages) * copy_s
+        return total_s
+
+    def stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
+        """Return what a micro-batch takes on each stage at speed 1."""
+        costs_s, last_s = self.times.costs_s(draft.manner.recompute)
+        runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
+        runs[-1] = sum(last_s[bounds[-2] :])
+        return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
+
+    # --- Memory -----------------------------------------------------------------------
+
+    def _stage_loads(
+        self, depth: int, manner: Manner, count: int
+    ) -> tuple[StageLoad, ...]:
+        return stage_loads(
+            manner.schedule,
+            depth,
+            count,
+            manner.recompute,
+            chunks=manner.chunks,
+            in_flight_bound=manner.in_flight_bound or None,
+        )
+
+    def loads(self, depth: int, manner: Manner, count: int) -> tuple[StageLoad, ...]:
+        """Return the load of every stage of a replica of ``count`` micro-batches.
+
+        But for GPipe, a short list tells all.
+        """
+        if manner.schedule != "gpipe":
+            count = min(count, SHORT * depth * manner.chunks)
+        return self._loads(depth, manner, count)
+
+    def _stage_bytes(
+        self, runs: tuple[range, ...], load: StageLoad, apart: int, width: int
+    ) -> int:
+        return stage_bytes(
+            self.inputs.facts,
+            self.times.sections,
+            runs,
+            load,
+            virtual_nodes_apart=apart,
+            width=width,
+        ).total_bytes
+
+    def needed_bytes(
+        self,
+        depth: int,
+        manner: Manner,
+        stage_bounds: Sequence[int],
+        replica_bounds: Sequence[int],
+    ) -> list[int]:
+        """Return what the largest worker of each stage holds at most."""
+        count, apart, width = self._crowd(replica_bounds)
+        runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
+        loads = self.loads(depth, manner, count)
+        return [
+            self._needed(tuple(runs[p::depth]), loads[p], apart, width)
+            for p in range(depth)
+        ]
+
+    def _crowd(self, replica_bounds: Sequence[int]) -> tuple[int, int, int]:
+        """Return what of the replicas matters for memory.
+
+        The largest share, virtual nodes kept apart, and how many share the writing of
+        checkpoints (more than there are sections are as good as so many).
+        """
+        count = max(b - a for a, b in itertools.pairwise(replica_bounds))
+        apart = virtual_nodes_apart(replica_bounds, self.inputs.reduction)
+        width = min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
+        return count, apart, width
+
+    def _tight_cut(
+        self,
+        depth: int,
+        manner: Manner,
+        crowd: tuple[int, int, int],
+        room_bytes: int,
+        uneven: float,
+    ) -> tuple[int, ...] | None:
+        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits."""
+        count, apart, width = crowd
+        loads = self.loads(depth, manner, count)
+
+        costs_s, last_s = self.times.costs_s(manner.recompute)
+        sums_s = [0.0, *itertools.accumulate(costs_s)]
+        even = self.cut(manner.recompute, depth)
+        slowest_s = max(sums_s[b] - sums_s[a] for a, b in itertools.pairwise(even))
+        most_s = uneven * slowest_s
+
+        def excess(stage: int, start: int, end: int) -> int:
+            run = (range(start, end),)
+            return self._needed(run, loads[stage], apart, width) - room_bytes
+
+        @cache
+        def farthest(stage: int, start: int) -> int:
+            # Longer runs need more.
+            last = bisect.bisect_right(sums_s, sums_s[start] + most_s) - 1
+            last = max(start, min(last, len(costs_s) - (depth - stage - 1)))
+            ends = range(start + 1, last + 1)
+            key = partial(excess, stage, start)
+            return start + bisect.bisect_right(ends, 0, key=key)
+
+        def fits(stage: int, start: int, end: int) -> bool:
+            before_s, after_s = sums_s[start], sums_s[-1] - sums_s[end]
+            if before_s > stage * most_s or after_s > (depth - stage - 1) * most_s:
+                return False  # the other stages could not take the rest
+            return end <= farthest(stage, start)
+
+        return partition(costs_s, depth, fits, last_s, most_s)
+
+    def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
+        """Return the largest in-flight bound with which an even cut fits, if any does."""
+        depth, manner = draft.depth, draft.manner
+        replicas = self.shares_alike(draft)
+        if manner.chunks > 1 or self.state_bytes > depth * room_bytes:
+            return None
+        even = self.even_cut(draft)
+
+        def fits(bound: int) -> bool:
+            bounded = replace(manner, in_flight_bound=bound)
+            return max(self.needed_bytes(depth, bounded, even, replicas)) <= room_bytes
+
+        loads = self.loads(depth, manner, replicas[1])
+        low, high = 0, max(load.in_flight for load in loads)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low or None
+
+    def shares_alike(self, draft: Draft) -> tuple[int, ...]:
+        """Return the shares of replicas that are all equally fast."""
+        group = draft.depth if draft.manner.chunks > 1 else 1
+        shares = spread(self.virtual_nodes // group, draft.width)
+        return tuple(group * bound for bound in shares)
+
+    def as_hard(self, draft: Draft, refused: Draft) -> bool:
+        """Whether ``draft`` cannot fit for the reason that ``refused`` did not.
+
+        With fewer replicas of the same kind, each has no fewer micro-batches and more of
+        the checkpoints to write.
+        """
+        alike = len(self.fleet.orders) == len(self.fleet.speeds) == 1
+        fast = self.inputs.reduction == "fast"
+        return alike and fast and draft.width <= refused.width
+
+    def fits_somehow(self) -> bool:
+        """Whether there is any plan for the devices at hand, however slow."""
+        most = min(len(self.inputs.facts.sections), len(self.fleet.devices))
+        return any(self._fits(depth) for depth in range(most, 0, -1))
+
+    def _fits(self, depth: int) -> bool:
+        """Whether so many of the largest devices can hold the model, however slowly."""
+        room = self.fleet.most_bytes
+        if self.state_bytes > depth * room:
+            return False
+        crowd = self._crowd((0, self.virtual_nodes))
+        return self._least_bytes(depth) <= room or any(
+            self._tight(depth, manner, crowd, room, math.inf) is not None
+            for manner in self._leanest(depth)
+            if manner.chunks == 1
+        )
+
+    def _leanest(self, depth: int) -> list[Manner]:
+        """Return the manners, each with as few micro-batches in flight as can be."""
+        return [
+            manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
+            for manner in manners(self.inputs, depth)
+            if manner.chunks == 1 or self.virtual_nodes % depth == 0
+        ]
+
+    def _least_bytes(self, depth: int) -> int:
+        """Return what the largest worker needs, evenly cut, if memory is all that counts."""
+        return min(
+            (
+                max(
+                    self.needed_bytes(
+                        depth,
+                        manner,
+                        self.cut(manner.recompute, depth * manner.chunks),
+                        (0, self.virtual_nodes),
+                    )
+                )
+                for manner in self._leanest(depth)
+            ),
+            default=NEVER_BYTES,
+        )
+
+    def why_nothing_fits(self) -> str:
+        """Return one line: how many devices of which size the model needs."""
+        room = self.fleet.most_bytes
+        have = f"{len(self.fleet.devices)} of at most {megabytes(room)}"
+        sections = len(self.inputs.facts.sections)
+        for depth in range(1, sections + 1):
+            if self._fits(depth):
+                return (
+                    f"the model needs {depth} devices of {megabytes(room)}: got {have}"
+                )
+        least = self._least_bytes(sections)
+        return (
+            f"the model needs {sections} devices of {megabytes(least)} each: got "
+            f"{have}; "
+            "take larger devices or a smaller microbatch_size"
+        )

@@ -1,0 +1,134 @@
+"""What a plan is made from, and what no plan can be made from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.profiles import check_profile
+from spottrain.wire import (
+    SCHEMA_VERSION,
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    ScheduleKind,
+    encode,
+)
+
+Objective = Literal["throughput", "examples_per_dollar"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """All that a choice depends on; the same inputs give the same choice."""
+
+    facts: ModelFacts
+    profile: Profile
+    slots: tuple[Device, ...]
+    minibatch_size: int
+    microbatch_size: int | None
+    """``None``: the smallest of the profile's that is nearly as good as the best."""
+    reduction: Reduction
+    previous: Plan | None = None
+    """The plan that runs now: of equal placements the one nearest to it is taken, and of
+    plans that are as good the one that is like it."""
+    schedule: ScheduleKind | None = None
+    """``None``: whatever is best."""
+    recompute: bool | None = None
+    """``None``: whatever is best."""
+    objective: Objective = "throughput"
+    lag_share: float = 0.0
+    """What losses put at stake, see ``policy.lag_share``: of plans nearly as fast the one
+    that survives them is taken."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What was asked of the planner, to be kept with its answer.
+
+    That is ``PlanInputs``, but for facts and profile, which stay the same over the life
+    of a job and are named by a hash.
+    """
+
+    model_sha256: str
+    """Of the JSON of facts and profile, one after the other."""
+    slots: tuple[Device, ...]
+    minibatch_size: int
+    microbatch_size: int | None
+    reduction: Reduction
+    previous: Plan | None
+    schedule: ScheduleKind | None
+    recompute: bool | None
+    objective: Objective
+    lag_share: float
+
+
+def question_of(inputs: PlanInputs) -> Question:
+    """Return ``inputs`` in the form in which they are kept."""
+    model = encode(inputs.facts) + encode(inputs.profile)
+    return Question(
+        model_sha256=hashlib.sha256(model.encode()).hexdigest(),
+        slots=inputs.slots,
+        minibatch_size=inputs.minibatch_size,
+        microbatch_size=inputs.microbatch_size,
+        reduction=inputs.reduction,
+        previous=inputs.previous,
+        schedule=inputs.schedule,
+        recompute=inputs.recompute,
+        objective=inputs.objective,
+        lag_share=inputs.lag_share,
+    )
+
+
+def check_inputs(inputs: PlanInputs) -> None:
+    """Refuse what no plan can be made from.
+
+    Raises:
+        PlanError: One line that names the field: see ``profiles.check_profile``; or the
+            mini-batch is no multiple of the micro-batch, the profile does not know the
+            micro-batch, or a device has no memory, speed or price that makes sense.
+    """
+    check_profile(inputs.profile, inputs.facts)
+    known, asked = inputs.profile.microbatch_sizes, inputs.microbatch_size
+    minibatch_size = inputs.minibatch_size
+    if asked is not None:
+        if min(minibatch_size, asked) < 1 or minibatch_size % asked:
+            raise PlanError(
+                "minibatch_size must be a multiple of microbatch_size: got "
+                f"{minibatch_size} and {asked}; change one of them"
+            )
+        if asked not in known:
+            raise PlanError(
+                f"the profile knows micro-batches of {known}: got microbatch_size "
+                f"{asked}; calibrate again"
+            )
+    elif minibatch_size < 1 or all(minibatch_size % m for m in known):
+        raise PlanError(
+            f"minibatch_size must be a multiple of one of the profile's micro-batches "
+            f"{known}: got {minibatch_size}; change it"
+        )
+    for device in inputs.slots:
+        name = f"{device.slot.vm_id}[{device.slot.index}]"
+        positive(f"speed of {name}", device.speed)
+        positive(f"memory_bytes of {name}", device.memory_bytes)
+        positive(f"usd_per_hour of {name}", device.usd_per_hour, or_zero=True)
+    if inputs.objective == "examples_per_dollar":
+        for device in inputs.slots:
+            positive(f"usd_per_hour of {device.slot.vm_id}", device.usd_per_hour)
+
+
+def positive(name: str, value: float, *, or_zero: bool = False) -> None:
+    """Refuse a number that is not finite, or not above 0.
+
+    Raises:
+        PlanError: It names ``name``.
+    """
+    if not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
+        least = "0 or more" if or_zero else "above 0"
+        raise PlanError(f"{name} must be a number {least}: got {value}; measure again")

@@ -1,0 +1,227 @@
+"""Plans laid out: sections cut into stages, devices taken, memory counted, simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
+from spottrain.morphing.memory.handover import handover_bytes
+from spottrain.morphing.memory.memory import megabytes
+from spottrain.morphing.plan.cuts import UNEVEN, Cuts
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.modes import Draft, Fleet
+from spottrain.morphing.plan.placement import Device, place
+from spottrain.morphing.simulate.simulator import expect_step
+from spottrain.wire import Plan
+
+NEAR = 0.05
+"""A micro-batch size is good enough whose time per example is so near to the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a draft cannot be made a plan."""
+
+    reason: str
+    needed_bytes: int | None = None
+    room_bytes: int | None = None
+    in_handover: bool = False
+    """It would fit, but not beside what the present plan has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan that fits; its time is yet to be predicted."""
+
+    plan: Plan
+    speeds: tuple[float, ...]
+    """Of its devices."""
+    needed_bytes: int
+    """Of its largest worker."""
+    room_bytes: int
+    """Of its smallest device."""
+    usd_per_hour: float
+    """Of all VMs that it uses part of."""
+
+
+def _too_small(needed_bytes: int, room_bytes: int) -> Refusal:
+    reason = (
+        f"a stage needs {megabytes(needed_bytes)}, a device has {megabytes(room_bytes)}"
+    )
+    return Refusal(reason, needed_bytes, room_bytes)
+
+
+class Layouts(Cuts):
+    """Everything that drafts of one micro-batch size have in common, worked out once."""
+
+    waives_handover = False
+    """Whether a plan may be one that the present plan's sections leave no room for."""
+
+    def lay_out(
+        self, draft: Draft, fleet: Fleet | None = None, uneven: float = UNEVEN
+    ) -> Layout | Refusal:
+        """Choose devices and cut stages that fit into each of them."""
+        fleet = fleet or self.fleet
+        refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
+        room = 0
+        for order in fleet.orders:
+            devices = fleet.take(order, draft.depth, draft.width)
+            if devices is None:
+                return refusal
+            smallest = min(device.memory_bytes for device in devices)
+            if smallest > room:
+                room = smallest
+                laid = self._on(draft, devices, fleet, room, uneven)
+                if isinstance(laid, Layout):
+                    return laid
+                refusal = laid
+        return refusal
+
+    def _on(
+        self,
+        draft: Draft,
+        devices: list[Device],
+        fleet: Fleet,
+        room_bytes: int,
+        uneven: float,
+    ) -> Layout | Refusal:
+        """Lay out on ``devices``, whose smallest has ``room_bytes``."""
+        depth, manner = draft.depth, draft.manner
+        even = self.even_cut(draft)
+        replicas = self.shares_alike(draft)
+        placed = None
+        if len({device.speed for device in devices}) > 1:
+            placed = self._place(devices, draft, even)
+            replicas = self._shares(draft, even, placed)
+        bounds = even
+        needed = self.needed_bytes(depth, manner, even, replicas)
+        if max(needed) > room_bytes:
+            tight = None
+            if manner.chunks == 1 and sum(needed) <= depth * room_bytes:
+                crowd = self._crowd(replicas)
+                tight = self._tight(depth, manner, crowd, room_bytes, uneven)
+            if tight is None:
+                return _too_small(max(needed), room_bytes)
+            bounds = tight
+            needed = self.needed_bytes(depth, manner, bounds, replicas)
+        if placed is None or bounds != even:
+            placed = self._place(devices, draft, bounds)
+        plan = self._plan(draft, bounds, replicas, placed)
+        refusal = self._handover(plan, placed)
+        if refusal is not None:
+            return refusal
+        vms = {slot.vm_id for slot in plan.slots}
+        return Layout(
+            plan,
+            tuple(device.speed for device in placed),
+            max(needed),
+            room_bytes,
+            math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
+        )
+
+    def _handover(self, plan: Plan, placed: Sequence[Device]) -> Refusal | None:
+        """Refuse a plan if its sections and those of the present one do not fit at once."""
+        previous = self.inputs.previous
+        if previous is None or self.waives_handover:
+            return None
+        held = handover_bytes(self.inputs.facts, plan, previous)
+        most, device = max(
+            zip(held, placed, strict=True), key=lambda at: at[0] - at[1].memory_bytes
+        )
+        if most <= device.memory_bytes:
+            return None
+        return Refusal(
+            f"its sections and those of {previous.shape} at once need "
+            f"{megabytes(most)}, a device has {megabytes(device.memory_bytes)}",
+            in_handover=True,
+        )
+
+    def _place(
+        self, devices: list[Device], draft: Draft, bounds: tuple[int, ...]
+    ) -> tuple[Device, ...]:
+        return place(
+            devices,
+            bounds,
+            draft.width,
+            self.inputs.facts,
+            self.inputs.previous,
+            stage_s=self.stage_s(draft, bounds),
+            chunks=draft.manner.chunks,
+        )
+
+    def _shares(
+        self, draft: Draft, bounds: Sequence[int], placed: Sequence[Device]
+    ) -> tuple[int, ...]:
+        """Share virtual nodes out so that the slowest replica ends soonest."""
+        depth = draft.depth
+        stages = self.stage_s(draft, bounds)
+        paces = [
+            pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
+            for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
+        ]
+        group = depth if draft.manner.chunks > 1 else 1
+        shares = share_virtual_nodes(
+            self.virtual_nodes // group,
+            [group * pace.per_virtual_node_s for pace in paces],
+            fixed_s=[pace.fixed_s for pace in paces],
+        )
+        return tuple(group * bound for bound in shares)
+
+    def _plan(
+        self,
+        draft: Draft,
+        stage_bounds: tuple[int, ...],
+        replica_bounds: tuple[int, ...],
+        placed: Sequence[Device],
+    ) -> Plan:
+        manner = draft.manner
+        return Plan(
+            pipeline_depth=draft.depth,
+            data_parallel_width=draft.width,
+            microbatch_size=self.microbatch_size,
+            minibatch_size=self.inputs.minibatch_size,
+            schedule=manner.schedule,
+            recompute=manner.recompute,
+            stage_bounds=stage_bounds,
+            replica_bounds=replica_bounds,
+            slots=tuple(device.slot for device in placed),
+            predicted_step_s=0.0,
+            in_flight_bound=manner.in_flight_bound or None,
+            chunks=manner.chunks,
+        )
+
+    def simulate(self, layout: Layout) -> Plan:
+        """Return the plan of ``layout`` with its predicted time."""
+        step = expect_step(
+            layout.plan,
+            self.inputs.profile,
+            self.inputs.facts,
+            reduction=self.inputs.reduction,
+            speeds=layout.speeds,
+        )
+        return replace(layout.plan, predicted_step_s=step.step_s)
+
+
+def choose_layouts(inputs: PlanInputs) -> Layouts:
+    """Settle the micro-batch size.
+
+    If it is left open: the smallest whose time per example is within ``NEAR`` of the
+    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
+    """
+    if inputs.microbatch_size is not None:
+        return Layouts(inputs, inputs.microbatch_size)
+    sizes = inputs.profile.microbatch_sizes
+    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
+    fitting = [layouts for layouts in known if layouts.fits_somehow()]
+    if not fitting:
+        return known[0]
+    again = inputs.recompute is not False
+    each_s = [
+        (sum(layouts.times.costs_s(again)[0]) + layouts.times.beside_s(again))
+        / layouts.microbatch_size
+        for layouts in fitting
+    ]
+    good = (1 + NEAR) * min(each_s)
+    return next(f for f, s in zip(fitting, each_s, strict=True) if s <= good)

@@ -1,0 +1,144 @@
+"""The devices at hand, and in what manner pipelines may run on them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from spottrain.morphing.plan import placement
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
+from spottrain.wire import ScheduleKind
+
+RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
+"""What the runtime runs; the choice is among these. Of equals the first is taken."""
+CHUNKS = (2, 3, 4)
+"""Runs of sections a stage that are weighed for an interleaved schedule."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Manner:
+    """How a pipeline is run; of equals the least is taken."""
+
+    rank: int
+    """Of its schedule among ``RUNNABLE``."""
+    chunks: int
+    in_flight_bound: int
+    """0 for none."""
+    recompute: bool
+
+    @property
+    def schedule(self) -> ScheduleKind:
+        """The kind of its lists."""
+        return RUNNABLE[self.rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan that might be made."""
+
+    depth: int
+    width: int
+    manner: Manner
+
+
+def manners(inputs: PlanInputs, depth: int) -> list[Manner]:
+    """Return how a pipeline of ``depth`` might be run."""
+    if depth == 1:
+        # One stage has nothing to order: it goes forward and backward by turns.
+        asked = inputs.schedule
+        alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
+        return [Manner(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
+    found = []
+    for rank, schedule in enumerate(RUNNABLE):
+        if inputs.schedule in (None, schedule):
+            for chunks in CHUNKS if schedule == "interleaved" else (1,):
+                if depth * chunks <= len(inputs.facts.sections):
+                    found += [
+                        Manner(rank, chunks, 0, recompute)
+                        for recompute in (False, True)
+                        if inputs.recompute in (None, recompute)
+                    ]
+    return found
+
+
+class Fleet:
+    """The devices at hand."""
+
+    def __init__(self, inputs: PlanInputs) -> None:
+        self.devices = inputs.slots
+        self._previous = inputs.previous
+        kept = set() if inputs.previous is None else set(inputs.previous.slots)
+        dear = inputs.objective == "examples_per_dollar"
+        fastest_first = sorted(
+            self.devices,
+            key=lambda d: (
+                d.usd_per_hour / d.speed if dear else 0.0,
+                -d.speed,
+                d.slot not in kept,
+                d.slot,
+            ),
+        )
+        roomiest_first = sorted(fastest_first, key=lambda d: -d.memory_bytes)
+        self.orders = [fastest_first]
+        if roomiest_first != fastest_first:
+            self.orders.append(roomiest_first)
+        self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
+        self.most_bytes = max((d.memory_bytes for d in self.devices), default=0)
+        self.vm_slots = Counter(d.slot.vm_id for d in self.devices)
+        self.vm_usd_per_hour: defaultdict[str, float] = defaultdict(float)
+        for device in self.devices:
+            self.vm_usd_per_hour[device.slot.vm_id] += device.usd_per_hour
+        prices = sorted(d.usd_per_hour for d in self.devices)
+        self.least_usd_per_hour = [0.0, *itertools.accumulate(prices)]
+        self._sizes = Counter(self.vm_slots.values())
+
+    @property
+    def alone(self) -> bool:
+        """Whether every VM has but one device."""
+        return set(self._sizes) <= {1}
+
+    def widest(self, depth: int, virtual_nodes: int) -> int:
+        """Return the most replicas that can be placed, no VM having all of a stage."""
+        width = min(len(self.devices) // depth, virtual_nodes)
+        while width > 1 and self._placeable(depth, width) < depth * width:
+            width -= 1
+        return width
+
+    def take(self, order: list[Device], depth: int, width: int) -> list[Device] | None:
+        """Take the first devices of ``order`` that a plan can be placed on."""
+        most = depth * (width - 1) if width > 1 else depth
+        if max(self._sizes) <= most:
+            return order[: depth * width]
+        return placement.take(order, depth, width)
+
+    def _placeable(self, depth: int, width: int) -> int:
+        most = depth * (width - 1)
+        return sum(count * min(size, most) for size, count in self._sizes.items())
+
+    def widths(self, depth: int, shares: int) -> list[int]:
+        """Return the widths worth weighing, at most some twenty.
+
+        The widest; of all that give the largest replica equally many shares the
+        narrowest; those that leave out all devices slower than some speed; and that of
+        the plan that runs.
+
+        Args:
+            depth: Pipeline depth.
+            shares: What the mini-batch is shared out in.
+        """
+        widest = self.widest(depth, shares)
+        if widest < 1:
+            return []
+        found = {1, widest} if len(self.speeds) > 1 else {1}
+        if self._previous is not None and self._previous.pipeline_depth == depth:
+            found.add(self._previous.data_parallel_width)
+        for speed in self.speeds[:-1]:
+            found.add(sum(d.speed >= speed for d in self.devices) // depth)
+        share = math.ceil(shares / widest)
+        while share < shares:
+            found.add(math.ceil(shares / share))
+            share = max(share + 1, math.ceil(share * 1.25))
+        return sorted(width for width in found if 1 <= width <= widest)

@@ -1,0 +1,132 @@
+"""Cutting a row of things into runs: sections into stages, virtual nodes over replicas.
+
+Bounds are written as in ``wire.Plan``: part ``i`` holds ``bounds[i]`` up to
+``bounds[i + 1]``, and no part is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.cut import cut
+from spottrain.morphing.schedules.compiled import fast
+
+Costs = npt.NDArray[np.float64]
+Fits = Callable[[int, int, int], bool]
+
+
+def partition(
+    costs_s: Sequence[float],
+    stages: int,
+    fits: Fits | None = None,
+    last_costs_s: Sequence[float] | None = None,
+    most_s: float = math.inf,
+) -> tuple[int, ...] | None:
+    """Cut sections into stages so that the costliest stage costs the least.
+
+    Of all such cuts, return one whose squared stage costs sum to the least: where the
+    bottleneck is given, the most even one. The same input gives the same cut.
+
+    Args:
+        costs_s: Time of each section for one micro-batch, 0 or more. Embedding and head
+            are sections like all others, as long as they were measured to take.
+        stages: Number of stages.
+        fits: Called as ``fits(stage, start, end)``: whether that stage can hold the
+            sections from ``start`` up to ``end``; all can if not given.
+        last_costs_s: Time of each section where it is in the last stage, which may
+            differ because that stage never recomputes; ``costs_s`` if not given.
+        most_s: What no stage may exceed; ``fits`` is asked about no others.
+
+    Returns:
+        Bounds of the stages, or ``None`` if no cut fits.
+
+    Raises:
+        PlanError: There are fewer sections than stages, no stage, or a cost that is
+            negative or not finite.
+    """
+    count = len(costs_s)
+    last_costs_s = costs_s if last_costs_s is None else last_costs_s
+    if not 1 <= stages <= count:
+        raise PlanError(
+            f"every stage needs a section: got {stages} stages for {count} sections; "
+            f"ask for 1 to {count} stages"
+        )
+    if not all(cost >= 0 and math.isfinite(cost) for cost in [*costs_s, *last_costs_s]):
+        raise PlanError(
+            f"section times must be finite and not negative: got {list(costs_s)} and "
+            f"{list(last_costs_s)} in the last stage; calibrate again"
+        )
+    run_costs = [_run_costs(costs_s, most_s), _run_costs(last_costs_s, most_s)]
+    which = [0] * (stages - 1) + [1]
+    if fits is not None:
+        run_costs = [
+            _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
+        ]
+        which = list(range(stages))
+    bottleneck, bounds = fast(cut, stages * count * count)(
+        np.stack(run_costs), np.array(which, np.int64)
+    )
+    return None if bottleneck == math.inf else tuple(bounds.tolist())
+
+
+def join(count: int, spans: Iterable[tuple[int, int]], stages: int) -> tuple[int, ...]:
+    """Return bounds of groups of sections that keep spans in one piece.
+
+    The shortest span first, as long as there are groups enough for the stages.
+
+    Args:
+        count: Sections.
+        spans: The first and the last section of each.
+        stages: Groups that are needed at least.
+    """
+    bounds = set(range(count + 1))
+    for first, last in sorted(spans, key=lambda span: (span[1] - span[0], span)):
+        rest = bounds.difference(range(first + 1, last + 1))
+        if len(rest) > stages:
+            bounds = rest
+    return tuple(sorted(bounds))
+
+
+def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
+    """Share virtual nodes out over replicas, as evenly as can be, larger shares first.
+
+    Returns:
+        Bounds of the replicas' runs of virtual nodes.
+
+    Raises:
+        PlanError: A replica would have none.
+    """
+    if not 1 <= replicas <= virtual_nodes:
+        raise PlanError(
+            f"every replica needs a virtual node: got {replicas} replicas for "
+            f"{virtual_nodes}; ask for 1 to {virtual_nodes} replicas"
+        )
+    share, larger = divmod(virtual_nodes, replicas)
+    return tuple(share * i + min(i, larger) for i in range(replicas + 1))
+
+
+def _run_costs(costs_s: Sequence[float], most_s: float) -> Costs:
+    """Return the cost of every run [start, end), infinite where it is not allowed."""
+    sums = np.concatenate(([0.0], np.cumsum(costs_s)))
+    runs = sums[None, :] - sums[:, None]
+    allowed = np.triu(np.ones_like(runs, bool), 1) & (runs <= most_s)
+    return np.where(allowed, runs, np.inf)
+
+
+def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
+    """Return ``runs`` with those infinite that ``stage`` cannot hold."""
+    allowed = np.full_like(runs, np.inf)
+    count = len(runs) - 1
+    # The stages before and after need a section each.
+    before = range(stage, count - (stages - stage) + 1) if stage else [0]
+    for start in before:
+        end = count - (stages - stage - 1)
+        for stop in range(start + 1, end + 1) if stage < stages - 1 else [count]:
+            if math.isfinite(runs[start, stop]) and fits(stage, start, stop):
+                allowed[start, stop] = runs[start, stop]
+    return allowed

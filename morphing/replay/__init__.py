@@ -1,0 +1,1 @@
+"""Availability traces replayed under several rules."""

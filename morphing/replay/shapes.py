@@ -1,0 +1,233 @@
+"""What fleets of like GPUs do: the step time of every shape, worked out once each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spottrain.morphing.adapt.policy import CAUTION, handicap
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.inputs import PlanInputs, positive
+from spottrain.morphing.plan.layouts import Layout, Layouts, Refusal
+from spottrain.morphing.plan.modes import Draft, Fleet, manners
+from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.profiles import check_profile
+from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKind, Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, its profile and the machines it is to run on: VMs of one GPU, all alike."""
+
+    sources: tuple[str, ...]
+    """Where the numbers are from."""
+    facts: ModelFacts
+    profile: Profile
+    minibatch_size: int
+    gpu_memory_bytes: int
+    usd_per_hour: float
+    """Of one VM."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One pipeline depth and data-parallel width."""
+
+    depth: int
+    width: int
+    step_s: float
+    """Predicted time of a mini-batch."""
+    move_bytes: int
+    """Parameters and optimizer state of its largest stage: what a worker new to a stage
+    has to fetch."""
+
+    @property
+    def slots(self) -> int:
+        """GPUs that it takes."""
+        return self.depth * self.width
+
+
+def _cost(share: float, shape: Shape) -> tuple[float, int]:
+    """Return what a shape is judged by, least first: as in ``choose``."""
+    return shape.step_s * handicap(shape.depth, shape.width, share), shape.depth
+
+
+class Shapes:
+    """The shapes that a workload can take, simulated when first asked for.
+
+    All run in one manner, so that they can be told apart by their shape alone.
+
+    Args:
+        workload: What is to run on what.
+        schedule: Kind of the lists.
+        recompute: Whether stages recompute.
+
+    Raises:
+        PlanError: See ``check_workload``.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        schedule: ScheduleKind = "varuna",
+        recompute: bool = True,
+    ) -> None:
+        check_workload(workload)
+        self.workload = workload
+        self._inputs = PlanInputs(
+            facts=workload.facts,
+            profile=workload.profile,
+            slots=(),
+            minibatch_size=workload.minibatch_size,
+            microbatch_size=workload.profile.microbatch_sizes[0],
+            reduction="fast",
+            schedule=schedule,
+            recompute=recompute,
+        )
+        self._layouts = Layouts(self._inputs, self.microbatch_size)
+        self._shapes: dict[tuple[int, int], Shape | None] = {}
+        self._refused: dict[int, int] = {}
+        self._best: dict[int, list[Shape]] = {}
+
+    @property
+    def virtual_nodes(self) -> int:
+        """Micro-batches of a mini-batch."""
+        return self._layouts.virtual_nodes
+
+    @property
+    def microbatch_size(self) -> int:
+        """The only one that the profile knows."""
+        return self.workload.profile.microbatch_sizes[0]
+
+    def at(self, depth: int, width: int) -> Shape | None:
+        """Return the shape ``depth`` x ``width``, or ``None`` if it cannot run."""
+        if (depth, width) not in self._shapes:
+            self._shapes[depth, width] = self._make(depth, width)
+        return self._shapes[depth, width]
+
+    def at_depth(self, depth: int, slots: int) -> Shape | None:
+        """Return the widest shape of ``depth`` on ``slots`` GPUs."""
+        return self.at(depth, min(slots // depth, self.virtual_nodes))
+
+    def best(self, slots: int, lag_share: float = 0.0) -> Shape | None:
+        """Return the best shape on ``slots`` GPUs, the shallowest of equals.
+
+        Each depth has as many replicas as there are GPUs for.
+
+        Args:
+            slots: GPUs.
+            lag_share: What losses put at stake, see ``policy.lag_share``; if nothing, the
+                best is the fastest.
+        """
+        key = partial(_cost, lag_share)
+        return min(self._near(slots), key=key, default=None)
+
+    def fewest(self) -> int | None:
+        """Return how many GPUs the model needs at least; ``None``: no number is enough."""
+        most = len(self.workload.facts.sections)
+        for slots in range(1, most + 1):
+            if any(self.at(p, slots // p) is not None for p in range(1, slots + 1)):
+                return slots
+        return None
+
+    def _near(self, slots: int) -> list[Shape]:
+        """Return the fastest shape, and all that could be better if losses count.
+
+        A depth is simulated only if its lower bound is not too slow already.
+        """
+        if slots not in self._best:
+            least: list[tuple[float, int, int]] = []
+            for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
+                width = min(slots // depth, self.virtual_nodes)
+                manner = manners(self._inputs, depth)[0]
+                (bound_s,) = self._layouts.least_steps_s(depth, manner, [width])
+                least.append((bound_s, depth, width))
+            shapes: list[Shape] = []
+            limit_s = math.inf
+            for bound_s, depth, width in sorted(least):
+                if bound_s > limit_s:
+                    break
+                if (shape := self.at(depth, width)) is not None:
+                    shapes.append(shape)
+                    limit_s = min(limit_s, shape.step_s * (1 + CAUTION))
+            self._best[slots] = shapes
+        return self._best[slots]
+
+    def _make(self, depth: int, width: int) -> Shape | None:
+        possible = 1 <= depth <= len(self.workload.facts.sections) and width >= 1
+        memory_bytes = self.workload.gpu_memory_bytes
+        # What does not fit does not with fewer replicas either.
+        if not possible or width <= self._refused.get(depth, 0):
+            return None
+        if self._layouts.state_bytes > depth * memory_bytes:
+            return None
+        devices = tuple(
+            Device(
+                slot=Slot(vm_id=f"{i:06}", index=0),
+                memory_bytes=memory_bytes,
+                speed=1.0,
+            )
+            for i in range(depth * width)
+        )
+        fleet = Fleet(replace(self._inputs, slots=devices))
+        plan = self._plan(depth, width, fleet)
+        if plan is None:
+            self._refused[depth] = width
+            return None
+        facts = self.workload.facts
+        state = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
+        return Shape(
+            depth=depth,
+            width=width,
+            step_s=plan.predicted_step_s,
+            move_bytes=max(
+                sum(state[a:b]) for a, b in itertools.pairwise(plan.stage_bounds)
+            ),
+        )
+
+    def _plan(self, depth: int, width: int, fleet: Fleet) -> Plan | None:
+        """Return the plan of a shape; where memory binds, the faster of two.
+
+        One cut unevenly, and one cut evenly with fewer micro-batches in flight.
+        """
+        draft = Draft(depth, width, manners(self._inputs, depth)[0])
+        found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
+        even = self._layouts.even_cut(draft)
+        if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
+            room_bytes = self.workload.gpu_memory_bytes
+            bound = self._layouts.largest_bound(draft, room_bytes)
+            if bound is not None:
+                manner = replace(draft.manner, in_flight_bound=bound)
+                tight = replace(draft, manner=manner)
+                found.append(self._layouts.lay_out(tight, fleet))
+        plans = [
+            self._layouts.simulate(one) for one in found if isinstance(one, Layout)
+        ]
+        return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
+
+
+def check_workload(workload: Workload) -> None:
+    """Refuse a workload that no plan can be made from.
+
+    Raises:
+        PlanError: Times, sizes or counts are missing, negative, zero where they must
+            not be, or not finite; or facts, profile and mini-batch do not go together.
+    """
+    profile = workload.profile
+    check_profile(profile, workload.facts)
+    if len(profile.microbatches) != 1:
+        raise PlanError(
+            "a workload's profile must be of one micro-batch size: got "
+            f"{profile.microbatch_sizes}; leave the others out"
+        )
+    positive("gpu_memory_bytes", workload.gpu_memory_bytes)
+    positive("usd_per_hour", workload.usd_per_hour, or_zero=True)
+    sizes = workload.minibatch_size, profile.microbatch_sizes[0]
+    if min(sizes) < 1 or sizes[0] % sizes[1]:
+        raise PlanError(
+            "minibatch_size must be a multiple of the profile's microbatch_size: got "
+            f"{sizes[0]} and {sizes[1]}; change minibatch_size"
+        )

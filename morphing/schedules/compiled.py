@@ -1,0 +1,70 @@
+"""Compiles the loops of this folder with numba, where there is enough to do for that.
+
+A loop is a function of numbers and arrays that runs as it is, slowly, or compiled. numba
+takes a moment to import and, once after a change, seconds to compile, which small work
+does not pay back. Machine code is kept in the user's cache folder, apart for every
+version of the sources (numba itself looks at the file of the loop only).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WORTH_COMPILING = 3000
+"""Tasks from which on the import of numba is paid back."""
+_parts: list[Callable[..., Any]] = []
+_compiled: dict[Callable[..., Any], Any] = {}
+
+
+def part(function: F) -> F:
+    """Declare a function that loops call, so that it is compiled with them."""
+    _parts.append(function)
+    return function
+
+
+def fast(loop: F, tasks: int) -> F:
+    """Return ``loop``, compiled if that has been done or pays for so many tasks."""
+    if _compiled.get(loop) is None:
+        if tasks < WORTH_COMPILING and not _compiled:
+            return loop
+        _compiled[loop] = _compile(loop)
+    machine: F = _compiled[loop]
+    return machine
+
+
+def _compile(loop: F) -> Any:
+    # Late: commands and workers that simulate nothing never load it, and a machine that
+    # only trains need not have it.
+    try:
+        import numba
+    except ImportError:
+        return loop
+    from numba.extending import register_jitable
+
+    for function in _parts:
+        register_jitable(function)
+    _parts.clear()
+    config: Any = numba.config
+    usual = config.CACHE_DIR
+    config.CACHE_DIR = usual or str(_cache_dir())
+    try:
+        return numba.njit(loop, cache=True)
+    except RuntimeError:  # no folder can be written
+        return numba.njit(loop)
+    finally:
+        config.CACHE_DIR = usual
+
+
+def _cache_dir() -> Path:
+    """Return the folder for machine code of these very sources."""
+    import platformdirs
+
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(source.read_bytes())
+    return platformdirs.user_cache_path("spottrain") / "compiled" / digest.hexdigest()

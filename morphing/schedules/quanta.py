@@ -1,0 +1,119 @@
+"""Varuna's rule, played in quanta (Varuna, section 3.2, constraints 1 to 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.schedules.stage import LENGTH, REPEATS, RUNS, START
+from spottrain.morphing.schedules.types import Codes, Numbers
+
+ARRIVED, TURNS, FORWARDS, BACKWARDS, QUANTA, WRITTEN, FIELDS = range(7)
+"""Of a stage: micro-batches whose activation is here; whose turn to recompute, or to go
+backward, has come; forwards and backwards begun; quanta still to run of the recompute and
+backward under way; tasks in its list so far."""
+
+
+@part
+def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
+    """Return how often what came since ``then`` comes again, once more at the least.
+
+    It does if all is as it was then, but that micro-batches went through. Only the first
+    stage meets the end of the mini-batch, for the others wait for it.
+    """
+    for p in range(len(stages)):
+        a, b = then[p], stages[p]
+        through = b[FORWARDS] - a[FORWARDS]
+        same = b[QUANTA] == a[QUANTA] and b[TURNS] - a[TURNS] == through
+        if not same or not b[BACKWARDS] - a[BACKWARDS] == through > 0:
+            return 0
+        if p > 0 and b[ARRIVED] - a[ARRIVED] != through:
+            return 0
+    through = stages[0, FORWARDS] - then[0, FORWARDS]
+    return int(max(0, (num_microbatches - stages[0, FORWARDS]) // through - 1))
+
+
+def play_quanta(
+    depth: int, num_microbatches: int, recompute: bool, room: int
+) -> tuple[Codes, Numbers, bool]:
+    """Play the rule; leap once over what repeats.
+
+    Forward and recompute take one quantum, a backward two: first the gradient of the
+    stage's input, then that of its weights. A stage prefers going backward, and goes
+    from a recompute straight to its backward. When a stage has its input gradient, the
+    stage before begins to recompute, so that it is done when the backward is and the
+    gradient arrives. Without recompute that stage begins its backward a quantum later,
+    for the gradient is sent when the backward is done.
+
+    Args:
+        depth: Stages.
+        num_microbatches: Micro-batches of the replica.
+        recompute: Whether all stages but the last compute their forward again.
+        room: Most tasks of a list that can be written down.
+
+    Returns:
+        Works by stage; the runs of each stage's list (see ``stage``) among them; and
+        whether ``room`` was enough.
+    """
+    works = np.zeros((depth, room), np.int8)
+    runs = np.zeros((depth, RUNS, 3), np.int64)
+    stages = np.zeros((depth, FIELDS), np.int64)
+    then = stages.copy()
+    stages[0, ARRIVED] = num_microbatches
+    last, turn_at = depth - 1, 1 if recompute else 0
+    news = np.zeros((depth, 2), np.int64)
+    quanta, save_at, extra = 0, 1, 0
+    while stages[0, BACKWARDS] < num_microbatches or stages[0, QUANTA] > 0:
+        for p in range(depth):
+            stage = stages[p]
+            if stage[WRITTEN] + 2 > room:
+                return works, runs, False
+            if stage[QUANTA] == 0 and stage[BACKWARDS] < stage[TURNS]:
+                stage[QUANTA] = 2
+                if recompute and p < last:
+                    stage[QUANTA] = 3
+                    works[p, stage[WRITTEN]] = RECOMPUTE
+                    stage[WRITTEN] += 1
+                works[p, stage[WRITTEN]] = BACKWARD
+                stage[WRITTEN] += 1
+                stage[BACKWARDS] += 1
+            if stage[QUANTA] > 0:
+                stage[QUANTA] -= 1
+                if stage[QUANTA] == turn_at and p > 0:
+                    news[p - 1, TURNS] = 1
+            elif stage[FORWARDS] < stage[ARRIVED]:
+                works[p, stage[WRITTEN]] = FORWARD
+                stage[WRITTEN] += 1
+                stage[FORWARDS] += 1
+                if p < last:
+                    news[p + 1, ARRIVED] = 1
+                else:
+                    news[p, TURNS] = 1
+        # What a quantum brings can be used from the next one on.
+        for p in range(depth):
+            stages[p, ARRIVED] += news[p, ARRIVED]
+            stages[p, TURNS] += news[p, TURNS]
+            news[p, ARRIVED] = news[p, TURNS] = 0
+        quanta += 1
+        if extra:
+            continue
+        if quanta == save_at:
+            save_at *= 2
+            then = stages.copy()
+            continue
+        extra = repeats(stages, then, num_microbatches)
+        for p in range(depth if extra > 0 else 0):
+            runs[p, 0, LENGTH] = then[p, WRITTEN]
+            runs[p, 1, LENGTH] = stages[p, WRITTEN] - then[p, WRITTEN]
+            for field in range(ARRIVED if p > 0 else TURNS, QUANTA):
+                stages[p, field] += extra * (stages[p, field] - then[p, field])
+    for p in range(depth):
+        at = room * p
+        runs[p, 2, LENGTH] = stages[p, WRITTEN]
+        runs[p, 2, LENGTH] -= runs[p, 0, LENGTH] + runs[p, 1, LENGTH]
+        for r in range(RUNS):
+            runs[p, r, START] = at
+            runs[p, r, REPEATS] = 1 + extra if r == 1 else 1
+            at += runs[p, r, LENGTH]
+    return works, runs, True

@@ -1,0 +1,108 @@
+"""The rule by which a stage takes its next task, as functions of whole numbers.
+
+``schedule.Progress`` asks it for the executor, the simulator's loops ask it directly, so
+that what is simulated is what runs. Nothing here but what numba compiles.
+"""
+
+from __future__ import annotations
+
+from spottrain.morphing.schedules.compiled import part
+
+FORWARD, RECOMPUTE, BACKWARD = range(3)
+"""Works, as the schedule's codes name them: a code is 3 times the chunk plus the work."""
+NOTHING = -1
+"""There is nothing to run before something arrives."""
+FREE, IN_ORDER, ORIGINAL = range(3)
+"""Conducts: see ``schedule.Conduct``."""
+
+
+@part
+def decide(
+    conduct: int,
+    listed: int,
+    forwards: int,
+    backwards: int,
+    activations: int,
+    gradients: int,
+    bound: int,
+    recomputes: bool,
+    graph_kept: bool,
+) -> int:
+    """Return the work to run now, or ``NOTHING``; see ``schedule.next_task``.
+
+    Args:
+        conduct: How far the stage may depart from its list.
+        listed: Work of the list's next task.
+        forwards: Done so far; this and the next three of the listed task's chunk.
+        backwards: Done so far.
+        activations: Arrived so far.
+        gradients: Arrived so far.
+        bound: Most micro-batches in flight; only a free stage heeds it.
+        recomputes: Whether the stage recomputes at all.
+        graph_kept: Whether its one set of activations is held.
+    """
+    can_forward = forwards < activations
+    can_backward = backwards < forwards and backwards < gradients
+    if conduct != FREE:
+        ready = can_forward
+        if listed == BACKWARD:
+            ready = can_backward
+        elif listed == RECOMPUTE:
+            ready = conduct == IN_ORDER or can_backward
+        return listed if ready else NOTHING
+    can_forward = can_forward and forwards - backwards < bound
+    if can_forward and (listed == FORWARD or not can_backward):
+        return FORWARD
+    if recomputes and not graph_kept:
+        full = forwards - backwards == bound
+        return RECOMPUTE if can_backward or full or listed == RECOMPUTE else NOTHING
+    return BACKWARD if can_backward else NOTHING
+
+
+@part
+def keeps_graph(
+    conduct: int,
+    listed: int,
+    following: int,
+    forwards: int,
+    backwards: int,
+    passed: int,
+) -> bool:
+    """Whether the forward that the list has next is to keep its tensors.
+
+    Args:
+        conduct: How far the stage may depart from its list.
+        listed: Work of the list's next task.
+        following: Work of the task after it.
+        forwards: Done so far.
+        backwards: Done so far.
+        passed: Recomputes in the list before ``listed``.
+    """
+    return (
+        conduct != ORIGINAL
+        and listed == FORWARD
+        and following == RECOMPUTE
+        and forwards == backwards == passed
+    )
+
+
+@part
+def promises_forward(
+    conduct: int,
+    listed: int,
+    forwards: int,
+    backwards: int,
+    gradients: int,
+    num_microbatches: int,
+) -> bool:
+    """Whether a stage puts its next forward before the listed recompute for good.
+
+    So does the original: while the gradient is missing and forwards are left, whether or
+    not the activation is here. The stage then waits for that forward.
+    """
+    return (
+        conduct == ORIGINAL
+        and listed == RECOMPUTE
+        and backwards >= gradients
+        and forwards < num_microbatches
+    )

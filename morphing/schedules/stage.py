@@ -1,0 +1,200 @@
+"""The state of a stage as a row of numbers, and its way through its list.
+
+A list is up to three runs, each a pattern of codes that is repeated: see
+``lists.Schedule``. The counts of ``schedule.Progress`` are here a row of ``stages`` and,
+for every chunk of the stage, a row of ``counts``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.rule import (
+    BACKWARD,
+    FORWARD,
+    NOTHING,
+    RECOMPUTE,
+    decide,
+    keeps_graph,
+)
+from spottrain.morphing.schedules.types import Codes, Numbers
+
+RUNS = 3
+"""Runs in a list."""
+START, LENGTH, REPEATS = range(3)
+"""Of a run: where its pattern begins among the codes, its length, how often it comes."""
+
+(
+    RUN,
+    OFFSET,
+    REPEAT,
+    LISTED,
+    FORWARDS,
+    RECOMPUTED,
+    BACKWARDS,
+    PASSED,
+    _PASSED_RECOMPUTES,
+    _PASSED_BACKWARDS,
+    GRAPH_KEPT,
+    PROMISED,
+    RUNNING,
+    UNTIL,
+    BUSY,
+    FINISH,
+    PEAK,
+    BOUND,
+    RECOMPUTES,
+    FIELDS,
+) = range(20)
+"""Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
+RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
+the list before the next task. RUNNING: the code under way, UNTIL then."""
+ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
+"""Of a chunk: arrived, arrived, done, done."""
+
+
+@part
+def peaks(codes: Codes, runs: Numbers) -> Numbers:
+    """Return the most micro-batches in flight on each stage that follows its list."""
+    peak = np.zeros(len(runs), np.int64)
+    for p in range(len(runs)):
+        level = 0
+        for r in range(RUNS):
+            run = runs[p, r]
+            grows = top = 0
+            for code in codes[run[START] : run[START] + run[LENGTH]]:
+                if code % 3 == FORWARD:
+                    grows += 1
+                elif code % 3 == BACKWARD:
+                    grows -= 1
+                top = max(top, grows)
+            if run[REPEATS] > 0:
+                peak[p] = max(
+                    peak[p], level + top + max(0, run[REPEATS] - 1) * max(0, grows)
+                )
+            level += run[REPEATS] * grows
+    return peak
+
+
+@part
+def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
+    """Return the rows of stages that have done nothing yet.
+
+    ``bound`` is for all stages; 0 stands for that of each list.
+    """
+    bounds = peaks(codes, runs)
+    stages = np.zeros((len(runs), FIELDS), np.int64)
+    for p in range(len(runs)):
+        stages[p, RUNNING] = NOTHING
+        stages[p, BOUND] = bound or bounds[p]
+        for r in range(RUNS):
+            if runs[p, r, REPEATS] > 0:
+                start = runs[p, r, START]
+                for code in codes[start : start + runs[p, r, LENGTH]]:
+                    if code % 3 == RECOMPUTE:
+                        stages[p, RECOMPUTES] = 1
+        advance(stages[p], runs[p], codes)
+    return stages
+
+
+@part
+def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
+    """Return the rows of chunks: the first reads its input, the last has its loss."""
+    counts = np.zeros((depth, chunks, COUNTS), np.int64)
+    counts[0, 0, ACTIVATIONS] = num_microbatches
+    counts[depth - 1, chunks - 1, GRADIENTS] = num_microbatches
+    return counts
+
+
+@part
+def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
+    """Pass the entries of the list that are done or no longer needed."""
+    while stage[RUN] < RUNS:
+        run = runs[stage[RUN]]
+        if stage[REPEAT] >= run[REPEATS]:
+            stage[RUN] += 1
+            stage[REPEAT] = 0
+            continue
+        if stage[OFFSET] >= run[LENGTH]:
+            stage[OFFSET] = 0
+            stage[REPEAT] += 1
+            continue
+        code = codes[run[START] + stage[OFFSET]]
+        work = code % 3
+        if stage[PASSED + work] >= stage[FORWARDS + work]:
+            stage[LISTED] = code
+            return
+        stage[PASSED + work] += 1
+        stage[OFFSET] += 1
+    stage[LISTED] = NOTHING
+
+
+@part
+def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
+    """Return the code after the listed one, or ``NOTHING``."""
+    run = runs[stage[RUN]]
+    if stage[OFFSET] + 1 < run[LENGTH]:
+        return int(codes[run[START] + stage[OFFSET] + 1])
+    if stage[REPEAT] + 1 < run[REPEATS]:
+        return int(codes[run[START]])
+    for r in range(stage[RUN] + 1, RUNS):
+        if runs[r, REPEATS] > 0 and runs[r, LENGTH] > 0:
+            return int(codes[runs[r, START]])
+    return NOTHING
+
+
+@part
+def choose(conduct: int, stage: Numbers, counts: Numbers) -> int:
+    """Return the code of the task to run now, or ``NOTHING``."""
+    listed = stage[LISTED]
+    if listed == NOTHING:
+        return NOTHING
+    chunk = listed // 3
+    work = decide(
+        conduct,
+        FORWARD if stage[PROMISED] else listed % 3,
+        counts[chunk, CHUNK_FORWARDS],
+        counts[chunk, CHUNK_BACKWARDS],
+        counts[chunk, ACTIVATIONS],
+        counts[chunk, GRADIENTS],
+        stage[BOUND],
+        stage[RECOMPUTES] > 0,
+        stage[GRAPH_KEPT] > 0,
+    )
+    return NOTHING if work == NOTHING else 3 * chunk + work
+
+
+@part
+def complete(
+    conduct: int, stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int
+) -> int:
+    """Note that the running task is done and return its code."""
+    code = stage[RUNNING]
+    chunk, work = code // 3, code % 3
+    stage[RUNNING] = NOTHING
+    stage[FINISH] = now
+    if work == FORWARD:
+        if stage[RECOMPUTES] and keeps_graph(
+            conduct,
+            stage[LISTED] % 3,
+            following(stage, runs, codes) % 3,
+            stage[FORWARDS],
+            stage[BACKWARDS],
+            stage[PASSED + RECOMPUTE],
+        ):
+            stage[GRAPH_KEPT] = 1
+            stage[RECOMPUTED] += 1
+        stage[PROMISED] = 0
+        stage[FORWARDS] += 1
+        counts[chunk, CHUNK_FORWARDS] += 1
+        stage[PEAK] = max(stage[PEAK], stage[FORWARDS] - stage[BACKWARDS])
+    elif work == RECOMPUTE:
+        stage[GRAPH_KEPT] = 1
+        stage[RECOMPUTED] += 1
+    elif work == BACKWARD:
+        stage[GRAPH_KEPT] = 0
+        stage[BACKWARDS] += 1
+        counts[chunk, CHUNK_BACKWARDS] += 1
+    advance(stage, runs, codes)
+    return int(code)

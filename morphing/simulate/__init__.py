@@ -1,0 +1,1 @@
+"""Event simulation of one mini-batch under a plan."""

@@ -1,0 +1,189 @@
+"""The mini-batch of one replica, event by event, as the runtime goes about it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING
+from spottrain.morphing.schedules.stage import (
+    ACTIVATIONS,
+    BUSY,
+    CHUNK_BACKWARDS,
+    CHUNK_FORWARDS,
+    GRADIENTS,
+    RUNNING,
+    UNTIL,
+    choose,
+    complete,
+    make_counts,
+    make_stages,
+)
+from spottrain.morphing.schedules.types import Codes, Numbers
+from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
+from spottrain.morphing.simulate.loops.recurrence import (
+    alike,
+    equal,
+    leap,
+    links_alike,
+    pending,
+    repetitions,
+)
+
+Wires: TypeAlias = tuple[Numbers, Numbers, Numbers]
+"""Times of transfers and latencies by link, way (forward, backward) and micro-batch (or
+one for all). And by link and way the two that carry its messages, such as the sending and
+the receiving VM's NIC, or twice the same. A carrier takes a message at a time."""
+DONE = 2
+"""Kinds of events: ``ACTIVATIONS`` or ``GRADIENTS`` for an arrival, or this."""
+KINDS = 3
+FIRST_LOOK = 16
+"""Tasks of the slowest stage before repetitions are looked for; then at every doubling
+a moment is remembered anew (after Brent, who so finds cycles)."""
+
+
+@part
+def start(
+    conduct: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
+) -> bool:
+    """Let an idle stage begin what it may; returns whether it did."""
+    code = choose(conduct, stage, counts)
+    if code == NOTHING:
+        return False
+    nth = counts[code // 3, CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
+    duration = durations[code, nth % durations.shape[1]]
+    stage[RUNNING] = code
+    stage[UNTIL] = now + duration
+    stage[BUSY] += duration
+    return True
+
+
+@part
+def send(
+    p: int,
+    code: int,
+    counts: Numbers,
+    wires: Wires,
+    traffic: tuple[Numbers, Numbers],
+    heap: Numbers,
+    now: int,
+) -> Numbers:
+    """Send what the task ``code`` of stage ``p`` yields; returns the heap.
+
+    It leaves when both its carriers are free, and arrives after all that was sent before;
+    ``traffic`` says until when each carrier is taken, and what arrives last of each link
+    and way.
+
+    The last stage's link leads on to the first, whose next chunk follows.
+    """
+    transfer, latency, carriers = wires
+    free, latest = traffic
+    depth, chunks = len(counts), counts.shape[1]
+    chunk, forward = code // 3, code % 3 == FORWARD
+    link, to, to_chunk = p, p + 1, chunk
+    if not forward:
+        link, to = p - 1, p - 1
+    if to == depth:
+        to, to_chunk = 0, chunk + 1
+    elif to < 0:
+        link, to, to_chunk = depth - 1, depth - 1, chunk - 1
+    if not 0 <= to_chunk < chunks:
+        return heap
+    way = ACTIVATIONS if forward else GRADIENTS
+    done = counts[p, chunk, CHUNK_FORWARDS if forward else CHUNK_BACKWARDS]
+    nth = (done - 1) % transfer.shape[2]
+    out, into = carriers[link, way, 0], carriers[link, way, 1]
+    sent = max(now, free[out], free[into]) + transfer[link, way, nth]
+    free[out] = free[into] = sent
+    latest[link, way] = max(latest[link, way], sent + latency[link, way, nth])
+    what = way + KINDS * (to + depth * to_chunk)
+    return push(heap, latest[link, way], what)
+
+
+def play(
+    codes: Codes,
+    runs: Numbers,
+    bound: int,
+    durations: Numbers,
+    wires: Wires,
+    num_microbatches: int,
+    conduct: int,
+    watched: int,
+) -> tuple[Numbers, int]:
+    """Play the lists to their end; all times are in nanoseconds.
+
+    All that happens at an instant is known before anything starts at it.
+
+    Args:
+        codes: Patterns of all lists.
+        runs: Of each stage: see ``stage``.
+        bound: Most micro-batches in flight on any stage; 0 for that of each list.
+        durations: By stage, code and micro-batch (or one for all micro-batches).
+        wires: What links are like.
+        num_microbatches: Of the replica.
+        conduct: ``FREE`` or ``IN_ORDER``.
+        watched: Stage whose tasks are the moments at which repetitions are looked for
+            and leapt over, best the slowest; -1 to play every micro-batch, as is needed
+            where they differ.
+
+    Returns:
+        The rows of ``stage`` at the end, and how many instants were played.
+    """
+    depth, chunks = len(runs), durations.shape[1] // 3
+    stages = make_stages(codes, runs, bound)
+    counts = make_counts(depth, chunks, num_microbatches)
+    free = np.zeros(wires[2].max() + 1, np.int64)
+    latest = np.zeros((depth, 2), np.int64)
+    heap = make_heap(8 * depth)
+    # Stages to which something happened at this instant, and how many.
+    touched, at_once = np.arange(depth), depth
+    now = instants = seen = 0
+    save_at, then_at = FIRST_LOOK, -1
+    then, then_counts, then_free, then_pending = stages, counts, free, heap[0]
+    while True:
+        for p in touched[:at_once]:
+            if stages[p, RUNNING] == NOTHING and start(
+                conduct, stages[p], counts[p], durations[p], now
+            ):
+                heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
+        at_once = 0
+        if heap[0, 0] == 0:
+            return stages, instants
+        now = heap[1, TIME]
+        instants += 1
+        looks = False
+        while heap[0, 0] > 0 and heap[1, TIME] == now:
+            what = pop(heap)
+            to = what // KINDS
+            p = to % depth
+            if at_once == len(touched):
+                touched = np.append(touched, touched)
+            touched[at_once] = p
+            at_once += 1
+            if what % KINDS != DONE:
+                counts[p, to // depth, what % KINDS] += 1
+                continue
+            code = complete(conduct, stages[p], counts[p], runs[p], codes, now)
+            if code % 3 == FORWARD or code % 3 == BACKWARD:
+                heap = send(p, code, counts, wires, (free, latest), heap, now)
+            looks = looks or p == watched
+        if not looks:
+            continue
+        seen += 1
+        if seen == save_at:
+            save_at *= 2
+            then_at, then, then_counts = now, stages.copy(), counts.copy()
+            then_free = free.copy()
+            then_pending = pending(heap, now, KINDS * depth * chunks)
+        elif then_at >= 0 and alike(then, then_at, stages, now):
+            if not links_alike(then_free, then_at, free, now):
+                continue
+            if not equal(then_pending, pending(heap, now, KINDS * depth * chunks)):
+                continue
+            times = repetitions(conduct, then, then_counts, stages, counts, runs)
+            if times > 0:
+                leap(times, then, then_counts, then_at, stages, counts, free, heap, now)
+                now += times * (now - then_at)
+                seen, save_at, then_at = 0, FIRST_LOOK, -1

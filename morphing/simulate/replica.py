@@ -1,0 +1,345 @@
+"""One replica's mini-batch: an event simulation of the very schedule lists.
+
+It goes by the executor's own rule (``loops.rule``). Time runs in whole nanoseconds, so
+that what happens at the same instant is seen at the same instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.schedules import rule
+from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.lists import Schedule, pack
+from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
+from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
+from spottrain.morphing.schedules.types import Numbers
+from spottrain.morphing.simulate.loops.original import MICROSECOND, play_original
+from spottrain.morphing.simulate.loops.play import play
+
+NANOSECONDS = 10**9
+MOST_PLAYED = 3 * 10**8
+"""Tasks that are played one by one, which takes minutes."""
+MOST_NANOSECONDS = 1 << 58
+"""Nine years: a mini-batch that might take longer is refused, times could overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """What one micro-batch takes on one stage, or on one of its runs of sections."""
+
+    forward_s: float
+    recompute_s: float
+    backward_s: float
+    forward_spread: float = 0.0
+    """Standard deviation as a share of the time; so are the others."""
+    recompute_spread: float = 0.0
+    backward_spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a micro-batch takes between two neighbouring stages, either way.
+
+    A direction carries one message at a time: it is taken for ``transfer_s``, and the
+    message arrives ``latency_s`` after that. Links between VMs share the VMs' NICs, which
+    send one message at a time and receive one at a time.
+    """
+
+    latency_s: float = 0.0
+    transfer_s: float = 0.0
+    jitter: float = 0.0
+    """Standard deviation of the sum as a share of it."""
+    vms: tuple[int, int] | None = None
+    """Numbers of the VMs where it begins and ends, if it shares their NICs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun:
+    """One replica's mini-batch; a value for each stage."""
+
+    finish_s: tuple[float, ...]
+    """When the stage has done its last backward."""
+    busy_s: tuple[float, ...]
+    peak_in_flight: tuple[int, ...]
+
+
+class Conditions(StrEnum):
+    """What a simulation takes as given."""
+
+    RUNTIME = "runtime"
+    """As spottrain's own runtime: ``Conduct.FREE``; a direction of a link carries one
+    message at a time; all that happens at an instant is known before anything starts."""
+    IN_ORDER = "in-order"
+    """The same but for ``Conduct.IN_ORDER``: stages follow their lists to the letter."""
+    ORIGINAL = "original"
+    """As the simulator that Varuna's authors published: ``Conduct.ORIGINAL``; whole
+    microseconds; a stage has up to 4 messages under way at once, all at full speed and
+    activations first; a coin decides about what happens at the same microsecond (see
+    ``loops.original``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Chance in what tasks and messages take, each on its own."""
+
+    relative: float = 0.0
+    """Standard deviation as a share of the time, besides what ``StageTimes`` and ``Link``
+    say; the mean stays (log-normal)."""
+    seed: int = 0
+    """The same seed gives the same run."""
+
+
+def simulate_pipeline(
+    lists: Schedule | Sequence[StageSchedule],
+    stages: Sequence[StageTimes | Sequence[StageTimes]],
+    links: Sequence[Link],
+    *,
+    bound: int | None = None,
+    conditions: Conditions = Conditions.RUNTIME,
+    jitter: Jitter | None = None,
+    to_the_end: bool = False,
+) -> PipelineRun:
+    """Play one replica's lists to the end.
+
+    What repeats itself is leapt over, so that millions of micro-batches take no longer
+    than hundreds; the result is the same to the nanosecond. (Not with jitter nor in the
+    original's conditions, where nothing repeats itself.)
+
+    Args:
+        lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
+        stages: One a stage. The chunks of an interleaved schedule take equal shares, or
+            what the stage's times say for each of them.
+        links: One between each two neighbouring stages, and for an interleaved schedule
+            one from the last stage to the first; as slow as the slowest if not given.
+        bound: Most micro-batches in flight on any stage; for each stage that of its
+            list if not given. Only the runtime's conditions heed it.
+        conditions: What to take as given; an interleaved schedule is played in order
+            in the runtime's conditions too, as the runtime does.
+        jitter: None if not given.
+        to_the_end: Whether to play every micro-batch, for comparison.
+
+    Raises:
+        PlanError: Numbers of stages and links do not fit the lists; a time is negative
+            or not finite; or jitter or chunks are asked for in the original's conditions.
+    """
+    schedule = lists if isinstance(lists, Schedule) else _packed(lists)
+    parts = [_parts(stage, schedule.chunks) for stage in stages]
+    _check(schedule, parts, links, conditions, jitter)
+    if not jitter and _never_waits(schedule):
+        return _run_alone(schedule, parts[0][0], bound, conditions)
+    if conditions is Conditions.ORIGINAL:
+        return _run(_play_original(schedule, [own for (own,) in parts], links))
+    around = _around(links, len(stages))
+    durations, transfer, latency = _times(schedule, parts, around, jitter)
+    free = conditions is Conditions.RUNTIME and schedule.chunks == 1
+    rows, _ = fast(play, schedule.num_tasks)(
+        schedule.codes,
+        schedule.runs,
+        bound or 0,
+        durations,
+        (transfer, latency, _carriers(around)),
+        schedule.num_microbatches,
+        rule.FREE if free else rule.IN_ORDER,
+        -1 if to_the_end or jitter else int(durations.sum(axis=1).argmax()),
+    )
+    return _run(rows)
+
+
+def _parts(
+    stage: StageTimes | Sequence[StageTimes], chunks: int
+) -> Sequence[StageTimes]:
+    """Return the times of each of a stage's chunks."""
+    if not isinstance(stage, StageTimes):
+        if len(stage) != chunks:
+            raise PlanError(
+                f"a stage of {chunks} chunks needs times for each: got {len(stage)}"
+            )
+        return stage
+    if chunks == 1:
+        return (stage,)
+    share = replace(
+        stage,
+        forward_s=stage.forward_s / chunks,
+        recompute_s=stage.recompute_s / chunks,
+        backward_s=stage.backward_s / chunks,
+    )
+    return (share,) * chunks
+
+
+def _around(links: Sequence[Link], depth: int) -> list[Link]:
+    """Return also the link from the last stage to the first."""
+    slowest = max(links, key=lambda k: k.transfer_s + k.latency_s, default=Link())
+    return [*links, *[replace(slowest, vms=None)] * (depth - len(links))]
+
+
+def _carriers(links: Sequence[Link]) -> Numbers:
+    """Return which carriers each link's messages take: see ``play``."""
+    nics: dict[tuple[str, int], int] = {}
+    carriers = np.empty((len(links), 2, 2), np.int64)
+    for number, link in enumerate(links):
+        for way in range(2):
+            if link.vms is None:
+                ends = [("link", 2 * number + way)] * 2
+            else:
+                ends = [("out", link.vms[way]), ("into", link.vms[1 - way])]
+            carriers[number, way] = [nics.setdefault(end, len(nics)) for end in ends]
+    return carriers
+
+
+def _packed(lists: Sequence[StageSchedule]) -> Schedule:
+    """Return lists that were given at length."""
+    runs = [[([3 * t.chunk + NUMBERS[t.work] for t in tasks], 1)] for tasks in lists]
+    count = sum(task.work is Work.BACKWARD and not task.chunk for task in lists[0])
+    chunks = 1 + max((task.chunk for tasks in lists for task in tasks), default=0)
+    return pack(runs, count, chunks)
+
+
+def _check(
+    schedule: Schedule,
+    stages: Sequence[Sequence[StageTimes]],
+    links: Sequence[Link],
+    conditions: Conditions,
+    jitter: Jitter | None,
+) -> None:
+    depth = schedule.pipeline_depth
+    most = depth if schedule.chunks > 1 else depth - 1
+    if len(stages) != depth or not depth - 1 <= len(links) <= most:
+        raise PlanError(
+            f"lists of {depth} stages need as many stages and {depth - 1} links: got "
+            f"{len(stages)} stages and {len(links)} links"
+        )
+    times = [
+        t
+        for parts in stages
+        for s in parts
+        for t in (s.forward_s, s.recompute_s, s.backward_s)
+    ]
+    times += [t for link in links for t in (link.latency_s, link.transfer_s)]
+    # One comparison for all: a time that is not a number fails it too.
+    limit_s = MOST_NANOSECONDS / NANOSECONDS / (schedule.num_tasks + depth)
+    if not all(0 <= time_s < limit_s for time_s in times):
+        raise PlanError(
+            f"times must be 0 or more, and less than {limit_s:.3g} s for so many tasks: "
+            f"got {next(t for t in times if not 0 <= t < limit_s)} s; take fewer "
+            "micro-batches or a shorter time"
+        )
+    if conditions is Conditions.ORIGINAL and (jitter or schedule.chunks > 1):
+        raise PlanError(
+            "the original's conditions know neither jitter nor chunks; leave out either"
+        )
+
+
+def _never_waits(schedule: Schedule) -> bool:
+    """Whether there is one stage, which has but forwards and backwards to do."""
+    return (
+        schedule.pipeline_depth == 1
+        and schedule.chunks == 1
+        and rule.RECOMPUTE not in schedule.codes.tobytes()
+    )
+
+
+def _run_alone(
+    schedule: Schedule, stage: StageTimes, bound: int | None, conditions: Conditions
+) -> PipelineRun:
+    """Return what needs no playing."""
+    unit = MICROSECOND if conditions is Conditions.ORIGINAL else 1
+    once = sum(
+        round(time_s * (NANOSECONDS // unit)) * unit
+        for time_s in (stage.forward_s, stage.backward_s)
+    )
+    busy_s = schedule.num_microbatches * once / NANOSECONDS
+    peak = schedule.max_in_flight[0]
+    if bound is not None and conditions is Conditions.RUNTIME:
+        peak = min(peak, bound)
+    return PipelineRun(finish_s=(busy_s,), busy_s=(busy_s,), peak_in_flight=(peak,))
+
+
+def _run(rows: Numbers) -> PipelineRun:
+    values = rows.tolist()
+    return PipelineRun(
+        finish_s=tuple([row[FINISH] / NANOSECONDS for row in values]),
+        busy_s=tuple([row[BUSY] / NANOSECONDS for row in values]),
+        peak_in_flight=tuple([row[PEAK] for row in values]),
+    )
+
+
+def _times(
+    schedule: Schedule,
+    stages: Sequence[Sequence[StageTimes]],
+    links: Sequence[Link],
+    jitter: Jitter | None,
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return durations, transfers and latencies as ``play`` wants them."""
+    works_s = np.array(
+        [
+            [
+                [time_s]
+                for s in parts
+                for time_s in (s.forward_s, s.recompute_s, s.backward_s)
+            ]
+            for parts in stages
+        ]
+    )
+    transfers_s = np.array([[[link.transfer_s]] * 2 for link in links])
+    latencies_s = np.array([[[link.latency_s]] * 2 for link in links])
+    if jitter is not None:
+        count, random = schedule.num_microbatches, np.random.default_rng(jitter.seed)
+        spreads = [
+            [
+                spread
+                for s in parts
+                for spread in (s.forward_spread, s.recompute_spread, s.backward_spread)
+            ]
+            for parts in stages
+        ]
+        works_s = works_s * _factors(spreads, jitter.relative, count, random)
+        jitters = [[link.jitter] * 2 for link in links]
+        # Of a message's time, all is late together.
+        late = _factors(jitters, jitter.relative, count, random)
+        transfers_s, latencies_s = transfers_s * late, latencies_s * late
+    return _whole(works_s), _whole(transfers_s), _whole(latencies_s)
+
+
+def _factors(
+    spreads: Sequence[Sequence[float]],
+    relative: float,
+    count: int,
+    random: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Return factors of mean 1 for each of ``count`` micro-batches (log-normal)."""
+    variance = np.log1p(np.square(spreads) + relative**2)[..., None]
+    drawn = random.standard_normal((*variance.shape[:2], count))
+    return np.exp(np.sqrt(variance) * drawn - variance / 2)
+
+
+def _whole(times_s: NDArray[np.float64]) -> Numbers:
+    """Return seconds in whole nanoseconds."""
+    return np.rint(times_s * NANOSECONDS).astype(np.int64)
+
+
+def _play_original(
+    schedule: Schedule, stages: Sequence[StageTimes], links: Sequence[Link]
+) -> Numbers:
+    works = [[s.forward_s, s.recompute_s, s.backward_s] for s in stages]
+    sends = [link.latency_s + link.transfer_s for link in links]
+    times = [
+        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64)
+        * MICROSECOND
+        for times_s in (works, sends)
+    ]
+    if schedule.num_tasks > MOST_PLAYED:
+        raise PlanError(
+            f"the original's conditions play every task, {MOST_PLAYED:.0e} at most: got "
+            f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
+        )
+    rows: Numbers = fast(play_original, schedule.num_tasks)(
+        schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
+    )
+    return rows

@@ -1,0 +1,312 @@
+"""What a mini-batch takes under a plan.
+
+``simulate_step`` plays every replica's pipeline (``replica``) over the links that its
+placement gives it (``wiring``) and adds what follows it: reductions (``reducing``), tied
+parameters, the gather of the commit, the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.simulate.reducing import (
+    Reducer,
+    gather_s,
+    tied_bytes,
+    tied_hops,
+)
+from spottrain.morphing.simulate.replica import (
+    Conditions,
+    Jitter,
+    Link,
+    PipelineRun,
+    StageTimes,
+    simulate_pipeline,
+)
+from spottrain.morphing.simulate.wiring import wire_replicas
+from spottrain.wire import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    SectionProfile,
+    TaskOverheads,
+)
+
+__all__ = [
+    "Conditions",
+    "Jitter",
+    "Link",
+    "PipelineRun",
+    "StageTimes",
+    "StepTime",
+    "expect_step",
+    "simulate_pipeline",
+    "simulate_step",
+    "stage_times",
+]
+
+NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
+SEEDS = range(4)
+"""Runs by chance that a prediction under jitter is the mean of."""
+CALM = 0.005
+"""Deviation of a message's time, as a share of what a micro-batch takes on the fastest
+stage, from which on chance is played. Below, pipelines hardly feel it."""
+MOST_PLAYED = 256
+"""Micro-batches a replica that are played by chance; more are slowed down as these are."""
+MOST_REPLICAS = 4
+"""Replicas that are played each by a chance of its own; more go by those of the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What one mini-batch takes under a plan."""
+
+    step_s: float
+    pipeline_s: float
+    """When the last backward of any replica is done."""
+    busy_s: tuple[float, ...]
+    """For each stage, of its busiest replica: time in forward, recompute, backward."""
+    peak_in_flight: tuple[int, ...]
+
+
+def simulate_step(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    *,
+    reduction: Reduction,
+    speeds: Sequence[float] | None = None,
+    seed: int | None = None,
+) -> StepTime:
+    """Return what one mini-batch takes under ``plan``.
+
+    A stage's replicas reduce as soon as they have drained; tied parameters are summed
+    once their stages have reduced. When all ranks are prepared they gather, then
+    apply (design: Commit).
+
+    Args:
+        plan: Its ``predicted_step_s`` is not read.
+        profile: Times on a device of speed 1.
+        facts: Bytes to reduce and update.
+        reduction: See ``Reducer``.
+        speeds: Of the devices, in the order of ``plan.slots``; 1 for all if not given.
+        seed: If given, tasks and messages vary by chance as they did when measured, the
+            same for the same seed; see ``expect_step``.
+    """
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    speeds = [1.0] * (depth * width) if speeds is None else speeds
+    if len(speeds) != depth * width or min(speeds) <= 0:
+        raise PlanError(
+            f"a plan of {depth * width} slots needs as many speeds above 0: "
+            f"got {list(speeds)}"
+        )
+    runs = _run_replicas(plan, profile, speeds, seed)
+    stage_bytes = [
+        sum(facts.sections[k].param_bytes for k in plan.sections_of(p))
+        for p in range(depth)
+    ]
+    reducer = Reducer(plan, profile, reduction)
+    reduced = [
+        reducer.reduced_s(p, [run.finish_s[p] for run in runs], stage_bytes[p])
+        for p in range(depth)
+    ]
+    prepared_s = _tied_s(plan, facts, profile, reduced)
+    between_vms = len({slot.vm_id for slot in plan.slots}) > 1
+    apply_s = profile.optimizer_s_per_byte * max(
+        stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
+    )
+    return StepTime(
+        step_s=prepared_s + gather_s(profile, depth * width, between_vms) + apply_s,
+        pipeline_s=max(max(run.finish_s) for run in runs),
+        busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
+        peak_in_flight=tuple(
+            max(run.peak_in_flight[p] for run in runs) for p in range(depth)
+        ),
+    )
+
+
+def expect_step(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    *,
+    reduction: Reduction,
+    speeds: Sequence[float] | None = None,
+) -> StepTime:
+    """Return what a mini-batch takes on the mean where links jitter.
+
+    A pipeline waits for what is late and gains nothing from what is early, so jitter
+    slows it down. Arguments are those of ``simulate_step``; where links are calm
+    (``CALM``) the answer is its, otherwise the mean over ``SEEDS``, and never less.
+    """
+
+    def play(seed: int | None) -> StepTime:
+        return simulate_step(
+            plan, profile, facts, reduction=reduction, speeds=speeds, seed=seed
+        )
+
+    calm = play(None)
+    if _is_calm(plan, profile, speeds):
+        return calm
+    steps = [play(seed) for seed in SEEDS]
+    mean_s = statistics.fmean(step.step_s for step in steps)
+    drained_s = statistics.fmean(step.pipeline_s for step in steps)
+    return StepTime(
+        step_s=max(calm.step_s, mean_s),
+        pipeline_s=max(calm.pipeline_s, drained_s),
+        busy_s=calm.busy_s,
+        peak_in_flight=tuple(
+            map(max, zip(*(step.peak_in_flight for step in steps), strict=True))
+        ),
+    )
+
+
+def _is_calm(plan: Plan, profile: Profile, speeds: Sequence[float] | None) -> bool:
+    """Whether messages vary by next to nothing beside the tasks that wait for them."""
+    deviation_s = max(
+        (
+            link.jitter * (link.latency_s + link.transfer_s)
+            for links in {id(row): row for row in wire_replicas(plan, profile)}.values()
+            for link in links
+        ),
+        default=0.0,
+    )
+    measured = profile.sections_at(plan.microbatch_size)
+    least_s = min(
+        sum(measured[k].forward_s + measured[k].backward_s for k in plan.sections_of(p))
+        for p in range(plan.pipeline_depth)
+    )
+    return deviation_s < CALM * least_s / max(speeds or (1.0,))
+
+
+def stage_times(
+    measured: Sequence[SectionProfile],
+    sections: Iterable[int],
+    speed: float,
+    overheads: TaskOverheads = NO_OVERHEADS,
+    *,
+    keeps_graph: bool = False,
+) -> StageTimes:
+    """Return what a micro-batch takes on a run of ``sections`` at ``speed``.
+
+    Args:
+        measured: All sections.
+        sections: Those of the run.
+        speed: Of the device.
+        overheads: Added to each task, at any speed.
+        keeps_graph: Whether forwards keep their tensors for the backward: then they
+            take as long as recomputes, which do nothing else.
+    """
+    own = [measured[k] for k in sections]
+    sends = {
+        "forward": own[-1].index < measured[-1].index,
+        "backward": own[0].index > measured[0].index,
+    }
+    times = {}
+    for work in ("forward", "recompute", "backward"):
+        kept = keeps_graph and work == "forward"
+        parts = [
+            (max(s.forward_s, s.recompute_s) if kept else getattr(s, f"{work}_s"))
+            / speed
+            for s in own
+        ]
+        spreads = [getattr(s, f"{work}_spread") for s in own]
+        total_s = sum(parts) + getattr(overheads, f"{work}_s")
+        total_s += overheads.posting_s if sends.get(work) else 0.0
+        varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
+        times[f"{work}_s"] = total_s
+        times[f"{work}_spread"] = varies_s / total_s if total_s else 0.0
+    return StageTimes(**times)
+
+
+def _run_replicas(
+    plan: Plan, profile: Profile, speeds: Sequence[float], seed: int | None
+) -> list[PipelineRun]:
+    """Simulate every replica, those that are alike once (by chance: a few times)."""
+    depth = plan.pipeline_depth
+    measured = profile.sections_at(plan.microbatch_size)
+    overheads = profile.overheads_at(plan.microbatch_size)
+    known: dict[object, PipelineRun] = {}
+    lists: dict[int, Schedule] = {}
+    runs = []
+    for replica, links in enumerate(wire_replicas(plan, profile)):
+        count = len(plan.virtual_nodes_of(replica))
+        own = tuple(speeds[replica * depth : (replica + 1) * depth])
+        chance = None if seed is None else seed + SEEDS.stop * (replica % MOST_REPLICAS)
+        alike = count, own, id(links), chance  # like links are the same
+        if alike not in known:
+            stages = [
+                [
+                    stage_times(
+                        measured,
+                        run,
+                        own[p],
+                        overheads,
+                        keeps_graph=not plan.recompute or run.stop == plan.num_sections,
+                    )
+                    for run in plan.runs_of(p)
+                ]
+                for p in range(depth)
+            ]
+            known[alike] = _play(plan, count, stages, links, chance, lists)
+        runs.append(known[alike])
+    return runs
+
+
+def _play(
+    plan: Plan,
+    count: int,
+    stages: Sequence[Sequence[StageTimes]],
+    links: Sequence[Link],
+    seed: int | None,
+    lists: dict[int, Schedule],
+) -> PipelineRun:
+    """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
+
+    def run(count: int, jitter: Jitter | None) -> PipelineRun:
+        if count not in lists:
+            lists[count] = compact_schedule(
+                plan.schedule,
+                plan.pipeline_depth,
+                count,
+                recompute=plan.recompute,
+                chunks=plan.chunks,
+            )
+        return simulate_pipeline(
+            lists[count], stages, links, bound=plan.in_flight_bound, jitter=jitter
+        )
+
+    jitter = None if seed is None else Jitter(seed=seed)
+    fewer = MOST_PLAYED // plan.pipeline_depth * plan.pipeline_depth
+    if jitter is None or count <= max(fewer, plan.pipeline_depth):
+        return run(count, jitter)
+    calm, brief = run(count, None), max(fewer, plan.pipeline_depth)
+    shaken = zip(run(brief, jitter).finish_s, run(brief, None).finish_s, strict=True)
+    slower = max(late_s / early_s for late_s, early_s in shaken)
+    return PipelineRun(
+        finish_s=tuple(slower * finish_s for finish_s in calm.finish_s),
+        busy_s=calm.busy_s,
+        peak_in_flight=calm.peak_in_flight,
+    )
+
+
+def _tied_s(
+    plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]
+) -> float:
+    """Return when tied gradients are summed over their stages, one after the other."""
+    at_s = list(reduced_s)
+    for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
+        owners = {plan.stage_of(section) for section in tied.sections}
+        vms = {plan.slots[p].vm_id for p in owners}
+        link = profile.between_vms if len(vms) > 1 else profile.within_vm
+        copy_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
+        end_s = max(at_s[p] for p in owners) + tied_hops(tied, owners) * copy_s
+        for p in owners:
+            at_s[p] = end_s
+    return max(at_s)

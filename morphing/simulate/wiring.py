@@ -1,0 +1,111 @@
+"""Which links a plan's messages take, and which of them share a NIC.
+
+Whether two stages are in one VM decides which of the profile's links leads from one to
+the other. Links that lead out of a VM share its NIC, and so do those that lead into it:
+within a replica they are played so (``replica.Link.vms``); replicas do the same things at
+about the same time, so a NIC that serves the same link of several gives each its part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spottrain.morphing.simulate.replica import Link
+from spottrain.wire import Plan, Profile
+
+
+def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
+    """Return the links of every replica, from each stage to the next.
+
+    An interleaved plan has one more, from the last stage to the first. VMs are numbered
+    within a replica; replicas whose links are alike have one tuple in common.
+    """
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    sent = _output_bytes(plan, profile)
+    names = [slot.vm_id for slot in plan.slots]
+    if len(set(names)) == len(names):
+        row = _wire(profile, sent, _Ends(tuple(range(depth)), (1,) * len(sent)))
+        return [row] * width
+    vms = [names[d * depth : (d + 1) * depth] for d in range(width)]
+    starts, stops = _users(vms, len(sent))
+    known: dict[_Ends, tuple[Link, ...]] = {}
+    rows = []
+    for own in vms:
+        numbers: dict[str, int] = {}
+        ends = _Ends(
+            tuple([numbers.setdefault(vm, len(numbers)) for vm in own]),
+            tuple(
+                [
+                    max(starts[p][own[p]], stops[p][own[(p + 1) % depth]])
+                    for p in range(len(sent))
+                ]
+            ),
+        )
+        if ends not in known:
+            known[ends] = _wire(profile, sent, ends)
+        rows.append(known[ends])
+    return rows
+
+
+class _Ends(NamedTuple):
+    """What decides on a replica's links."""
+
+    vms: tuple[int, ...]
+    """Number of each stage's VM."""
+    sharing: tuple[int, ...]
+    """How many replicas send over the NICs of each link at the same time."""
+
+
+def _users(
+    vms: Sequence[Sequence[str]], links: int
+) -> tuple[list[Counter[str]], list[Counter[str]]]:
+    """Return for each link from how many replicas it leaves each VM, and arrives there."""
+    starts: list[Counter[str]] = [Counter() for _ in range(links)]
+    stops: list[Counter[str]] = [Counter() for _ in range(links)]
+    for own in vms:
+        for p in range(links):
+            start, stop = own[p], own[(p + 1) % len(own)]
+            if start != stop:
+                starts[p][start] += 1
+                stops[p][stop] += 1
+    return starts, stops
+
+
+def _wire(profile: Profile, sent: Sequence[float], ends: _Ends) -> tuple[Link, ...]:
+    return tuple(
+        _link(
+            profile,
+            num_bytes,
+            (ends.vms[p], ends.vms[(p + 1) % len(ends.vms)]),
+            ends.sharing[p],
+        )
+        for p, num_bytes in enumerate(sent)
+    )
+
+
+def _output_bytes(plan: Plan, profile: Profile) -> list[float]:
+    """Return what a micro-batch sends over each link; a mean over chunks."""
+    measured = profile.sections_at(plan.microbatch_size)
+    cuts = plan.stage_bounds[1:-1]
+    sent = [
+        [measured[cut - 1].output_bytes for cut in cuts[p :: plan.pipeline_depth]]
+        for p in range(plan.pipeline_depth)
+    ]
+    return [sum(own) / len(own) for own in sent if own]
+
+
+def _link(
+    profile: Profile, num_bytes: float, vms: tuple[int, int], sharing: int
+) -> Link:
+    """Return one link; ``sharing`` replicas use its NICs at the same time."""
+    start, stop = vms
+    link = profile.within_vm if start == stop else profile.between_vms
+    parts = 1 if start == stop else sharing
+    return Link(
+        latency_s=link.latency_s,
+        transfer_s=parts * num_bytes / link.bandwidth_bytes_per_s,
+        jitter=link.jitter,
+        vms=None if start == stop else vms,
+    )

@@ -1,0 +1,1 @@
+"""Leaves of the runtime: fault injection, heap trimming, memory tracking."""

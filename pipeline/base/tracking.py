@@ -1,0 +1,336 @@
+"""Counts the bytes of tensors that a stage holds, to check the planner's memory model.
+
+Counted: what lies in the arenas, and every storage from when a worker makes or receives
+it until nothing refers to it any more. Never resident set size, which also counts the
+interpreter and the allocator's reserve. What is not a tensor of this process's own code,
+such as scratch memory of kernels and of collectives, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from spottrain.morphing.schedules.schedule import Unit
+
+T = TypeVar("T")
+Output = torch.Tensor | tuple[torch.Tensor, Any]
+"""What a forward returns: an activation, or a loss and its weight."""
+
+WATCHED_TASKS = 4
+"""Tasks of a kind whose every operation is watched; later ones are taken to be alike."""
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of storages that are alive, now and at their highest.
+
+    While it is entered, storages that operations of this thread make are counted; others
+    when they are ``adopt``-ed. Each is counted until it is freed, in whatever thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._freed: deque[int] = deque()
+        self._now = 0
+        self.peak_bytes = 0
+        """Since the beginning."""
+        self.recent_peak_bytes = 0
+        """Since ``begin``."""
+
+    @property
+    def now_bytes(self) -> int:
+        """Bytes of what is alive."""
+        while self._freed:
+            self._now -= self._freed.popleft()
+        return self._now
+
+    def begin(self) -> int:
+        """Forget the recent peak; return the bytes of what is alive."""
+        self.recent_peak_bytes = self.now_bytes
+        return self.recent_peak_bytes
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes of which nothing else is known, or take them off."""
+        self._now = self.now_bytes + num_bytes
+        self.recent_peak_bytes = max(self.recent_peak_bytes, self._now)
+        self.peak_bytes = max(self.peak_bytes, self._now)
+
+    def adopt(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage, if it is not yet counted, until it is freed."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._sizes or not num_bytes:
+            return
+
+        def gone(reference: weakref.ref[Any]) -> None:
+            # In any thread: both calls are one step each.
+            if self._sizes.get(key, (None,))[0] is reference:
+                del self._sizes[key]
+                self._freed.append(num_bytes)
+
+        self._sizes[key] = weakref.ref(storage, gone), num_bytes
+        self.add(num_bytes)
+
+    def storages(self) -> dict[int, int]:
+        """Return the bytes of every storage that is counted, by a name of its own."""
+        return {key: num_bytes for key, (_, num_bytes) in self._sizes.items()}
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation and count the storages that it has made."""
+        result = operation(*args, **(kwargs or {}))
+        made = [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
+        if made:
+            given = {
+                _name(x)
+                for x in tree_iter((args, kwargs))
+                if isinstance(x, torch.Tensor)
+            }
+            for tensor in made:
+                if _name(tensor) not in given:
+                    self.adopt(tensor)
+        return result
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what torch.compile compiles be compiled as if this were not there."""
+        return True
+
+
+def _name(tensor: torch.Tensor) -> int:
+    strided = tensor.layout is torch.strided
+    return tensor.untyped_storage()._cdata if strided else id(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What tasks of a kind took at most."""
+
+    spike: int
+    """At the highest moment, beyond what was held before."""
+    left: int
+    """Afterwards, the output not counted."""
+
+
+class TensorTracker:
+    """Bytes that a worker holds in one generation.
+
+    Watching every operation costs time. So of each kind of task only the first few of the
+    first mini-batch are watched; a later one is taken to need as much as the greediest of
+    those. What arrives, is sent or copied is always counted as it is.
+
+    Args:
+        static_bytes: What is held from beginning to end.
+    """
+
+    def __init__(self, static_bytes: int) -> None:
+        self._live = LiveBytes()
+        self._live.add(static_bytes)
+        self._first = True
+        self._seen: Counter[tuple[str, int]] = Counter()
+        self._taken: dict[tuple[str, int], _Taken] = {}
+        self._watched: set[Unit] = set()
+        """What goes backward while its graph's storages are counted one by one."""
+        self._graphs: dict[Unit, int] = {}
+        """The others, and what their graphs are taken to hold."""
+        self.largest_saved_bytes = 0
+        """Of the largest single tensor that a forward has left."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest so far."""
+        return self._live.peak_bytes
+
+    def adopt(self, tensor: torch.Tensor) -> None:
+        """Count a tensor until its memory is freed."""
+        self._live.adopt(tensor)
+
+    def adopt_all(self, tensors: object) -> None:
+        """Count all tensors of a micro-batch, however it is nested."""
+        for tensor in _tensors(tensors):
+            self._live.adopt(tensor)
+
+    def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
+        """Count what a forward takes and leaves.
+
+        Args:
+            kind: Forwards of one kind and chunk are alike.
+            unit: What it computes.
+            keep: Whether it leaves a graph.
+            run: Computes it.
+        """
+        key = (kind, unit[1])
+        if self._is_watched(key):
+            before = self._live.storages()
+            result = self._watch(key, run)
+            made = {
+                name: size
+                for name, size in self._live.storages().items()
+                if name not in before
+            }
+            left = sum(made.values()) - _output_bytes(result)
+            self._note(key, left=left if keep else 0)
+            if keep:
+                self._watched.add(unit)
+                largest = max(made.values(), default=0)
+                self.largest_saved_bytes = max(self.largest_saved_bytes, largest)
+        else:
+            result = run()
+            taken = self._spike(key)
+            if keep:
+                self._graphs[unit] = taken.left
+                self._live.add(taken.left)
+        self.adopt_all(result)
+        return result
+
+    def backward(self, unit: Unit, run: Callable[[], None]) -> None:
+        """Count what a backward takes, and that it frees what the forward has left."""
+        key = ("backward", unit[1])
+        if unit in self._watched:
+            self._watched.remove(unit)
+            self._watch(key, run)
+            return
+        self._spike(key)
+        run()
+        self._live.add(-self._graphs.pop(unit, 0))
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count all that is made inside, in the first mini-batch."""
+        if not self._first:
+            yield
+            return
+        with self._live:
+            yield
+
+    def settle(self) -> bool:
+        """Stop watching: one mini-batch has shown what tasks take.
+
+        Returns:
+            Whether that was the first mini-batch.
+        """
+        was_first, self._first = self._first, False
+        return was_first
+
+    def _is_watched(self, key: tuple[str, int]) -> bool:
+        self._seen[key] += 1
+        return self._first and self._seen[key] <= WATCHED_TASKS
+
+    def _watch(self, key: tuple[str, int], run: Callable[[], T]) -> T:
+        before = self._live.begin()
+        with self._live:
+            result = run()
+        self._note(key, spike=self._live.recent_peak_bytes - before)
+        return result
+
+    def _note(self, key: tuple[str, int], *, spike: int = 0, left: int = 0) -> None:
+        known = self._taken.get(key, _Taken(0, 0))
+        self._taken[key] = _Taken(max(known.spike, spike), max(known.left, left))
+
+    def _spike(self, key: tuple[str, int]) -> _Taken:
+        """Count the highest moment of a task that is not watched."""
+        taken = self._taken.get(key, _Taken(0, 0))
+        self._live.add(taken.spike)
+        self._live.add(-taken.spike)
+        return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionBytes:
+    """What one micro-batch takes in one section; see ``wire.SectionProfile``."""
+
+    saved_bytes: int
+    output_bytes: int
+    forward_bytes: int
+    recompute_bytes: int
+    backward_bytes: int
+    largest_saved_bytes: int
+    """Of the largest single tensor that the forward has left."""
+
+
+def section_bytes(
+    forward: Callable[[], Output],
+    keeping_nothing: Callable[[], AbstractContextManager[None]],
+) -> tuple[SectionBytes, torch.Tensor | None]:
+    """Watch one micro-batch on its way through a section and back.
+
+    Parameters must have their ``grad`` already: a mini-batch adds to it.
+
+    Args:
+        forward: Runs the section.
+        keeping_nothing: Inside of it a forward leaves nothing for the backward.
+
+    Returns:
+        The bytes, and the activation; ``None`` if the section ends in a loss.
+    """
+    live = LiveBytes()
+    with keeping_nothing(), live:
+        out = forward()
+    forward_bytes = live.peak_bytes
+    del out
+    start, before = live.begin(), live.storages()
+    with live:
+        out = forward()
+    recompute_bytes = live.recent_peak_bytes - start
+    kept, output_bytes = live.now_bytes - start, _output_bytes(out)
+    made = [size for name, size in live.storages().items() if name not in before]
+    end = out if isinstance(out, torch.Tensor) else out[0]
+    backward_bytes = 0
+    if end.requires_grad:  # else all so far is frozen
+        gradient = torch.ones_like(end)
+        here = live.begin()
+        with live:
+            torch.autograd.backward(end, gradient)
+        backward_bytes = live.recent_peak_bytes - here
+    found = SectionBytes(
+        saved_bytes=max(0, kept - output_bytes),
+        output_bytes=output_bytes,
+        forward_bytes=forward_bytes,
+        recompute_bytes=recompute_bytes,
+        backward_bytes=backward_bytes,
+        largest_saved_bytes=max(made, default=0),
+    )
+    return found, out.detach() if isinstance(out, torch.Tensor) else None
+
+
+def update_bytes(step: Callable[[], object]) -> int:
+    """Return the bytes that an optimizer's first step takes at its highest moment."""
+    live = LiveBytes()
+    with live:
+        step()
+    return live.peak_bytes
+
+
+def batch_bytes(batch: object) -> int:
+    """Return the bytes of all tensors of a micro-batch, however it is nested."""
+    live = LiveBytes()
+    for tensor in _tensors(batch):
+        live.adopt(tensor)
+    return live.now_bytes
+
+
+def _tensors(result: object) -> list[torch.Tensor]:
+    return [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
+
+
+def _output_bytes(result: object) -> int:
+    """Return the bytes of an activation; a loss is not worth counting."""
+    if not isinstance(result, torch.Tensor):
+        return 0
+    return result.untyped_storage().nbytes()

@@ -1,0 +1,1 @@
+"""Measuring a model on its hardware for the planner."""

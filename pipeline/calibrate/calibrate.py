@@ -1,0 +1,393 @@
+"""Measures what planning needs, on all participants together (Varuna, section 4.3).
+
+Every computing rank measures its share of the sections at the same time as the others;
+then messages are timed between pairs of ranks, and all-reduces over rings. Nothing of it
+depends on how a job will be cut: see ``docs/calibration.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from spottrain import machine, wire
+from spottrain.morphing.plan.profiles import (
+    BETWEEN_AS_WITHIN,
+    LINKS_ASSUMED,
+    SIZES_ENDED,
+    WITHIN_AS_BETWEEN,
+)
+from spottrain.pipeline.calibrate.links import (
+    MessageTimes,
+    measure_rings,
+    message_sizes,
+    time_messages,
+)
+from spottrain.pipeline.calibrate.sections import (
+    Activation,
+    MeasuredSections,
+    SectionBench,
+)
+from spottrain.pipeline.calibrate.tasks import (
+    Chain,
+    Samples,
+    TimedLinks,
+    microbatches_for,
+    summed_up,
+    time_tasks,
+)
+from spottrain.pipeline.comm.links import (
+    Direction,
+    PipelineLinks,
+    connect_store,
+    gather_json,
+    join,
+    leave,
+)
+from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.wire import (
+    Calibrate,
+    LinkProfile,
+    MicrobatchProfile,
+    Profile,
+    RingProfile,
+    SectionProfile,
+    TaskOverheads,
+)
+
+SECTIONS_BUDGET_S = 2.0
+LEAST_SECTIONS_BUDGET_S = 0.7
+"""For the sections at all micro-batch sizes, unless steady before; least for one."""
+LINK_BUDGET_S = 0.6
+RINGS_BUDGET_S = 0.6
+MOST_ROUND_S = 5.0
+"""A micro-batch size of which one repetition would take longer is left out."""
+LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
+"""Taken for the links where a single process measures: it has nobody to send to."""
+_RING_BYTES = range(1 << 14, 1 << 25)
+"""Tensors of all-reduces are about as large as a section, but within this range."""
+
+Report = Callable[[wire.CalibrationProgress], None]
+
+
+def calibrate_here(
+    loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+) -> Profile | None:
+    """Take part in a round of measuring.
+
+    Args:
+        loaded: The job.
+        command: Who takes part, and what is to be measured.
+        rank: Which of the participants this process is.
+        report: Told how far the round is, at rank 0.
+
+    Returns:
+        The profile, at rank 0.
+
+    Raises:
+        UserCodeError: The user's code raised.
+        CheckpointError: The checkpoint cannot be read.
+        GenerationBrokenError, RuntimeError: Another participant is gone.
+    """
+    if len(command.participants) < 2:
+        return _Round(loaded, command, 0, report).run()
+    timeout_s = loaded.spec.communication_timeout_s
+    store = connect_store(command.store_host, command.store_port, timeout_s)
+    size = len(command.participants)
+    connections = join(store, "calibration", rank, size, timeout_s)
+    measuring: _Round | None = None
+    try:
+        measuring = _Round(loaded, command, rank, report)
+        return measuring.run()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        if measuring is not None:
+            measuring.close()
+        leave()
+
+
+def section_shares(slots: Sequence[wire.Slot], num_sections: int) -> list[range]:
+    """Return the sections that each rank measures: even runs, none for a second process
+    of the same slot."""
+    seen: set[wire.Slot] = set()
+    computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
+    count, shares, number = sum(computes), [], 0
+    for one in computes:
+        end = number + one
+        start = num_sections * number // count
+        shares.append(range(start, num_sections * end // count))
+        number = end
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """What was found out about messages and all-reduces."""
+
+    within_vm: LinkProfile
+    between_vms: LinkProfile
+    rings: tuple[RingProfile, ...]
+    posting_s: float
+    assumed: tuple[str, ...]
+
+
+class _Round:
+    """One rank's part of one round; all ranks do the same steps in the same order."""
+
+    def __init__(
+        self, loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+    ) -> None:
+        self._loaded, self._command, self._rank = loaded, command, rank
+        self._report = report
+        self._slots = command.participants or (wire.Slot(vm_id="", index=0),)
+        shares = section_shares(self._slots, loaded.layout.num_sections)
+        self._computing = [r for r, share in enumerate(shares) if share]
+        self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
+        self._bench = SectionBench(loaded, shares[rank], command.checkpoint)
+        self._links: PipelineLinks | None = None
+        """Those that are open."""
+        self._done = 0
+
+    def run(self) -> Profile | None:
+        """Measure everything; return the profile at rank 0."""
+        microbatches = self._measure_sizes()
+        ended = (SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
+        links = self._measure_links(microbatches[-1])
+        self._progress("links and all-reduces")
+        update_s = sum(_gather(self._bench.update_s()))
+        self._progress("optimizer")
+        if self._rank:
+            return None
+        layout = self._loaded.layout
+        param_bytes = sum(layout.param_bytes(k) for k in range(layout.num_sections))
+        microbatches = _with_posting(microbatches, links.posting_s)
+        return Profile(
+            fingerprint=self._loaded.fingerprint,
+            device=machine.device(),
+            software=machine.software(),
+            microbatches=tuple(microbatches),
+            optimizer_s_per_byte=update_s / param_bytes,
+            within_vm=links.within_vm,
+            between_vms=links.between_vms,
+            rings=links.rings,
+            task_overhead_s=_mean_s(microbatches),
+            sources=links.assumed + ended,
+        )
+
+    def close(self) -> None:
+        """End the threads; after an error the connections must have been cut."""
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+
+    def _progress(self, what: str) -> None:
+        """Count a step that all ranks have done."""
+        self._done += 1
+        if self._rank == 0:
+            self._report(
+                wire.CalibrationProgress(
+                    generation=self._command.generation,
+                    done=self._done,
+                    total=max(self._done, len(self._sizes) + 2),
+                    what=what,
+                )
+            )
+
+    # --- sections -----------------------------------------------------------------------
+
+    def _measure_sizes(self) -> list[MicrobatchProfile]:
+        """Measure one micro-batch size after the other, as far as they are bearable."""
+        microbatches: list[MicrobatchProfile] = []
+        for size in self._sizes:
+            measured = self._measure_sections(size)
+            every: list[dict[str, Any]] = _gather(asdict(measured))
+            sections = [SectionProfile(**s) for one in every for s in one["sections"]]
+            microbatches.append(
+                MicrobatchProfile(
+                    microbatch_size=size,
+                    sections=tuple(sections),
+                    overheads=self._measure_tasks(size, every),
+                )
+            )
+            self._progress(f"sections with {size} examples")
+            if not self._may_grow(size, every):
+                break
+        return microbatches
+
+    def _measure_sections(self, size: int) -> MeasuredSections:
+        """Pass real activations through all ranks, then measure all shares at once."""
+        if self._rank in self._computing:
+            self._relay(size)
+        _gather(None)
+        share_s = SECTIONS_BUDGET_S / len(self._sizes)
+        return self._bench.measure(size, max(LEAST_SECTIONS_BUDGET_S, share_s))
+
+    def _relay(self, size: int) -> None:
+        batch, place = self._bench.batch(size), self._computing.index(self._rank)
+        before = self._computing[place - 1] if place else None
+        last = place + 1 == len(self._computing)
+        after = None if last else self._computing[place + 1]
+        self._links = links = PipelineLinks(before, after)
+        activation: Activation = None
+        if before is not None:
+            links.expect(Direction.ACTIVATION, 1)
+            arrival = links.arrival(wait=True)
+            assert arrival is not None
+            activation = arrival.tensor
+        sent = self._bench.warm_up(batch, activation)
+        if after is not None:
+            assert sent is not None
+            links.send(Direction.ACTIVATION, sent)
+            links.flush()
+        self.close()
+
+    def _measure_tasks(
+        self, size: int, every: Sequence[dict[str, Any]]
+    ) -> TaskOverheads | None:
+        """Let the executor run over all shares; ``None``: it would take too much."""
+        slowest_s = max(one["round_s"] for one in every)
+        count = microbatches_for(len(self._computing), slowest_s)
+        needed = [
+            sum(s["saved_bytes"] for s in one["sections"])
+            + count * sum(s["output_bytes"] for s in one["sections"][-1:])
+            for one in every
+        ]
+        if not count or max(needed) > self._room_bytes():
+            return None
+        samples: Samples = {}
+        if self._rank in self._computing:
+            place = self._computing.index(self._rank)
+            chain = Chain(tuple(self._computing), place)
+            self._links = links = TimedLinks(*chain.neighbours)
+            samples = time_tasks(self._loaded, self._bench, chain, links, size, count)
+            self.close()
+        reaching_s = statistics.median(
+            every[rank]["reaching_s"] for rank in self._computing
+        )
+        return summed_up(_gather(samples), reaching_s)
+
+    def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
+        """Whether the next size may be measured too, as all ranks see it."""
+        larger = [s for s in self._sizes if s > size]
+        if not larger:
+            return False
+        factor = larger[0] / size
+        slowest_s = max(one["round_s"] for one in every)
+        saved = [s["saved_bytes"] for one in every for s in one["sections"]]
+        room = self._room_bytes()
+        return bool(slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room)
+
+    def _room_bytes(self) -> float:
+        """Return what every rank may take in tensors, as all ranks see it."""
+        least: int = min(_gather(machine.available_bytes()))
+        return least / (2 * len(self._slots))
+
+    # --- links --------------------------------------------------------------------------
+
+    def _measure_links(self, largest: MicrobatchProfile) -> _Links:
+        if not dist.is_initialized():
+            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (LINKS_ASSUMED,))
+        vms = [slot.vm_id for slot in self._slots]
+        activation_bytes = max(one.output_bytes for one in largest.sections)
+        within = self._time_pairs(pairs_within_vms(vms), activation_bytes)
+        between = self._time_pairs(pairs_between_vms(vms), activation_bytes)
+        layout = self._loaded.layout
+        count = layout.num_sections
+        mean = sum(layout.param_bytes(k) for k in range(count)) // count
+        tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
+        rings = measure_rings(vms, (1 << 12, tensor // 4, tensor), RINGS_BUDGET_S)
+        known = within or between
+        assert known is not None
+        unmeasured: list[str] = []
+        if between is None:
+            unmeasured.append(BETWEEN_AS_WITHIN)
+        elif within is None:
+            unmeasured.append(WITHIN_AS_BETWEEN)
+        within_vm, _ = within or known
+        between_vms, posting_s = between or known
+        return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))
+
+    def _time_pairs(
+        self, pairs: Sequence[tuple[int, int]], activation_bytes: int
+    ) -> tuple[LinkProfile, float] | None:
+        """Time all pairs at once; return the median link and the time to post."""
+        mine = next((pair for pair in pairs if self._rank in pair), None)
+        times: MessageTimes | None = None
+        _gather(None)
+        if mine is not None:
+            first, second = mine
+            leads = self._rank == first
+            times = time_messages(
+                second if leads else first,
+                leads=leads,
+                sizes=message_sizes(activation_bytes),
+                budget_s=LINK_BUDGET_S,
+            )
+        found = None
+        if times is not None:
+            posted_s = times.posting_near_s(activation_bytes)
+            found = (asdict(times.profile()), posted_s)
+        every = [one for one in _gather(found) if one is not None]
+        if not every:
+            return None
+        link = {
+            name: statistics.median(profile[name] for profile, _ in every)
+            for name in every[0][0]
+        }
+        return LinkProfile(**link), statistics.median(posted for _, posted in every)
+
+
+def _with_posting(
+    microbatches: Sequence[MicrobatchProfile], posting_s: float
+) -> list[MicrobatchProfile]:
+    """Return profiles that know what posting costs, also if no stage has sent."""
+    return [
+        replace(one, overheads=replace(one.overheads, posting_s=posting_s))
+        if one.overheads is not None and not one.overheads.posting_s
+        else one
+        for one in microbatches
+    ]
+
+
+def _mean_s(microbatches: Sequence[MicrobatchProfile]) -> float:
+    """Return what a task takes beside its sections by and large."""
+    known = [one.overheads for one in microbatches if one.overheads is not None]
+    return (
+        statistics.fmean(
+            time_s
+            for o in known
+            for time_s in (o.forward_s, o.recompute_s, o.backward_s)
+        )
+        if known
+        else 0.0
+    )
+
+
+def pairs_within_vms(vms: Sequence[str]) -> list[tuple[int, int]]:
+    """Return two ranks of every VM that has two."""
+    ranks = _ranks_of(vms)
+    return [(some[0], some[1]) for some in ranks if len(some) > 1]
+
+
+def pairs_between_vms(vms: Sequence[str]) -> list[tuple[int, int]]:
+    """Return a rank each of as many pairs of VMs as there are, no VM in two of them."""
+    firsts = [some[0] for some in _ranks_of(vms)]
+    return list(zip(firsts[::2], firsts[1::2], strict=False))
+
+
+def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, vm in enumerate(vms):
+        ranks.setdefault(vm, []).append(rank)
+    return list(ranks.values())
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return what every rank gave; all wait for all."""
+    return gather_json(value) if dist.is_initialized() else [value]

@@ -1,0 +1,264 @@
+"""Measures messages and all-reduces over the groups of this process (Varuna, table 2).
+
+All that is needed is a default process group of torch.distributed. Messages go the way
+of the runtime's own, ``PipelineLinks``: header, receiver thread and queue included.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
+from spottrain.pipeline.comm.links import (
+    Direction,
+    PipelineLinks,
+    gather_json,
+    new_groups,
+)
+from spottrain.wire import LinkProfile, RingProfile
+
+SMALLEST_BYTES = 1024
+_ELEMENT_BYTES = 4
+_WARM_UPS = 3
+_PAUSE_S = 2e-3
+"""Between messages: threads and caches that just did the same are twice as fast as those
+that come to it from something else, as they do while a model is trained."""
+_MOST_SAMPLES = 200
+_RING_REPETITIONS = range(5, 30)
+_GROUP_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTimes:
+    """What messages between two ranks took."""
+
+    one_way_s: Mapping[int, Sequence[float]]
+    """Half of each round trip, by bytes of the message."""
+    posting_s: Mapping[int, float]
+    """How long the sender is busy with one, a median, by bytes of the message."""
+
+    def posting_near_s(self, num_bytes: int) -> float:
+        """Return how long the sender is busy with a message of about ``num_bytes``."""
+        return self.posting_s[min(self.posting_s, key=lambda b: abs(b - num_bytes))]
+
+    def profile(self) -> LinkProfile:
+        """Return the line through the medians, and the jitter around them."""
+        latency_s, s_per_byte = fit_line(self.one_way_s)
+        # A round trip adds up two messages, so half of it varies less than one does.
+        spreads = [math.sqrt(2) * spread(times) for times in self.one_way_s.values()]
+        return LinkProfile(
+            latency_s=latency_s,
+            bandwidth_bytes_per_s=1 / s_per_byte,
+            jitter=statistics.median(spreads),
+        )
+
+
+def message_sizes(largest_bytes: int) -> tuple[int, ...]:
+    """Return sizes around ``largest_bytes``: bandwidth shows in those above it."""
+    shares = (0.25, 1, 4, 16)
+    sizes = {max(SMALLEST_BYTES, int(largest_bytes / share)) for share in shares}
+    return tuple(sorted({SMALLEST_BYTES, *sizes}))
+
+
+def measure_link(
+    peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
+) -> LinkProfile | None:
+    """Measure the link to rank ``peer`` of the default group, which must do so too.
+
+    Args:
+        peer: The other rank.
+        leads: Whether this rank takes the time; its peer says the opposite.
+        sizes: Bytes of messages, ``SMALLEST_BYTES`` and more; the same on both sides.
+        budget_s: About how long to go on, unless the medians are steady before.
+
+    Returns:
+        The link, at the rank that leads.
+
+    Raises:
+        GenerationBrokenError, RuntimeError: The peer is gone.
+    """
+    times = time_messages(peer, leads=leads, sizes=sizes, budget_s=budget_s)
+    return None if times is None else times.profile()
+
+
+def time_messages(
+    peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
+) -> MessageTimes | None:
+    """Take the times that ``measure_link`` fits; same arguments and errors."""
+    links = PipelineLinks(None if leads else peer, peer if leads else None)
+    times = None
+    try:
+        if leads:
+            times = _lead(links, sizes, budget_s)
+        else:
+            _echo(links)
+        links.flush()
+    finally:
+        links.close()
+    return times
+
+
+def _lead(links: PipelineLinks, sizes: Sequence[int], budget_s: float) -> MessageTimes:
+    one_way_s: dict[int, list[float]] = {}
+    posting_s: dict[int, float] = {}
+    for size in sizes:
+        message = torch.zeros(size // _ELEMENT_BYTES)
+        for _ in range(_WARM_UPS):
+            _ping(links, message)
+        times = one_way_s[message.numel() * _ELEMENT_BYTES] = []
+        posted: list[float] = []
+        end_s = time.perf_counter() + budget_s / len(sizes)
+        while len(times) < _MOST_SAMPLES and not is_steady(times):
+            time.sleep(_PAUSE_S)
+            posted_s, round_trip_s = _ping(links, message)
+            posted.append(posted_s)
+            times.append(round_trip_s / 2)
+            if time.perf_counter() > end_s:
+                break
+        posting_s[message.numel() * _ELEMENT_BYTES] = statistics.median(posted)
+    links.send(
+        Direction.ACTIVATION, torch.zeros(1)
+    )  # too small to be measured: the end
+    return MessageTimes(one_way_s, posting_s)
+
+
+def _ping(links: PipelineLinks, message: torch.Tensor) -> tuple[float, float]:
+    """Send a message and wait for its echo; return seconds for sending, and for both."""
+    links.expect(Direction.GRADIENT, 1)
+    began = time.perf_counter()
+    links.send(Direction.ACTIVATION, message)
+    posted = time.perf_counter()
+    links.arrival(wait=True)
+    return posted - began, time.perf_counter() - began
+
+
+def _echo(links: PipelineLinks) -> None:
+    links.expect(Direction.ACTIVATION, 1)
+    while True:
+        arrival = links.arrival(wait=True)
+        assert arrival is not None
+        assert arrival.tensor is not None
+        if arrival.tensor.numel() == 1:
+            return
+        links.expect(Direction.ACTIVATION, 1)
+        links.send(Direction.GRADIENT, arrival.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """All-reduces to be measured together."""
+
+    members: tuple[tuple[int, ...], ...]
+    """Ranks of each ring; no rank is in two."""
+    between_vms: bool
+
+
+def rings_to_measure(vms: Sequence[str]) -> list[Rings]:
+    """Return the rings that a fleet can measure: sizes by powers of two, and the most.
+
+    Within one VM, and with one rank of each VM; one ring at a time, and as many as the
+    VMs have ranks for (Varuna, section 4.3: all stages of a VM reduce at once).
+
+    Args:
+        vms: The VM of every rank.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, vm in enumerate(vms):
+        ranks.setdefault(vm, []).append(rank)
+    fullest = max(ranks.values(), key=len)
+    found = [
+        Rings(tuple(tuple(fullest[i * n : (i + 1) * n]) for i in range(count)), False)
+        for n in _doublings(2, len(fullest))
+        for count in _doublings(1, len(fullest) // n)
+    ]
+    across = list(zip(*ranks.values(), strict=False))  # row i: the i-th rank of each VM
+    found += [
+        Rings(tuple(row[:n] for row in across[:count]), True)
+        for n in _doublings(2, len(ranks))
+        for count in _doublings(1, len(across))
+    ]
+    return found
+
+
+def _doublings(least: int, most: int) -> list[int]:
+    """Return ``least``, twice that and so on, and ``most``."""
+    found = []
+    while least < most:
+        found.append(least)
+        least *= 2
+    return [*found, most] if least <= most or found else []
+
+
+def measure_rings(
+    vms: Sequence[str], sizes: Sequence[int], budget_s: float = 2.0
+) -> tuple[RingProfile, ...]:
+    """Measure all-reduces; every rank of the default group calls this alike.
+
+    Args:
+        vms: The VM of every rank.
+        sizes: Bytes of the tensors.
+        budget_s: About how long it may take, forming groups apart.
+
+    Returns:
+        The same at every rank.
+
+    Raises:
+        RuntimeError: A rank is gone.
+    """
+    plans = rings_to_measure(vms)
+    rank = dist.get_rank()
+    memberships = [ring for plan in plans for ring in plan.members]
+    groups = new_groups(memberships, rank, _GROUP_TIMEOUT_S)
+    share_s = budget_s / max(1, len(plans) * len(sizes))
+    return tuple(_measure_ring(plan, groups, sizes, share_s) for plan in plans)
+
+
+def _measure_ring(
+    plan: Rings,
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    sizes: Sequence[int],
+    budget_s: float,
+) -> RingProfile:
+    rank = dist.get_rank()
+    mine = next((ring for ring in plan.members if rank in ring), None)
+    group = None if mine is None else groups[mine]
+    seconds: dict[int, list[float]] = {}
+    for size in sizes:
+        tensor = torch.zeros(size // _ELEMENT_BYTES)
+        pilot_s = max(gather_json(_all_reduces(tensor, group, _WARM_UPS)[-1]))
+        most = int(budget_s / pilot_s) if pilot_s else _RING_REPETITIONS.start
+        count = max(_RING_REPETITIONS.start, min(_RING_REPETITIONS.stop, most))
+        times = _all_reduces(tensor, group, count)
+        seconds[tensor.numel() * _ELEMENT_BYTES] = [
+            max(gather_json(statistics.median(times)))
+        ]
+    latency_s, s_per_byte = fit_line(seconds)
+    return RingProfile(
+        ranks=len(plan.members[0]),
+        rings=len(plan.members),
+        between_vms=plan.between_vms,
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=1 / s_per_byte,
+    )
+
+
+def _all_reduces(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None, count: int
+) -> list[float]:
+    """Return the times of ``count`` all-reduces after a common start."""
+    dist.barrier()
+    if group is None:
+        return [0.0]
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        times.append(time.perf_counter() - began)
+    return times

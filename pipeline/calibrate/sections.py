@@ -1,0 +1,330 @@
+"""Measures sections one at a time, as workers run them (Varuna, table 2: F_i, B_i).
+
+Each section is a stage of its own over memory of its own, filled like a worker's; its
+input is what the section before really sends. Repetitions go round all sections, so that
+a slow moment of the machine falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from spottrain.manifest import read_manifest
+from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.tracking import batch_bytes, section_bytes, update_bytes
+from spottrain.pipeline.calibrate.statistics import is_steady, spread
+from spottrain.pipeline.model.data import MicrobatchSource, random_seed
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
+from spottrain.pipeline.model.optimizer import build_optimizer
+from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.pipeline.state.agreement import Decision
+from spottrain.pipeline.state.checkpoint import load_section
+from spottrain.pipeline.state.handover import fill
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
+from spottrain.pipeline.train.executor import saving_nothing
+from spottrain.storage.store import open_store
+from spottrain.wire import SectionProfile
+
+T = TypeVar("T")
+Activation = torch.Tensor | None
+Output = torch.Tensor | tuple[torch.Tensor, float]
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 60
+_AT_ONCE = 8
+"""Sections whose graphs of one micro-batch are held together."""
+_OPTIMIZER_STEPS = 8
+
+
+class PrivateMemory:
+    """A ``MemoryHolder`` whose pieces end with this process."""
+
+    def open(self, name: str, num_bytes: int) -> int:
+        """Return a file descriptor of new memory."""
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, num_bytes)
+        return fd
+
+    def names(self) -> frozenset[str]:
+        """Nothing was left by anybody."""
+        return frozenset()
+
+    def release(self, name: str) -> None:
+        """It is freed when nobody maps it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSections:
+    """What one rank found out about its sections at one micro-batch size."""
+
+    sections: list[SectionProfile]
+    reaching_s: float
+    """From the call of the user's code to the stage's first section."""
+    round_s: float
+    """One repetition of everything."""
+
+
+class SectionBench:
+    """The sections of one rank, ready to be run.
+
+    Args:
+        loaded: The job.
+        sections: Those of this rank.
+        checkpoint: Where parameters are read from; empty: the whole model is built.
+
+    Raises:
+        UserCodeError: The user's code raised.
+        CheckpointError: The checkpoint cannot be read.
+    """
+
+    def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str) -> None:
+        self._loaded = loaded
+        self.sections = sections
+        self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
+        self.memory.hold(sections)
+        if checkpoint:
+            store = open_store(loaded.spec.checkpoint_path)
+            manifest = read_manifest(store, checkpoint)
+            for k in sections:
+                fill(self.memory.arenas[k], load_section(store, manifest, k))
+        elif sections:
+            self._fill_from_model(sections)
+        self._runs = [_SectionRun(loaded, k, self.memory) for k in sections]
+        suit_activations(0)
+
+    def _fill_from_model(self, sections: Iterable[int]) -> None:
+        slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
+        with torch.no_grad():
+            for k in sections:
+                for name, tensor in self.memory.arenas[k].parameters.items():
+                    tensor.copy_(getattr(*slots[name][0]))
+
+    def batch(self, microbatch_size: int) -> Batch:
+        """Return the first micro-batch of the job."""
+        with user_code("dataset"):
+            return MicrobatchSource(
+                self._loaded.job,
+                self._loaded.spec.seed,
+                self._loaded.spec.minibatch_size,
+                microbatch_size,
+            ).training(0, 0)
+
+    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+        """Run every section once, from what the section before them sent.
+
+        Returns:
+            What the last of them sends on; ``None`` from the model's last section.
+        """
+        for run in self._runs:
+            activation = run.warm_up(batch, activation)
+        suit_activations(
+            max((run.largest_saved_bytes for run in self._runs), default=0)
+        )
+        return activation
+
+    def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
+        """Repeat until the medians are steady, or ``budget_s`` is over."""
+        batch = self.batch(microbatch_size)
+        end_s = time.perf_counter() + budget_s
+        rounds = 0
+        while self._runs and rounds < _MOST_ROUNDS:
+            for first in range(0, len(self._runs), _AT_ONCE):
+                _repeat(self._runs[first : first + _AT_ONCE], batch)
+            rounds += 1
+            if all(run.is_steady for run in self._runs):
+                break
+            if rounds >= _LEAST_ROUNDS and time.perf_counter() > end_s:
+                break
+        reaching_s = [s for run in self._runs for s in run.reaching_s]
+        return MeasuredSections(
+            sections=[run.profile() for run in self._runs],
+            reaching_s=statistics.median(reaching_s) if reaching_s else 0.0,
+            round_s=sum(run.round_s for run in self._runs),
+        )
+
+    def update_s(self) -> float:
+        """Return the time of all sections' passes over their memory in a mini-batch.
+
+        Gradients are zeroed, their norm is taken, the optimizer's step is done with its
+        undo copies. Spoils the parameters: what is measured afterwards is of no use.
+        """
+        optimizers = {run.section: run.optimizer(self.memory) for run in self._runs}
+        if not optimizers:
+            return 0.0
+        updater = self.memory.updater(optimizers, FaultScript())
+        times: list[float] = []
+        for step in range(1 + _OPTIMIZER_STEPS):
+            decision = Decision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
+            _timed(times, functools.partial(self._update, updater, decision))
+        return statistics.median(times[1:])
+
+    def _update(self, updater: Updater, decision: Decision) -> None:
+        for run in self._runs:
+            arena = self.memory.arenas[run.section]
+            for gradients in arena.gradient_runs:
+                gradients.zero_()
+            contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
+        updater.apply(decision, [run.section for run in self._runs])
+
+
+class _SectionRun:
+    """One section at one micro-batch size after the other."""
+
+    def __init__(self, loaded: LoadedJob, section: int, memory: SlotMemory) -> None:
+        self.section = section
+        self._arena = memory.arenas[section]
+        self._job, self._seed = loaded.job, loaded.spec.seed
+        self._stage = StageModel(
+            loaded.job,
+            loaded.layout,
+            range(section, section + 1),
+            {section: self._arena.parameters},
+        )
+        named = self._stage.parameters_of(section)
+        self._update_bytes = _first_update_bytes(loaded.job, named)
+        for name, parameter in named:
+            parameter.grad = self._arena.gradients.get(name)
+        self.largest_saved_bytes = 0
+
+    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+        """Run once, counting bytes; return what is sent to the next section."""
+        self._input = activation
+        self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
+        self.reaching_s: list[float] = []
+        self._batch_bytes = batch_bytes(batch)
+        run = functools.partial(
+            self._stage.forward, batch, self._received(), self._entered
+        )
+        with user_code("model"):
+            self._bytes, sent = section_bytes(run, saving_nothing)
+        self.largest_saved_bytes = self._bytes.largest_saved_bytes
+        return sent
+
+    def forward(self, batch: Batch) -> None:
+        """Take the time of a forward once more."""
+        self._times["f"].append(self._run(batch, saving_nothing())[0])
+
+    def recompute(self, batch: Batch) -> Output:
+        """Take the time of a recompute once more; return what has the graph."""
+        recompute_s, out = self._run(batch, nullcontext())
+        self._times["r"].append(recompute_s)
+        return out
+
+    def backward(self, out: Output) -> None:
+        """Take the time of a backward once more."""
+        end = out if isinstance(out, torch.Tensor) else out[0]
+        gradient = torch.ones_like(end)
+        began_s = time.perf_counter()
+        if end.requires_grad:  # else all so far is frozen
+            with user_code("backward"):
+                torch.autograd.backward(end, gradient)
+        self._times["b"].append(time.perf_counter() - began_s)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether more repetitions would change nothing."""
+        return is_steady(
+            [sum(times) for times in zip(*self._times.values(), strict=True)]
+        )
+
+    @property
+    def round_s(self) -> float:
+        """One forward, recompute and backward."""
+        return sum(statistics.median(times) for times in self._times.values())
+
+    def profile(self) -> SectionProfile:
+        """Return the medians, and how far the times lie around them."""
+        median = {w: statistics.median(times) for w, times in self._times.items()}
+        around = {w: spread(times) for w, times in self._times.items()}
+        return SectionProfile(
+            index=self.section,
+            forward_s=median["f"],
+            backward_s=median["b"],
+            recompute_s=median["r"],
+            saved_bytes=self._bytes.saved_bytes,
+            output_bytes=self._bytes.output_bytes,
+            forward_spread=around["f"],
+            backward_spread=around["b"],
+            recompute_spread=around["r"],
+            batch_bytes=self._batch_bytes,
+            forward_bytes=self._bytes.forward_bytes,
+            recompute_bytes=self._bytes.recompute_bytes,
+            backward_bytes=self._bytes.backward_bytes,
+            update_bytes=self._update_bytes,
+        )
+
+    def optimizer(self, memory: SlotMemory) -> SectionOptimizer:
+        """Return the user's optimizer over this section."""
+        parameters = self._stage.parameters_of(self.section)
+        return SectionOptimizer(self._job, memory.arenas[self.section], parameters)
+
+    def _received(self) -> Activation:
+        return None if self._input is None else self._input.detach().requires_grad_()
+
+    def _entered(self, section: int) -> int:
+        """Note when the user's code has come to the section."""
+        seed = random_seed(self._seed, 0, 0, section)
+        if section == self.section:
+            self._entered_s = time.perf_counter()
+        return seed
+
+    def _run(
+        self, batch: Batch, how: AbstractContextManager[None]
+    ) -> tuple[float, Output]:
+        received = self._received()
+        began_s = time.perf_counter()
+        with user_code("model"), how:
+            out = self._stage.forward(batch, received, self._entered)
+        ended_s = time.perf_counter()
+        self.reaching_s.append(self._entered_s - began_s)
+        return ended_s - self._entered_s, out
+
+
+def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
+    """Take every time once more, in the order in which a stage works.
+
+    So a section finds its weights in the processor's caches as little, or as much, as
+    in training: one that goes backward right after its forward is faster.
+    """
+    for run in runs:
+        run.forward(batch)
+    outs = [run.recompute(batch) for run in runs]
+    for run in reversed(runs):
+        run.backward(outs.pop())
+
+
+def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
+    """Return the bytes of an optimizer's first step, taken by copies."""
+    copies = [
+        (name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        for name, parameter in named
+    ]
+    optimizer = build_optimizer(job.optimizer, copies)
+    if optimizer is None:
+        return 0
+    for _, parameter in copies:
+        parameter.grad = torch.zeros_like(parameter)
+    with user_code("step of the optimizer"):
+        return update_bytes(optimizer.step)
+
+
+def _timed(times: list[float], call: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    result = call()
+    times.append(time.perf_counter() - began)
+    return result

@@ -1,0 +1,247 @@
+"""Measures what a task costs beyond its sections: the executor's own time.
+
+The product's own executor trains mini-batches over the sections at hand, with the
+product's links to the neighbours. Every moment of a task that is not inside the user's
+forward or backward counts: fetching examples, counting bytes, bookkeeping, posting
+messages, being held up by receivers. Waiting for what has not arrived does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import torch
+
+from spottrain.morphing.schedules.schedule import Unit, make_schedule
+from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.calibrate.sections import SectionBench
+from spottrain.pipeline.calibrate.statistics import sigma
+from spottrain.pipeline.comm.links import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.pipeline.train.executor import StageExecutor, StagePlace
+from spottrain.pipeline.train.reduction import FastReduction
+from spottrain.wire import TaskOverheads
+
+T = TypeVar("T")
+
+BUDGET_S = 1.0
+"""About how long the mini-batches of a micro-batch size may take."""
+MOST_S = 5.0
+"""What would take longer is left out: such tasks dwarf what they cost beside."""
+_LEAST_MICROBATCHES, _MOST_MICROBATCHES = 2, 24
+_MINIBATCHES = 2
+"""The first one is a warm-up: it watches every operation."""
+_KINDS = (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD)
+_POSTING = "posting"
+
+Samples = dict[str, list[float]]
+"""By kind of task, what tasks took beyond their sections; and what posting took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The ranks that compute, each a stage of one pipeline."""
+
+    ranks: tuple[int, ...]
+    place: int
+    """Of this rank among them."""
+
+    @property
+    def neighbours(self) -> tuple[int | None, int | None]:
+        """The ranks before and after this one."""
+        first, last = self.place == 0, self.place + 1 == len(self.ranks)
+        return (
+            None if first else self.ranks[self.place - 1],
+            None if last else self.ranks[self.place + 1],
+        )
+
+
+def microbatches_for(depth: int, slowest_s: float) -> int:
+    """Return of how many micro-batches a mini-batch should be; 0: leave it out.
+
+    Args:
+        depth: Stages of the pipeline.
+        slowest_s: A forward, recompute and backward of the slowest stage.
+    """
+    fill = depth - 1
+    if _MINIBATCHES * (_LEAST_MICROBATCHES + fill) * slowest_s > MOST_S:
+        return 0
+    if _MINIBATCHES * (_MOST_MICROBATCHES + fill) * slowest_s <= BUDGET_S:
+        return _MOST_MICROBATCHES
+    return max(_LEAST_MICROBATCHES, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
+
+
+def time_tasks(
+    loaded: LoadedJob,
+    bench: SectionBench,
+    chain: Chain,
+    links: TimedLinks,
+    microbatch_size: int,
+    num_microbatches: int,
+) -> Samples:
+    """Train mini-batches as one stage of ``chain``; all its ranks do so together.
+
+    Args:
+        loaded: The job.
+        bench: Has this rank's sections; their gradients are spoiled.
+        chain: Who else takes part.
+        links: To the neighbours; the caller closes them.
+        microbatch_size: Examples of a micro-batch.
+        num_microbatches: Of a mini-batch.
+
+    Raises:
+        UserCodeError: The user's code raised.
+        GenerationBrokenError, RuntimeError: A neighbour is gone.
+    """
+    clock, spec = links.clock, loaded.spec
+    arenas = {k: bench.memory.arenas[k] for k in bench.sections}
+    tensors = {k: arena.parameters for k, arena in arenas.items()}
+    stage = StageModel(loaded.job, loaded.layout, bench.sections, tensors)
+    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    named = {k: stage.parameters_of(k) for k in arenas}
+    own = (chain.ranks[chain.place],)
+    sink = FastReduction(named, list(arenas.values()), own, None, 0, tracker)
+    executor = StageExecutor(
+        [stage],
+        _place(chain, num_microbatches),
+        MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
+        links,
+        spec.seed,
+        _Marks(clock),
+        tracker,
+    )
+    for step in range(_MINIBATCHES):
+        clock.clear()
+        sink.begin()
+        executor.train(step, sink)
+        clock.end_task()
+        tracker.settle()
+    links.flush()
+    return clock.samples
+
+
+def _place(chain: Chain, num_microbatches: int) -> StagePlace:
+    """Return the place in a schedule that recomputes wherever a stage can."""
+    lists = make_schedule("varuna", len(chain.ranks), num_microbatches, recompute=True)
+    return StagePlace(chain.place, lists, range(num_microbatches))
+
+
+def summed_up(every: Sequence[Samples], reaching_s: float) -> TaskOverheads | None:
+    """Return the medians of what all stages found.
+
+    Args:
+        every: Of each stage.
+        reaching_s: From the call of the user's code to the stage's first section, which
+            forwards and recomputes take too.
+
+    Returns:
+        ``None`` if nothing was measured. Where nobody recomputes, a recompute is taken
+        for a backward: neither fetches examples.
+    """
+    found: dict[str, list[float]] = {}
+    for one in every:
+        for kind, times_s in one.items():
+            found.setdefault(kind, []).extend(times_s)
+    typical_s = {kind: median(times_s) for kind, times_s in found.items() if times_s}
+    if not typical_s:
+        return None
+    backward_s = typical_s[Hook.BACKWARD]
+    return TaskOverheads(
+        forward_s=typical_s[Hook.FORWARD] + reaching_s,
+        recompute_s=typical_s.get(Hook.RECOMPUTE, backward_s) + reaching_s,
+        backward_s=backward_s,
+        posting_s=typical_s.get(_POSTING, 0.0),
+        deviation_s=max(sigma(times_s) for times_s in found.values() if times_s),
+    )
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Adds up the moments of a task that are neither computing nor waiting."""
+
+    samples: Samples = field(default_factory=dict)
+    _kind: str = ""
+    _began_s: float = 0.0
+    _apart_s: float = 0.0
+    """Computing and waiting since then."""
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.samples, self._kind = {kind: [] for kind in (*_KINDS, _POSTING)}, ""
+
+    def begin_task(self, kind: str) -> None:
+        """One task ends and another begins."""
+        self.end_task()
+        self._kind, self._began_s, self._apart_s = kind, time.perf_counter(), 0.0
+
+    def end_task(self) -> None:
+        """The task that runs has ended, if there is one."""
+        if self._kind:
+            spent_s = time.perf_counter() - self._began_s
+            self.samples[self._kind].append(spent_s - self._apart_s)
+
+    def apart(self, run: Callable[[], T], kind: str = "") -> T:
+        """Run what does not count, or counts as another kind."""
+        began_s = time.perf_counter()
+        result = run()
+        spent_s = time.perf_counter() - began_s
+        self._apart_s += spent_s
+        if kind:
+            self.samples[kind].append(spent_s)
+        return result
+
+
+class _Marks(FaultScript):
+    """A script without faults that notes when tasks begin."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def at(self, hook: Hook) -> None:
+        """Note it."""
+        self._clock.begin_task(hook)
+
+
+class _TimedTracker(TensorTracker):
+    """Takes the user's code out of the count."""
+
+    def __init__(self, static_bytes: int, clock: _Clock) -> None:
+        super().__init__(static_bytes)
+        self._clock = clock
+
+    def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
+        return super().forward(kind, unit, keep, partial(self._clock.apart, run))
+
+    def backward(self, unit: Unit, run: Callable[[], None]) -> None:
+        super().backward(unit, partial(self._clock.apart, run))
+
+
+class TimedLinks(PipelineLinks):
+    """Links that take waiting out of the count, and tell posting apart."""
+
+    def __init__(self, previous: int | None, following: int | None) -> None:
+        super().__init__(previous, following)
+        self.clock = _Clock()
+
+    def arrival(self, *, wait: bool) -> Arrival | None:
+        """Return what came in, as ``PipelineLinks`` does."""
+        if not wait:
+            return super().arrival(wait=False)
+        return self.clock.apart(partial(super().arrival, wait=True))
+
+    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+        """Send a tensor, as ``PipelineLinks`` does."""
+        self.clock.apart(self.flush)  # a neighbour that is late makes us wait
+        post = partial(super().send, direction, tensor)
+        self.clock.apart(post, _POSTING)

@@ -1,0 +1,1 @@
+"""Process groups, pipeline links and rendezvous of one generation."""

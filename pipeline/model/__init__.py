@@ -1,0 +1,1 @@
+"""The user's model: loaded, traced, cut into sections, run stage by stage."""

@@ -1,0 +1,96 @@
+"""Loads the user's entrypoint; turns what the user's code raises into one line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.model.job import TrainingJob
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Run the user's code; what it raises leaves as a UserCodeError.
+
+    Args:
+        what: What is being done, as the subject of the message, e.g. ``"loss"``.
+
+    Raises:
+        UserCodeError: The code raised; carries the user's traceback.
+    """
+    try:
+        yield
+    except SpottrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserCodeError(
+            f"{what} raised {type(error).__name__}: {reason}", traceback.format_exc()
+        ) from error
+
+
+def load_job(entrypoint: str, workdir: Path) -> TrainingJob:
+    """Import and call the user's entrypoint.
+
+    Puts ``workdir`` first on ``sys.path``, for the life of the process.
+
+    Args:
+        entrypoint: ``"module:function"``, the module as seen from ``workdir``.
+        workdir: The folder of the user's code.
+
+    Raises:
+        UserCodeError: Module or function is missing, raises, or does not return a
+            TrainingJob.
+    """
+    module_name, _, function_name = entrypoint.partition(":")
+    if not module_name or not function_name.isidentifier():
+        raise UserCodeError(
+            f"entrypoint must be module:function: got {entrypoint!r}; "
+            "name the function that returns your TrainingJob"
+        )
+    folder = str(workdir.resolve())
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    function = _function(_import(module_name, folder), function_name)
+    with user_code(f"entrypoint {entrypoint}"):
+        job = function()
+    if not isinstance(job, TrainingJob):
+        raise UserCodeError(
+            f"entrypoint {entrypoint} must return a spottrain.TrainingJob: "
+            f"got {type(job).__name__}"
+        )
+    return job
+
+
+def _import(name: str, folder: str) -> ModuleType:
+    importlib.invalidate_caches()
+    try:
+        with user_code(f"importing {name}"):
+            return importlib.import_module(name)
+    except UserCodeError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing is not None and (name == missing or name.startswith(f"{missing}.")):
+            raise UserCodeError(
+                f"entrypoint module {name!r} not found: looked in {folder}; "
+                "check entrypoint and workdir"
+            ) from None
+        raise
+
+
+def _function(module: ModuleType, name: str) -> Callable[[], Any]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserCodeError(
+            f"entrypoint function {name!r} not found: {module.__name__} "
+            f"({getattr(module, '__file__', 'built in')}) has no such function"
+        )
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""``python -m spottrain.pipeline.model.inspect``: prints a model's facts as JSON.
+
+Runs in a child of the manager or the CLI, which never import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from spottrain.pipeline.model.entrypoint import load_job, user_code
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.optimizer import (
+    StateSpec,
+    optimizer_class,
+    section_state_spec,
+)
+from spottrain.pipeline.model.sections import Layout, TensorSpec
+from spottrain.pipeline.model.tool import answer
+from spottrain.pipeline.model.tracer import trace
+from spottrain.wire import ModelFacts, SectionFacts
+
+
+def model_facts(job: TrainingJob, layout: Layout) -> ModelFacts:
+    """Return what planning needs to know of a traced job.
+
+    Raises:
+        UserCodeError: The optimizer or the length of a data set raised.
+    """
+    states = [section_state_spec(job, layout, k) for k in range(layout.num_sections)]
+    sections = tuple(
+        SectionFacts(
+            index=k,
+            param_bytes=layout.param_bytes(k),
+            optimizer_bytes=sum(
+                spec.num_bytes for keys in state.values() for spec in keys.values()
+            ),
+            activation_bytes_per_example=(
+                layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
+            ),
+            gradient_bytes=layout.gradient_bytes(k),
+        )
+        for k, state in enumerate(states)
+    )
+    with user_code("length of the data set"):
+        lengths = len(job.dataset), 0 if job.heldout is None else len(job.heldout)
+    return ModelFacts(
+        fingerprint=fingerprint(layout, optimizer_class(job, layout), states),
+        num_parameters=sum(
+            spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()
+        ),
+        blocks=layout.blocks,
+        sections=sections,
+        tied=layout.tied,
+        dataset_len=lengths[0],
+        heldout_len=lengths[1],
+    )
+
+
+def fingerprint(layout: Layout, optimizer: str, states: list[StateSpec]) -> str:
+    """Return a hash of what a checkpoint or a profile of the job depends on.
+
+    That is: sections, names, shapes and types of parameters, the optimizer's class
+    and state, and the shapes of a batch; not the values of anything.
+    """
+    facts = {
+        "sections": layout.parameters,
+        "parameters": {name: _plain(spec) for name, spec in layout.specs.items()},
+        "cuts": [[cut.module, cut.shape_of_1, str(cut.dtype)] for cut in layout.cuts],
+        "optimizer": optimizer,
+        "states": [
+            {
+                name: {key: _plain(spec) for key, spec in keys.items()}
+                for name, keys in state.items()
+            }
+            for state in states
+        ],
+        "batch": [_plain(spec) for spec in layout.batch],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(spec: TensorSpec) -> list[object]:
+    return [list(spec.shape), str(spec.dtype), spec.requires_grad]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the facts of a job's model; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.model.inspect")
+    parser.add_argument("entrypoint", help="module:function")
+    parser.add_argument("workdir", type=Path)
+    chosen = parser.parse_args(arguments)
+
+    def facts() -> ModelFacts:
+        job = load_job(chosen.entrypoint, chosen.workdir)
+        return model_facts(job, trace(job))
+
+    return answer(facts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

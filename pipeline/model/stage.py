@@ -1,0 +1,347 @@
+"""One stage of the user's model: its own forward, intercepted outside the stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.model.data import seed_everything
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.sections import Cut, Layout, TensorSpec, parameter_slots
+from spottrain.pipeline.model.skeleton import build_skeleton
+
+Seeds = Callable[[int], int]
+"""The seed of a section's random numbers, for the micro-batch at hand."""
+
+_IDLE = -1
+
+
+class _Unwind(BaseException):
+    """Leaves the user's code after the stage's last section, with its activation."""
+
+    def __init__(self, activation: torch.Tensor) -> None:
+        self.activation = activation
+
+
+class StageModel:
+    """Consecutive sections of the user's model, run by the model's own code.
+
+    What lies before the stage yields zeros of the right shape that take no memory; the
+    received activation is put in as the output of the block before the stage; after
+    the stage's last block the user's code is left by an exception. Parameters that
+    the stage does not own take no memory.
+
+    Args:
+        job: The user's job.
+        layout: What the tracer found out about it.
+        sections: The stage's sections.
+        tensors: Section to parameter name to storage. Parameters are built over just
+            this storage, nothing is copied. Each section has its own parameter for a
+            tied name.
+        device: Where the tensors are; buffers are moved there.
+
+    Raises:
+        UserCodeError: The model cannot be built.
+        SpottrainError: ``tensors`` does not fit ``layout``.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        layout: Layout,
+        sections: range,
+        tensors: Mapping[int, Mapping[str, torch.Tensor]],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.sections = sections
+        self._job = job
+        self._layout = layout
+        self._device = torch.device(device)
+        self._model = build_skeleton(job.model).train()
+        self._twin = build_skeleton(job.model).to("meta") if sections.start else None
+        self._section = _IDLE
+        self._seeds: Seeds = int
+        self._received: torch.Tensor | None = None
+        _move_buffers(self._model, self._device)
+        self._parameters = {
+            section: {
+                name: _own(name, section, layout.specs[name], tensors)
+                for name in layout.parameters[section]
+            }
+            for section in sections
+        }
+        self._swaps = self._place_parameters()
+        self._intercept()
+
+    def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
+        """Return the (name, parameter) pairs of one of the stage's sections."""
+        return list(self._parameters[section].items())
+
+    def train(self, mode: bool = True) -> None:
+        """Switch the model to training mode (dropout on) or to evaluation mode."""
+        self._model.train(mode)
+
+    def eval(self) -> None:
+        """Switch the model to evaluation mode."""
+        self.train(False)
+
+    def forward(
+        self, batch: Batch, activation: torch.Tensor | None, seeds: Seeds
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+        """Run the stage on one micro-batch.
+
+        Args:
+            batch: The whole micro-batch, as ``collate`` made it.
+            activation: What the stage before sent; None on the first stage.
+            seeds: Called at the entry of each section for the seed of its random
+                numbers; section 0's also covers all that runs before the blocks.
+
+        Returns:
+            The activation for the next stage, or on the last stage (sum of losses,
+            sum of weights).
+
+        Raises:
+            UserCodeError: The user's code raised, swallowed the exception that leaves
+                it, ran blocks out of order or returned something else than a loss.
+        """
+        if (activation is None) != (self.sections.start == 0):
+            raise SpottrainError("the first stage takes no activation, all others do")
+        self._seeds, self._received = seeds, activation
+        self._enter(0)
+        try:
+            with user_code("loss"):
+                result = self._job.loss(self._model, batch)
+        except _Unwind as unwind:
+            return unwind.activation
+        finally:
+            reached, self._section, self._received = self._section, _IDLE, None
+        if reached != self._layout.num_sections - 1:
+            raise UserCodeError(
+                f"loss returned within section {reached}, before section "
+                f"{self.sections[-1]} ended; let BaseException pass through the model "
+                "and run all blocks in every forward pass"
+            )
+        check_loss(result)
+        return result[0], float(result[1])
+
+    def _enter(self, section: int) -> None:
+        """Begin a section: its random numbers, its copies of tied parameters."""
+        self._section = section
+        if section == 0 or section in self.sections:
+            seed = self._seeds(section)
+            seed_everything(seed)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+        for module, attribute, parameter in self._swaps.get(section, ()):
+            setattr(module, attribute, parameter)
+
+    def _place_parameters(self) -> dict[int, list[tuple[nn.Module, str, nn.Parameter]]]:
+        """Hang parameters into the model; return what to swap at which section."""
+        tied = {t.name for t in self._layout.tied}
+        swaps: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
+        for name, slots in parameter_slots(self._model).items():
+            outside = _outside(self._layout.specs[name], self._device)
+            own = {
+                section: parameters[name]
+                for section, parameters in self._parameters.items()
+                if name in parameters
+            }
+            for module, attribute in slots:
+                first = next(iter(own.values()), outside)
+                setattr(module, attribute, first)
+                if name in tied and own:
+                    for section, parameter in {0: outside, **own}.items():
+                        swaps.setdefault(section, []).append(
+                            (module, attribute, parameter)
+                        )
+        return swaps
+
+    def _intercept(self) -> None:
+        """Put ours in the place of ``forward`` where the stage begins and ends."""
+        start, cuts = self.sections.start, self._layout.cuts
+        for section, cut in enumerate(cuts[: self.sections.stop]):
+            module = self._model.get_submodule(cut.module)
+            module.forward = self._cut_forward(section, cut, module.forward)
+        passed = tuple(f"{cut.module}." for cut in cuts[:start] if not cut.must_run)
+        for name, section in self._layout.skippable.items():
+            if section < start and not name.startswith(passed):
+                module = self._model.get_submodule(name)
+                module.forward = self._skipping_forward(name, module.forward)
+
+    def _cut_forward(
+        self, section: int, cut: Cut, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return what runs in the place of the block that ends ``section``."""
+        start, last = self.sections.start, self.sections[-1]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._section != section:
+                _refuse_order(cut.module, section, self._section)
+            if section < start - 1:
+                self._enter(section + 1)
+                if cut.must_run or not cut.keeps_shape:
+                    return forward(*args, **kwargs)
+                return with_activation(cut, first_tensor(args, kwargs))
+            if section == start - 1:
+                if cut.must_run:
+                    forward(*args, **kwargs)
+                self._enter(start)
+                assert self._received is not None
+                return with_activation(cut, self._received)
+            output = forward(*args, **kwargs)
+            activation = split_output(cut.module, output)[0]
+            if section == last:
+                raise _Unwind(activation.contiguous())
+            self._enter(section + 1)
+            return with_activation(cut, _as_if_sent(activation))
+
+        return run
+
+    def _skipping_forward(
+        self, name: str, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return what runs in the place of a module that the stage may not own."""
+        assert self._twin is not None
+        twin = self._twin.get_submodule(name)
+        needs_values = False
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal needs_values
+            if self._section >= self.sections.start or needs_values:
+                return forward(*args, **kwargs)
+            try:
+                with torch.no_grad():
+                    meta_args, meta_kwargs = tree_map_only(
+                        torch.Tensor, lambda t: t.to("meta"), (args, kwargs)
+                    )
+                    output = twin(*meta_args, **meta_kwargs)
+            except (NotImplementedError, RuntimeError):
+                # It looks at values, which meta tensors lack: run it over zeros.
+                needs_values = True
+                return forward(*args, **kwargs)
+            return tree_map_only(torch.Tensor, self._zeros_like, output)
+
+        return run
+
+    def _zeros_like(self, meta: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros((), dtype=meta.dtype, device=self._device)
+        return zero.expand(meta.shape)
+
+
+def split_output(
+    block: str, output: Any
+) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    """Split what a block returned into (activation, rest of the tuple or None).
+
+    Raises:
+        UserCodeError: It is neither a floating-point tensor nor a tuple with one first.
+    """
+    activation = output[0] if type(output) is tuple and output else output
+    if not isinstance(activation, torch.Tensor) or not activation.is_floating_point():
+        raise UserCodeError(
+            f"block {block} must return a floating-point tensor, or a tuple with one "
+            f"first: got {type(activation).__name__}"
+        )
+    return activation, output[1:] if type(output) is tuple else None
+
+
+def with_activation(cut: Cut, activation: torch.Tensor) -> Any:
+    """Return what the block at ``cut`` returns, with this activation."""
+    return activation if cut.rest is None else (activation, *cut.rest)
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Return a call's first tensor argument; an empty tensor if there is none."""
+    values = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+    return next(values, torch.empty(0))
+
+
+def check_loss(result: Any) -> None:
+    """Check what the user's loss returned.
+
+    Raises:
+        UserCodeError: It is not (scalar tensor, number or scalar tensor).
+    """
+    pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    loss, weight = pair
+    good = isinstance(loss, torch.Tensor) and loss.dim() == 0
+    if isinstance(weight, torch.Tensor):
+        good = good and weight.dim() == 0
+    elif not isinstance(weight, int | float):
+        good = False
+    if not good:
+        raise UserCodeError(
+            "loss must return (sum of losses as a scalar tensor, sum of weights): got "
+            f"{_describe(result)}"
+        )
+
+
+def _describe(result: Any) -> str:
+    """Name the type of a value, of a tuple's parts and of a tensor's shape."""
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_describe, result))})"
+    if isinstance(result, torch.Tensor):
+        return f"tensor of shape {tuple(result.shape)}"
+    return type(result).__name__
+
+
+def _as_if_sent(activation: torch.Tensor) -> torch.Tensor:
+    """Return an activation laid out as another stage would receive it.
+
+    So too its gradient: the layout decides on the order of sums, hence on bits.
+    """
+    received = activation.view_as(activation).contiguous()
+    if received.requires_grad:
+        received.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return received
+
+
+def _own(
+    name: str,
+    section: int,
+    spec: TensorSpec,
+    tensors: Mapping[int, Mapping[str, torch.Tensor]],
+) -> nn.Parameter:
+    """Make a parameter over the storage given for it."""
+    tensor = tensors.get(section, {}).get(name)
+    if tensor is None or (tuple(tensor.shape), tensor.dtype) != (
+        spec.shape,
+        spec.dtype,
+    ):
+        got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+        raise SpottrainError(
+            f"tensor of parameter {name} in section {section} must be "
+            f"{(spec.shape, spec.dtype)}: got {got}"
+        )
+    return nn.Parameter(tensor, requires_grad=spec.requires_grad)
+
+
+def _outside(spec: TensorSpec, device: torch.device) -> nn.Parameter:
+    """Make a stand-in for a parameter that the stage does not own."""
+    zero = torch.zeros((), dtype=spec.dtype, device=device)
+    return nn.Parameter(zero.expand(spec.shape), requires_grad=False)
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def _refuse_order(block: str, section: int, current: int) -> NoReturn:
+    if current == _IDLE:
+        raise UserCodeError(
+            f"block {block} ran outside loss: turn activation checkpointing off in the "
+            "model; spottrain recomputes activations itself"
+        )
+    raise UserCodeError(
+        f"block {block} must run once, as the end of section {section}: it ran in "
+        f"section {current}; run all blocks once each, in order"
+    )

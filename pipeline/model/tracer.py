@@ -1,0 +1,331 @@
+"""Finds what each section uses and what crosses its cuts, by a dry run of the loss.
+
+The loss runs on the meta device, so that a model of any size is traced in seconds and
+without memory. Every tensor is known by its storage. A value is *computed* if it
+depends on parameters, on an activation or on random numbers; such a value may be used
+only in the section that made it, for a stage that begins later does not have it. At
+every cut the activation is replaced by a fresh copy, as if it had been received. What
+depends on inputs and buffers alone (masks, rotary tables) may be used anywhere: each
+stage computes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.recorder import (
+    CutFacts,
+    Facts,
+    Recorder,
+    refuse_change,
+    strided_tensors,
+)
+from spottrain.pipeline.model.sections import (
+    Cut,
+    Layout,
+    ParameterSlots,
+    TensorSpec,
+    find_cuts,
+    parameter_slots,
+)
+from spottrain.pipeline.model.skeleton import build_skeleton
+from spottrain.pipeline.model.stage import check_loss, first_tensor, split_output
+from spottrain.wire import TiedParameter
+
+
+class _DryRun:
+    """The loss, run once over a model whose modules report when they are called."""
+
+    def __init__(
+        self, job: TrainingJob, *, on_meta: bool, tied: frozenset[str]
+    ) -> None:
+        self._job = job
+        self._device = torch.device("meta" if on_meta else "cpu")
+        self._model = build_skeleton(job.model)
+        self._slots = parameter_slots(self._model)
+        self.blocks, self._cut_names = find_cuts(self._model)
+        self._recorder = Recorder()
+        self._fill()
+        self._swaps = [
+            {name: self._stand_in(name) for name in tied} for _ in self._cut_names
+        ]
+        for name, module in list(self._model.named_modules()):
+            module.forward = self._reporting(name, module.forward)
+
+    def run(self, batch: Batch) -> Facts:
+        """Run the loss on one micro-batch."""
+        buffers = {name: id(b) for name, b in self._model.named_buffers()}
+        batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
+        self._model.train()
+        with torch.random.fork_rng(devices=[]), self._recorder, user_code("loss"):
+            result = self._job.loss(self._model, batch)
+        check_loss(result)
+        facts, number = self._recorder.facts, len(self._cut_names)
+        if len(facts.cuts) != number:
+            raise UserCodeError(
+                f"model ran {len(facts.cuts)} of the {number} modules that end a "
+                "section: run each once in every forward pass"
+            )
+        for name, buffer in self._model.named_buffers():
+            if buffers.get(name) != id(buffer):
+                refuse_change(name, "replaced")
+        return facts
+
+    def _fill(self) -> None:
+        """Give the model's tensors the run's device, and make them known."""
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self._device)
+        for name, buffer in self._model.named_buffers():
+            self._recorder.know(buffer, buffer=name)
+        for name in self._slots:
+            self._hang(name, self._stand_in(name), 0)
+
+    def _stand_in(self, name: str) -> nn.Parameter:
+        """Make a parameter that takes no memory, whatever the device."""
+        module, attribute = self._slots[name][0]
+        meta = getattr(module, attribute)
+        number = torch.full((), 0.02, device=self._device).to(meta.dtype)
+        return nn.Parameter(number.expand(meta.shape), meta.requires_grad)
+
+    def _hang(self, name: str, parameter: nn.Parameter, section: int) -> None:
+        self._recorder.know(parameter, parameter=name, section=section)
+        for module, attribute in self._slots[name]:
+            setattr(module, attribute, parameter)
+
+    def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begin = recorder.section
+            recorder.stack.append(name)
+            try:
+                output = forward(*args, **kwargs)
+            finally:
+                recorder.stack.pop()
+            recorder.facts.calls.setdefault(name, set()).add((begin, recorder.section))
+            if name in self._cut_names:
+                return self._cut(name, args, kwargs, output)
+            return output
+
+        return run
+
+    def _cut(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """End a section; return the block's output as a later stage would see it."""
+        recorder, section = self._recorder, self._recorder.section
+        by_hand = self.blocks == "CutPoint"
+        expected = self._cut_names if by_hand else self._cut_names[section:][:1]
+        seen = [cut.module for cut in recorder.facts.cuts]
+        if name in seen or name not in expected:
+            raise UserCodeError(
+                f"block {name} must run once, in order: it ran after {seen}; run all "
+                "blocks once each, in the order of their list"
+            )
+        activation, rest = split_output(name, output)
+        given = first_tensor(args, kwargs)
+        recorder.facts.cuts.append(
+            CutFacts(
+                module=name,
+                shape=tuple(activation.shape),
+                dtype=activation.dtype,
+                rest=None
+                if rest is None
+                else tuple(_kept(name, part) for part in rest),
+                keeps_shape=(given.shape, given.dtype)
+                == (activation.shape, activation.dtype),
+            )
+        )
+        # A copy of everything: whoever still uses the original is found out.
+        lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
+        for tensor in strided_tensors(lost):
+            recorder.know(tensor, section=section, computed=True)
+        received = activation.detach().clone().requires_grad_()
+        recorder.section = section + 1
+        recorder.know(received, section=section + 1, computed=True)
+        for tied, parameter in self._swaps[section].items():
+            self._hang(tied, parameter, section + 1)
+        return received if rest is None else (received, *lost)
+
+
+def _kept(block: str, item: Any) -> Any:
+    """Return what stands for a part of a block's output on a later stage."""
+    if isinstance(item, torch.Tensor):
+        return torch.empty(0, dtype=item.dtype)
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    raise UserCodeError(
+        f"block {block} returns a {type(item).__name__} besides its activation: "
+        "return tensors, numbers or None"
+    )
+
+
+# --- The layout ----------------------------------------------------------------------
+
+
+def trace(job: TrainingJob) -> Layout:
+    """Find the sections of a job's model by dry runs of its loss.
+
+    Runs the loss on micro-batches of one and two examples (the first one of the data
+    set), on the meta device or, where the code looks at values, on the CPU with
+    parameters that take no memory.
+
+    Raises:
+        UserCodeError: The model has neither repeated blocks nor CutPoints, something
+            besides the one activation crosses a cut, blocks run out of order, buffers
+            change in forward or are random, or the user's code raised.
+    """
+    _refuse_random_buffers(job)
+    with user_code("data set or collate"):
+        example = job.dataset[0]
+        batches = [job.collate([example] * number) for number in (1, 2)]
+    run, first, on_meta = _first_run(job, batches[0])
+    tied = {name: tuple(sorted(s)) for name, s in first.uses.items() if len(s) > 1}
+    again = _DryRun(job, on_meta=on_meta, tied=frozenset(tied))
+    second = again.run(batches[1])
+    for name in sorted(tied.keys() & second.captured.keys()):
+        raise UserCodeError(
+            f"model cannot be cut: {second.captured[name]} uses parameter {name}, which "
+            "several sections share, as it was seen in an earlier section; fetch it "
+            "from its module where it is used"
+        )
+    return _layout(run, first, second, tied, batches[0])
+
+
+def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, Facts, bool]:
+    """Run on the meta device if the user's code lets us, else on the CPU."""
+    run = _DryRun(job, on_meta=True, tied=frozenset())
+    try:
+        return run, run.run(batch), True
+    except UserCodeError as error:
+        if error.__cause__ is None:
+            raise
+    run = _DryRun(job, on_meta=False, tied=frozenset())
+    return run, run.run(batch), False
+
+
+def _layout(
+    run: _DryRun,
+    first: Facts,
+    second: Facts,
+    tied: dict[str, tuple[int, ...]],
+    batch: Batch,
+) -> Layout:
+    calls, needed = first.calls, first.needed | second.needed
+    slots = run._slots
+    cuts = tuple(
+        _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
+    )
+    sections = {name: first.uses.get(name) or _home(name, calls) for name in slots}
+    specs = {name: _spec(slots, name) for name in slots}
+    return Layout(
+        blocks=run.blocks,
+        cuts=cuts,
+        parameters=tuple(
+            tuple(name for name in slots if k in sections[name])
+            for k in range(len(cuts) + 1)
+        ),
+        specs=specs,
+        tied=tuple(
+            TiedParameter(
+                name=name, sections=tied[name], param_bytes=specs[name].num_bytes
+            )
+            for name in slots
+            if name in tied
+        ),
+        skippable=_skippable(run._model, calls, needed, {cut.module for cut in cuts}),
+        batch=tuple(
+            TensorSpec(shape=tuple(t.shape), dtype=t.dtype)
+            for t in strided_tensors(batch)
+        ),
+    )
+
+
+def _cut(one: CutFacts, two: CutFacts, needed: set[str]) -> Cut:
+    """Put together what the runs over one and over two examples say of a cut."""
+    if (one.module, len(one.shape)) != (two.module, len(two.shape)):
+        raise UserCodeError(
+            f"block {one.module} must return the same dimensions for every micro-batch: "
+            f"got shape {one.shape} for one example and, from block {two.module}, "
+            f"{two.shape} for two"
+        )
+    return Cut(
+        module=one.module,
+        shape_of_1=one.shape,
+        shape_of_2=two.shape,
+        dtype=one.dtype,
+        rest=one.rest,
+        keeps_shape=one.keeps_shape and two.keeps_shape,
+        must_run=one.module in needed,
+    )
+
+
+def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
+    module, attribute = slots[name][0]
+    tensor = getattr(module, attribute)
+    return TensorSpec(
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        requires_grad=tensor.requires_grad,
+    )
+
+
+def _home(name: str, calls: dict[str, set[tuple[int, int]]]) -> set[int]:
+    """Return the section of a parameter that no operation used.
+
+    It is that of the innermost module around it that ran within one section (think of
+    an expert that no example chose), else section 0.
+    """
+    owner = name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        spans = {section for call in calls.get(owner, ()) for section in call}
+        if len(spans) == 1:
+            return spans
+    return {0}
+
+
+def _skippable(
+    model: nn.Module,
+    calls: dict[str, set[tuple[int, int]]],
+    needed: set[str],
+    cuts: set[str],
+) -> dict[str, int]:
+    """Return outermost modules with parameters that later stages need not run."""
+    chosen: dict[str, int] = {}
+    for name, module in model.named_modules():
+        spans = calls.get(name)
+        inside = name.startswith(tuple(f"{other}." for other in chosen))
+        if (
+            spans
+            and name
+            and not inside
+            and name not in needed | cuts
+            and all(begin == end for begin, end in spans)
+            and any(True for _ in module.parameters())
+            and not any(cut.startswith(f"{name}.") for cut in cuts)
+        ):
+            chosen[name] = min(begin for begin, _ in spans)
+    return chosen
+
+
+def _refuse_random_buffers(job: TrainingJob) -> None:
+    one, two = (
+        dict(build_skeleton(job.model, seed).named_buffers()) for seed in (0, 1)
+    )
+    for name, buffer in one.items():
+        if not torch.equal(buffer, two[name]):
+            raise UserCodeError(
+                f"buffer {name} of the model is random: make it from a torch.Generator "
+                "with a seed of its own, or make it a parameter"
+            )

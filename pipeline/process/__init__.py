@@ -1,0 +1,1 @@
+"""Processes on a VM: the supervisor and the workers that it forks."""

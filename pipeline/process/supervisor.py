@@ -1,0 +1,394 @@
+"""The supervisor of a VM: has imported torch and the user's job, and forks workers.
+
+Single-threaded; runs no operation and touches no GPU, so that forking is safe at any
+time. It holds the memory of its workers, and is the reason why that memory outlives
+them. Commands come in on stdin, a line each; reports go out on stdout.
+
+    python -m spottrain.pipeline.process.supervisor < commands > reports
+
+The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spottrain import machine, wire
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.comm.store import serve_store
+from spottrain.pipeline.process.forking import Body, Child, fork_child
+from spottrain.pipeline.process.greeting import Greeting, first_line
+from spottrain.pipeline.process.loading import load
+from spottrain.pipeline.process.tasks import initialise_and_tell, measure_and_tell
+from spottrain.pipeline.process.worker import (
+    MAX_MESSAGE_BYTES,
+    LoadedJob,
+    SupervisorLink,
+    run_worker,
+    user_code_failed,
+)
+
+_LOAD_IN_WORKERS = "--load-in-workers"
+_STDERR_FD = 2
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory of one slot, by name, and the worker that uses it."""
+
+    index: int
+    pieces: dict[str, int] = field(default_factory=dict)
+    worker: Child | None = None
+
+
+class Supervisor:
+    """Performs commands, passes reports on.
+
+    Args:
+        greeting: What the agent said first.
+        reports: File descriptor for reports.
+        loaded: The user's job, or ``None`` to let every worker load it by itself.
+    """
+
+    def __init__(
+        self, greeting: Greeting, reports: int, loaded: LoadedJob | None
+    ) -> None:
+        self._greeting = greeting
+        self._reports = reports
+        self._loaded = loaded
+        self._slots = [_Slot(index) for index in range(greeting.num_slots)]
+        self._children: dict[int, Child] = {}
+        self._generation = 0
+        self._round = 0
+        """Number of the newest round of measuring; they count down."""
+        self._stores: dict[int, str] = {}
+        """The report of each generation's store: a command may come twice, after the
+        manager has died and come back."""
+        self._selector = selectors.EpollSelector()
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        self._input = b""
+
+    def report(self, report: wire.Report) -> None:
+        """Pass a report on to the agent."""
+        self._write(wire.encode(report))
+
+    def run(self) -> None:
+        """Serve until stdin ends or the VM is retired."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fd == sys.stdin.fileno():
+                        if not self._read_commands():
+                            return
+                    elif isinstance(key.data, Child):
+                        self._hear(key.data, died=key.fd == key.data.pidfd)
+        finally:
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _read_commands(self) -> bool:
+        """Perform the commands that came in; return whether to go on."""
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            if isinstance(command := wire.decode(wire.Command, line), wire.Retire):
+                return False
+            self._perform(command)
+        return bool(data)
+
+    def _perform(self, command: wire.Command) -> None:
+        match command:
+            case wire.Initialise():
+                self._fork_with_job("initialise", initialise_and_tell)
+            case wire.Calibrate():
+                self._calibrate(command)
+            case wire.OpenStore(generation=generation):
+                self._open_store(generation)
+            case wire.RunGeneration():
+                self._run_generation(command)
+            case (
+                wire.StopGeneration(generation=generation)
+                | wire.ShareMinibatch(generation=generation)
+            ):
+                for child in self._running():
+                    if child.generation == generation:
+                        self._tell(child, command)
+            case wire.AbandonGeneration(generation=generation):
+                self._abandon(generation)
+            case wire.Retire():
+                raise AssertionError("handled where commands are read")
+
+    def _calibrate(self, command: wire.Calibrate) -> None:
+        """Have our part of a round of measuring done, a process each."""
+        ranks = {
+            rank: slot.index
+            for rank, slot in enumerate(command.participants)
+            if slot.vm_id == self._greeting.vm_id
+        }
+        if command.participants and command.generation >= self._round:
+            return
+        self._round = min(self._round, command.generation)
+        self._end_rounds(before=command.generation)
+        for rank, slot in ranks.items() if command.participants else ((0, 0),):
+            task = functools.partial(measure_and_tell, command, rank, slot)
+            child = self._fork_with_job("measuring", task)
+            child.generation, child.task_slot = command.generation, slot
+
+    def _end_rounds(self, before: int) -> None:
+        """Kill what still measures for a round that is older than ``before``."""
+        for child in self._children.values():
+            if child.what == "measuring" and child.generation > before:
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children.values() if child.running]
+
+    def _run_generation(self, command: wire.RunGeneration) -> None:
+        if command.generation <= self._generation:
+            return
+        self._generation = command.generation
+        for participant in command.participants:
+            if participant.vm_id != self._greeting.vm_id:
+                continue
+            slot = self._slots[participant.index]
+            worker = slot.worker or self._fork_worker(slot)
+            worker.generation, worker.running = command.generation, True
+            self._tell(worker, command)
+
+    def _abandon(self, generation: int) -> None:
+        """Kill what runs the generation; never begin it, should its command be late."""
+        if generation < 0:
+            self._round = min(self._round, generation)
+            self._end_rounds(before=generation - 1)
+            return
+        self._generation = max(self._generation, generation)
+        for slot in self._slots:
+            worker = slot.worker
+            if worker is None or not worker.running:
+                reason = "told to give up a generation that it does not run"
+                self.report(
+                    wire.GenerationBroken(
+                        generation=generation, slot=slot.index, reason=reason
+                    )
+                )
+            elif worker.generation <= generation:
+                os.kill(worker.pid, signal.SIGKILL)
+
+    def _tell(self, child: Child, command: wire.Command) -> None:
+        try:
+            child.connection.sendall(wire.encode(command).encode())
+        except OSError:
+            return  # it is dying; its end is reported when the kernel says so
+
+    def _fork_worker(self, slot: _Slot) -> Child:
+        def work(loaded: LoadedJob, link: SupervisorLink) -> None:
+            run_worker(link, loaded, self._greeting.vm_id, slot.index)
+
+        slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
+        return slot.worker
+
+    def _fork_with_job(
+        self,
+        what: str,
+        task: Callable[[LoadedJob, SupervisorLink], None],
+        slot: _Slot | None = None,
+    ) -> Child:
+        """Fork a process that needs the user's job, for a slot or just for a while."""
+        held = frozenset[str]() if slot is None else frozenset(slot.pieces)
+
+        def body(connection: socket.socket) -> None:
+            link = SupervisorLink(connection, held)
+            try:
+                task(self._loaded or load(spec, workdir), link)
+            except UserCodeError as error:
+                link.report(user_code_failed(error))
+
+        spec, workdir = self._greeting.spec, self._greeting.workdir
+        return self._fork(what, body, None if slot is None else slot.index)
+
+    def _open_store(self, generation: int) -> None:
+        host = self._greeting.private_address
+        if generation in self._stores:
+            self._write(self._stores[generation])
+            return
+
+        def body(connection: socket.socket) -> None:
+            link = SupervisorLink(connection, frozenset())
+            serve_store(
+                host,
+                lambda port: link.report(
+                    wire.StoreOpened(generation=generation, host=host, port=port)
+                ),
+            )
+
+        for child in self._children.values():
+            if child.what == "store" and child.generation < generation - 1:
+                os.kill(child.pid, signal.SIGKILL)
+        self._fork("store", body, None).generation = generation
+
+    def _fork(self, what: str, body: Body, slot: int | None) -> Child:
+        child = fork_child(what, slot, body, self._files())
+        self._children[child.pid] = child
+        self._selector.register(child.connection, selectors.EVENT_READ, child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        return child
+
+    def _files(self) -> list[int]:
+        """Return the descriptors that a forked process must not keep."""
+        children = self._children.values()
+        return [
+            self._reports,
+            self._selector.fileno(),
+            *(child.pidfd for child in children),
+            *(child.connection.fileno() for child in children),
+            *(fd for slot in self._slots for fd in slot.pieces.values()),
+        ]
+
+    def _hear(self, child: Child, *, died: bool) -> None:
+        """Take in what a child says; after its death, all that it still had said."""
+        if child.pid not in self._children:
+            return
+        while True:
+            try:
+                flags = socket.MSG_DONTWAIT
+                data = child.connection.recv(MAX_MESSAGE_BYTES, flags)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                continue  # it left something unread; what it said comes next
+            if not data:
+                self._selector_forget(child.connection)
+                break
+            self._take(child, json.loads(data))
+        if died:
+            self._bury(child)
+
+    def _selector_forget(self, connection: socket.socket) -> None:
+        if connection.fileno() in self._selector.get_map():
+            self._selector.unregister(connection)
+
+    def _take(self, child: Child, message: dict[str, Any]) -> None:
+        if "piece" in message:
+            child.said += message["piece"]
+            return
+        if "report" in message:
+            text, child.said = child.said + message["report"], ""
+            report = wire.decode(wire.Report, text)
+            if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
+                child.running = False
+            elif isinstance(report, wire.StoreOpened):
+                self._stores[report.generation] = text
+            self._write(text)
+            return
+        assert child.slot is not None
+        pieces = self._slots[child.slot].pieces
+        if "release" in message:
+            os.close(pieces.pop(message["release"]))
+            return
+        name = message["open"]
+        if name not in pieces:
+            pieces[name] = os.memfd_create(name)
+        if os.fstat(pieces[name]).st_size < message["bytes"]:
+            os.ftruncate(pieces[name], message["bytes"])
+        try:
+            socket.send_fds(child.connection, [b"fd"], [pieces[name]])
+        except OSError:
+            return  # it died asking; its end is reported when the kernel says so
+
+    def _bury(self, child: Child) -> None:
+        """Reap a child, and say so if it mattered."""
+        _, status = os.waitpid(child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._selector.unregister(child.pidfd)
+        self._selector_forget(child.connection)
+        child.connection.close()
+        os.close(child.pidfd)
+        del self._children[child.pid]
+        reason = (
+            f"{child.what} was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"{child.what} exited with {code}"
+        )
+        if child.slot is not None:
+            self._slots[child.slot].worker = None
+            self.report(
+                wire.WorkerDied(
+                    generation=child.generation, slot=child.slot, reason=reason
+                )
+            )
+        elif code and child.what != "store":
+            self.report(
+                wire.WorkerDied(
+                    generation=child.generation, slot=child.task_slot, reason=reason
+                )
+            )
+
+    def _write(self, line: str) -> None:
+        data = f"{line}\n".encode()
+        while data:
+            data = data[os.write(self._reports, data) :]
+
+
+def main() -> None:
+    """Serve one VM."""
+    torch.set_num_threads(1)
+    reports = os.dup(sys.stdout.fileno())
+    os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
+    load_in_workers = _LOAD_IN_WORKERS in sys.argv
+    line = sys.argv[-1] if load_in_workers else first_line()
+    greeting = Greeting.parse(line)
+    # A lost DNS query must not stall a connection to a store for 5 s.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    if greeting.private_address.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
+    loaded = None
+    failure: wire.Report | None = None
+    if not load_in_workers:
+        try:
+            loaded = load(greeting.spec, greeting.workdir)
+        except UserCodeError as error:
+            failure = user_code_failed(error)
+        except SpottrainError as error:
+            failure = wire.UserCodeFailed(message=str(error), traceback="")
+        if failure is None and not _may_fork():
+            # Forking would now be unsafe: begin again, and load in workers only.
+            os.dup2(reports, 1)
+            module = "spottrain.pipeline.process.supervisor"
+            argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
+            os.execv(sys.executable, argv)
+    supervisor = Supervisor(greeting, reports, loaded)
+    supervisor.report(
+        failure
+        or wire.SupervisorReady(
+            num_slots=greeting.num_slots,
+            torch_version=torch.__version__,
+            device=machine.device(),
+            software=machine.software(),
+            machine=machine.machine_id(),
+            cores=machine.cores(),
+        )
+    )
+    supervisor.run()
+
+
+def _may_fork() -> bool:
+    """Whether loading the user's job has left this process fit to be forked."""
+    threads = os.listdir("/proc/self/task")
+    uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return len(threads) == 1 and not uses_cuda
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What a supervisor has done once a job, in processes that end with it."""
+
+from __future__ import annotations
+
+from spottrain import wire
+from spottrain.manifest import CheckpointError, new_name, write_manifest
+from spottrain.pipeline.calibrate.calibrate import calibrate_here
+from spottrain.pipeline.comm.links import GenerationBrokenError
+from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.process.worker import LoadedJob, SupervisorLink, reason_of
+from spottrain.pipeline.state.checkpoint import save_section
+from spottrain.pipeline.state.saving import make_manifest
+from spottrain.storage.store import StorageError, open_store
+
+
+def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
+    """Build the whole model with its initial weights; write it as a checkpoint.
+
+    From then on a job starts as it resumes, and no worker holds more than its stage.
+
+    Raises:
+        UserCodeError: The model cannot be built.
+    """
+    model = materialise(loaded.job, loaded.spec.seed)
+    values = {
+        name: getattr(*slots[0]).detach()
+        for name, slots in parameter_slots(model).items()
+    }
+    name = new_name(0, 0)
+    try:
+        store = open_store(loaded.spec.checkpoint_path)
+        files = [
+            save_section(store, name, k, {n: values[n] for n in names})
+            for k, names in enumerate(loaded.layout.parameters)
+        ]
+        manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
+        write_manifest(store, manifest)
+    except (CheckpointError, StorageError) as error:
+        return wire.CheckpointFailed(step=0, reason=str(error))
+    return wire.CheckpointSaved(name=name, step=0)
+
+
+def initialise_and_tell(loaded: LoadedJob, link: SupervisorLink) -> None:
+    """Write the first weights; tell the manager.
+
+    Raises:
+        UserCodeError: The model cannot be built.
+    """
+    link.report(initialise_here(loaded))
+
+
+def measure_and_tell(
+    command: wire.Calibrate,
+    rank: int,
+    slot: int,
+    loaded: LoadedJob,
+    link: SupervisorLink,
+) -> None:
+    """Take part in a round of measuring; tell the manager what came of it.
+
+    Args:
+        command: The round.
+        rank: Which of its participants this process is.
+        slot: The slot that it stands for.
+        loaded: The job.
+        link: To the supervisor.
+
+    Raises:
+        UserCodeError: The user's code raised.
+    """
+    try:
+        profile = calibrate_here(loaded, command, rank, link.report)
+    except (
+        GenerationBrokenError,
+        CheckpointError,
+        StorageError,
+        RuntimeError,
+    ) as error:
+        link.report(
+            wire.GenerationBroken(
+                generation=command.generation, slot=slot, reason=reason_of(error)
+            )
+        )
+    else:
+        if profile is not None:
+            link.report(wire.Calibrated(profile=profile, generation=command.generation))

@@ -1,0 +1,198 @@
+"""A worker: drives one slot through generations, in a process the supervisor forked."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import select
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain import wire
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.heap import give_back
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.state.arena import ParameterSpec
+from spottrain.pipeline.state.handover import DamagedCheckpointError
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.train.generation import StopWish, WorkerContext, run_generation
+from spottrain.storage.store import open_store
+from spottrain.wire import JobSpec
+
+_GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
+"""In brackets is the place in gloo's source."""
+MAX_MESSAGE_BYTES = 1 << 17
+_WorkerCommand = wire.RunGeneration | wire.StopGeneration | wire.ShareMinibatch
+_MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
+"""A character may take 14 bytes; together they must fit into a message."""
+_MAX_PIECE_CHARACTERS = 32_000
+"""Two bytes and more each, where quotes are escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """The user's job and all that is derived from it."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: Layout
+    fingerprint: str
+    specs: Sequence[tuple[ParameterSpec, ...]]
+
+
+class SupervisorLink:
+    """The worker's end of the socket to its supervisor; also a ``MemoryHolder``.
+
+    Args:
+        connection: A connected ``SOCK_SEQPACKET`` socket, a message a packet.
+        held: Names of the pieces of memory that a predecessor left.
+    """
+
+    def __init__(self, connection: socket.socket, held: frozenset[str]) -> None:
+        self._connection = connection
+        self._held = set(held)
+        self._commands: deque[wire.RunGeneration] = deque()
+        self._wishes: dict[int, int] = {}
+        self._shares: dict[int, wire.ShareMinibatch] = {}
+        self._generation = 0
+
+    def next_command(self) -> wire.RunGeneration:
+        """Wait for the next generation; the worker ends when the supervisor does."""
+        while not self._commands:
+            self._receive()
+        command = self._commands.popleft()
+        self._generation = command.generation
+        return command
+
+    def stop_wish(self) -> int:
+        """Return the strongest wish to stop this generation that has come in."""
+        while select.select([self._connection], [], [], 0)[0]:
+            self._receive()
+        return self._wishes.get(self._generation, StopWish.NONE)
+
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share of this generation that ``stop_wish`` has seen."""
+        return self._shares.get(self._generation)
+
+    def report(self, report: wire.Report) -> None:
+        """Say something to the manager; what is too long for a message, in pieces."""
+        text = wire.encode(report)
+        while len(text) > _MAX_PIECE_CHARACTERS:
+            self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
+            text = text[_MAX_PIECE_CHARACTERS:]
+        self._send({"report": text})
+
+    def open(self, name: str, num_bytes: int) -> int:
+        """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
+        self._send({"open": name, "bytes": num_bytes})
+        while not (fds := self._receive()):
+            pass
+        self._held.add(name)
+        return fds[0]
+
+    def names(self) -> frozenset[str]:
+        """Return the pieces of memory that the supervisor holds for this slot."""
+        return frozenset(self._held)
+
+    def release(self, name: str) -> None:
+        """Let the supervisor forget a piece."""
+        self._held.discard(name)
+        self._send({"release": name})
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._connection.sendall(json.dumps(message).encode())
+
+    def _receive(self) -> list[int]:
+        """Take one message in; return the file descriptors that came with it."""
+        data, fds, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE_BYTES, 1)
+        if not data:
+            os._exit(0)  # the supervisor is gone, and with it this VM's memory
+        if fds:
+            return list(fds)
+        command = wire.decode(_WorkerCommand, data)
+        # A wish or a share may be of a generation that is still to begin here.
+        match command:
+            case wire.RunGeneration():
+                self._commands.append(command)
+            case wire.StopGeneration(generation=generation):
+                stop = StopWish.STOP_AND_CHECKPOINT
+                wish = stop if command.checkpoint else StopWish.STOP
+                before = self._wishes.get(generation, StopWish.NONE)
+                self._wishes[generation] = max(before, wish)
+            case wire.ShareMinibatch(generation=generation):
+                known = self._shares.get(generation)
+                if known is None or known.number < command.number:
+                    self._shares[generation] = command
+        return []
+
+
+def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
+    """Run one generation after the other, for ever."""
+    context = WorkerContext(
+        spec=loaded.spec,
+        job=loaded.job,
+        layout=loaded.layout,
+        fingerprint=loaded.fingerprint,
+        vm_id=vm_id,
+        slot=slot,
+        memory=SlotMemory(link, loaded.job, loaded.specs),
+        checkpoints=open_store(loaded.spec.checkpoint_path),
+        supervisor=link,
+        faults=FaultScript.from_environment(),
+    )
+    while True:
+        command = link.next_command()
+        reason = _run_one(context, link, command)
+        gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
+        give_back()
+        if reason:
+            link.report(
+                wire.GenerationBroken(
+                    generation=command.generation,
+                    slot=slot,
+                    reason=reason[:_MAX_REASON_CHARACTERS],
+                )
+            )
+
+
+def _run_one(
+    context: WorkerContext, link: SupervisorLink, command: wire.RunGeneration
+) -> str:
+    """Run a generation to its end; return why it broke, or nothing."""
+    try:
+        run_generation(context, command, os.getpid())
+    except UserCodeError as error:
+        link.report(user_code_failed(error))
+        return str(error)
+    except DamagedCheckpointError as error:
+        link.report(wire.CheckpointDamaged(name=error.name, reason=str(error)))
+        return str(error)
+    except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
+        traceback.print_exc(file=sys.stderr)
+        return reason_of(error)
+    return ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says, in one line and without gloo's place and advice."""
+    line = (str(error).splitlines() or [""])[0].partition(" This is typically")[0]
+    found = _GLOO_MESSAGE.search(line)
+    if found is not None:
+        return found[1]
+    return f"{type(error).__name__}: {line}"
+
+
+def user_code_failed(error: UserCodeError) -> wire.UserCodeFailed:
+    """Return the report of an error in the user's code, its length bounded."""
+    return wire.UserCodeFailed(
+        message=str(error)[:_MAX_REASON_CHARACTERS],
+        traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:],
+    )

@@ -1,0 +1,1 @@
+"""Committed state: memory that outlives workers, commit, handover, checkpoints."""

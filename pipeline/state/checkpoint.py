@@ -1,0 +1,215 @@
+"""Writes sections to files and reads them back (design: section 7).
+
+A section's file holds its parameters and optimizer state under plain names, so that any
+pipeline depth and data-parallel width can load what any other wrote. The manifest,
+which makes the files a checkpoint, is ``spottrain.manifest``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from spottrain.manifest import (
+    CheckpointError,
+    FileRecord,
+    Manifest,
+    TensorRecord,
+    hash_file,
+    verified,
+)
+from spottrain.storage.store import StorageError, Store
+
+STATE_SEPARATOR = "//"
+"""Stands between a parameter's name and the key of its optimizer state."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def state_name(parameter: str, key: str) -> str:
+    """Return the name under which a value of optimizer state is saved."""
+    return f"{parameter}{STATE_SEPARATOR}{key}"
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Return (parameter, state key); the key is None for the parameter itself."""
+    parameter, separator, key = name.rpartition(STATE_SEPARATOR)
+    return (parameter, key) if separator else (name, None)
+
+
+def section_file(section: int, part: int | None = None) -> str:
+    """Return the file name of a section, or of the share of it one replica writes."""
+    suffix = "" if part is None else f".part-{part}"
+    return f"section-{section}{suffix}.safetensors"
+
+
+def save_section(
+    store: Store, name: str, section: int, tensors: Tensors, part: int | None = None
+) -> FileRecord:
+    """Write one section, or a share of it, to a fresh file that survives power loss.
+
+    Args:
+        store: Where the job's checkpoints are.
+        name: Of the checkpoint.
+        section: Index of the section.
+        tensors: By plain name; must not change until this returns.
+        part: Which share, when several replicas write one section.
+
+    Returns:
+        What the manifest says of the file.
+
+    Raises:
+        CheckpointError: The store refused, or the file exists.
+    """
+    file = section_file(section, part)
+    try:
+        with store.writing(f"{name}/{file}") as path:
+            save_file({k: v.detach().contiguous() for k, v in tensors.items()}, path)
+            num_bytes, sha256 = path.stat().st_size, hash_file(path)
+    except StorageError as error:
+        raise CheckpointError(str(error)) from error
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"cannot write {store.place}/{name}/{file}: {error}"
+        ) from error
+    return FileRecord(
+        section=section,
+        file=file,
+        num_bytes=num_bytes,
+        sha256=sha256,
+        tensors=_records(tensors),
+    )
+
+
+def load_section(
+    store: Store, manifest: Manifest, section: int
+) -> dict[str, torch.Tensor]:
+    """Return all tensors of one section, its files compared with their hashes first.
+
+    The tensors lie in the page cache, not in memory of this process, until they are
+    written to (which does not reach the file): copy them to where they belong.
+
+    Raises:
+        CheckpointError: Names the file that is missing or damaged.
+        UnreachableError: The store cannot be asked.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for record in manifest.files_of(section):
+        where = f"{store.place}/{manifest.name}/{record.file}"
+        with verified(store, manifest.name, record) as path:
+            found = _read(path, where)
+        if _records(found) != record.tensors:
+            raise CheckpointError(f"{where} is damaged: tensors are not the manifest's")
+        if twice := sorted(set(found) & set(tensors)):
+            raise CheckpointError(f"{where} is damaged: {twice[0]} is in two files")
+        tensors |= found
+    return tensors
+
+
+def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{where} is damaged: {error}") from error
+
+
+def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
+    return tuple(
+        TensorRecord(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+        )
+        for name, tensor in sorted(tensors.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOutcome:
+    """What became of one snapshot."""
+
+    name: str
+    """The checkpoint it is part of."""
+    files: tuple[FileRecord, ...]
+    """Written files, empty when it failed."""
+    error: str | None
+    """One line, when it failed; the checkpoint must not get a manifest then."""
+
+
+class SnapshotWriter:
+    """Writes snapshots to the store in one background thread, in the order given.
+
+    Trouble, such as a full disk or no network, is an outcome like any other and never an exception
+    in training. Used as a context manager, or ended by ``close``.
+
+    Args:
+        store: Where the job's checkpoints are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
+        self._pending: deque[Future[SnapshotOutcome]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def num_pending(self) -> int:
+        """Snapshots given to ``submit`` whose outcome was not yet taken."""
+        return len(self._pending)
+
+    def submit(
+        self, name: str, sections: Mapping[int, Tensors], part: int | None = None
+    ) -> None:
+        """Have ``sections`` written into checkpoint ``name``; returns at once.
+
+        Args:
+            name: From ``manifest.new_name``.
+            sections: Tensors of each section, owned by the writer from now on.
+            part: Which share of the sections, when several replicas write them.
+        """
+        self._pending.append(self._thread.submit(self._write, name, sections, part))
+
+    def poll(self) -> SnapshotOutcome | None:
+        """Return the outcome of the oldest snapshot if there is one already."""
+        if self._pending and self._pending[0].done():
+            return self._pending.popleft().result()
+        return None
+
+    def wait(self) -> SnapshotOutcome | None:
+        """Return the outcome of the oldest snapshot, or None if none is pending."""
+        return self._pending.popleft().result() if self._pending else None
+
+    def close(self) -> None:
+        """Write what was submitted, then end the thread; safe to call twice."""
+        self._thread.shutdown()
+
+    def _write(
+        self, name: str, sections: Mapping[int, Tensors], part: int | None
+    ) -> SnapshotOutcome:
+        files = []
+        try:
+            for section, tensors in sorted(sections.items()):
+                files.append(save_section(self._store, name, section, tensors, part))
+        except CheckpointError as error:
+            return SnapshotOutcome(name, (), str(error))
+        return SnapshotOutcome(name, tuple(files), None)

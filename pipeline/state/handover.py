@@ -1,0 +1,225 @@
+"""The beginning of a generation: agree on what survived, then move what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from spottrain import wire
+from spottrain.manifest import CheckpointError, parse_name, read_manifest
+from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.comm.links import gather_json, join, leave
+from spottrain.pipeline.comm.ranks import stage_ranks
+from spottrain.pipeline.state.agreement import (
+    Agreement,
+    Move,
+    RankRecord,
+    agree,
+    applies,
+    moves,
+)
+from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.checkpoint import load_section, state_name
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.storage.store import Store
+from spottrain.wire import Plan, RunGeneration
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The checkpoint that a section had to come from cannot be read.
+
+    Args:
+        name: Of the checkpoint.
+        reason: One line.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverResult:
+    """How a generation began at one rank."""
+
+    agreement: Agreement
+    moved: int
+    """Sections that came from another rank's memory."""
+    loaded: int
+    """Sections that came from the checkpoint store."""
+
+
+def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that must hold each section when training begins."""
+    return {
+        section: stage_ranks(plan, plan.stage_of(section))
+        for section in range(plan.num_sections)
+    }
+
+
+def hand_over(
+    command: RunGeneration,
+    rank: int,
+    store: Store,
+    memory: SlotMemory,
+    checkpoints: Store,
+    timeout_s: float,
+    faults: FaultScript,
+) -> HandoverResult:
+    """Bring every section to the ranks that own it under the new plan.
+
+    All participants call this, donors too. Only sections whose owner changes move; a
+    checkpoint is opened only when a section has no copy left in any memory.
+
+    Raises:
+        GenerationBrokenError: A participant left.
+        DamagedCheckpointError: The checkpoint could not be read.
+    """
+    connections = join(store, "handover", rank, len(command.participants), timeout_s)
+    try:
+        return _Handover(command, rank, memory, checkpoints, faults).run()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        leave()
+
+
+class _Handover:
+    def __init__(
+        self,
+        command: RunGeneration,
+        rank: int,
+        memory: SlotMemory,
+        checkpoints: Store,
+        faults: FaultScript,
+    ) -> None:
+        self._command = command
+        self._rank = rank
+        self._memory = memory
+        self._checkpoints = checkpoints
+        self._faults = faults
+        self._num_sections = command.plan.num_sections
+        self._mine = (
+            command.plan.sections_of(rank % command.plan.pipeline_depth)
+            if rank < len(command.plan.slots)
+            else ()
+        )
+
+    def run(self) -> HandoverResult:
+        self._faults.at(Hook.JOINED)
+        records = self._exchange()
+        entry = parse_name(self._command.checkpoint)
+        agreement = agree(
+            self._num_sections,
+            records,
+            self._command.generation,
+            entry.step if entry else 0,
+        )
+        self._faults.at(Hook.AGREED)
+        self._adopt(agreement, records[self._rank])
+        moving = moves(
+            self._num_sections, records, agreement, owners_of(self._command.plan)
+        )
+        self._memory.hold(self._mine)
+        self._move([move for move in moving if move.source is not None], agreement)
+        loads = [
+            move.section
+            for move in moving
+            if move.source is None and move.target == self._rank
+        ]
+        self._load(loads, agreement)
+        self._faults.at(Hook.MOVED)
+        dist.barrier()
+        # From here on every section is where it belongs: other copies may go.
+        self._memory.keep_only(self._mine)
+        moved = sum(
+            move.target == self._rank for move in moving if move.source is not None
+        )
+        return HandoverResult(agreement, moved, len(loads))
+
+    def _exchange(self) -> list[RankRecord]:
+        self._memory.undo_unfinished()
+        mine = RankRecord(
+            self._rank, self._memory.records(), self._memory.control.decision
+        )
+        rows = gather_json(dataclasses.asdict(mine))
+        return [wire.from_data(RankRecord, row) for row in rows]
+
+    def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
+        """Store what was agreed, then apply it where the gradients are here."""
+        if agreement.decision is None:
+            return
+        self._memory.control.decision = agreement.decision
+        self._memory.apply(agreement.decision, applies(mine, agreement), self._faults)
+
+    def _move(self, moving: Sequence[Move], agreement: Agreement) -> None:
+        sends = []
+        for move in moving:
+            if move.source == self._rank:
+                for span in self._memory.arenas[move.section].movable:
+                    if span.numel():
+                        sends.append(dist.isend(span, move.target))
+        for move in moving:
+            if move.target == self._rank:
+                assert move.source is not None
+                arena = self._memory.arenas[move.section]
+                arena.spoil()
+                for span in arena.movable:
+                    if span.numel():
+                        dist.recv(span, move.source)
+                arena.become(agreement.step, agreement.origin)
+        for send in sends:
+            assert send is not None
+            send.wait()
+
+    def _load(self, sections: Sequence[int], agreement: Agreement) -> None:
+        if not sections:
+            return
+        name = self._command.checkpoint
+        try:
+            manifest = read_manifest(self._checkpoints, name)
+            for section in sections:
+                arena = self._memory.arenas[section]
+                arena.spoil()
+                fill(arena, load_section(self._checkpoints, manifest, section))
+                arena.become(agreement.step, agreement.origin)
+        except CheckpointError as error:
+            raise DamagedCheckpointError(name, str(error)) from error
+
+
+def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy a section's tensors, as a checkpoint names them, into its arena.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape or type. Optimizer
+            state may be missing as a whole: that of a section never updated.
+    """
+    arena.has_state = any(name not in arena.parameters for name in tensors)
+    for name, target in tensors_of(arena).items():
+        source = tensors.get(name)
+        if source is None or (source.shape, source.dtype) != (
+            target.shape,
+            target.dtype,
+        ):
+            raise CheckpointError(
+                f"section {arena.section} must hold {name} as {tuple(target.shape)} "
+                f"{target.dtype}: got {None if source is None else source.shape}; "
+                "the checkpoint is of another model or optimizer"
+            )
+        target.copy_(source)
+
+
+def tensors_of(arena: SectionArena) -> dict[str, torch.Tensor]:
+    """Return a section's tensors under the names that checkpoints use."""
+    tensors = dict(arena.parameters)
+    if arena.has_state:
+        for name, values in arena.state.items():
+            for key, value in values.items():
+                tensors[state_name(name, key)] = value
+    return tensors

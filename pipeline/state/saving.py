@@ -1,0 +1,215 @@
+"""Checkpoints while training goes on: who writes what, and who says it is complete.
+
+At a due mini-batch every rank copies its share of its sections and lets a thread write
+it. The gather that ends each later mini-batch tells everybody how far everybody is;
+once all shares have been dealt with, rank 0 puts the manifest. So no manager is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from spottrain import wire
+from spottrain.manifest import (
+    CheckpointError,
+    FileRecord,
+    Manifest,
+    new_name,
+    retain,
+    write_manifest,
+)
+from spottrain.pipeline.base.faults import Hook
+from spottrain.pipeline.base.heap import give_back
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.links import gather_json
+from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
+from spottrain.pipeline.state.handover import tensors_of
+from spottrain.storage.store import StorageError
+from spottrain.wire import JobSpec, RunGeneration
+
+if TYPE_CHECKING:
+    from spottrain.pipeline.train.generation import WorkerContext
+
+NOT_SETTLED = -1
+
+
+class CheckpointRound:
+    """The checkpoints of one generation, one at a time, as one rank sees them.
+
+    Every method but ``settled_step`` is called by all ranks at the same point.
+
+    Args:
+        context: The worker's.
+        command: The generation's.
+        arenas: The rank's sections.
+        replica: Replicas take turns at writing the sections of a stage.
+        store: Where rank 0 leaves a number that makes names unique.
+        tracker: Counts the copies that are being written.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        command: RunGeneration,
+        arenas: Mapping[int, SectionArena],
+        replica: int,
+        store: Store,
+        tracker: TensorTracker,
+    ) -> None:
+        self._context = context
+        self._command = command
+        self._arenas = arenas
+        self._tracker = tracker
+        self._share = [
+            section
+            for section in arenas
+            if section % command.plan.data_parallel_width == replica
+        ]
+        self._writer = SnapshotWriter(context.checkpoints)
+        self._pending: int | None = None
+        self._outcome: SnapshotOutcome | None = None
+        self._saved = self._step_of(command.checkpoint)
+        if dist.get_rank() == 0:
+            store.set("nonce", new_name(0, 0).rpartition("-")[2])
+        self._nonce = store.get("nonce").decode()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to begin after ``step`` mini-batches."""
+        every = self._context.spec.checkpoint_every_steps
+        return self._pending is None and step % every == 0 and step != self._saved
+
+    def start(self, step: int) -> None:
+        """Copy this rank's share and have it written."""
+        copies = {
+            section: {name: tensor.clone() for name, tensor in tensors.items()}
+            for section, tensors in self._tensors().items()
+        }
+        self._tracker.adopt_all(copies)
+        self._submit(step, copies)
+
+    def settled_step(self) -> int:
+        """Return the step of the pending checkpoint if this rank's share is dealt with."""
+        if self._pending is None:
+            return NOT_SETTLED
+        if self._outcome is None:
+            self._outcome = self._writer.poll()
+        return NOT_SETTLED if self._outcome is None else self._pending
+
+    def settle(self, common_step: int) -> None:
+        """Complete the pending checkpoint if all ranks have dealt with their shares.
+
+        Args:
+            common_step: The least ``settled_step`` of all ranks, as gathered.
+        """
+        if self._pending is not None and common_step == self._pending:
+            self._complete(self._pending)
+
+    def finish(self) -> None:
+        """Wait for the pending checkpoint, if there is one, and complete it."""
+        if self._pending is not None:
+            if self._outcome is None:
+                self._outcome = self._writer.wait()
+            self._complete(self._pending)
+
+    def save_now(self, step: int) -> None:
+        """Have a complete checkpoint of ``step`` before returning."""
+        self.finish()
+        if self._saved != step:
+            self._context.faults.at(Hook.SNAPSHOT)
+            # Nothing is trained until it is written: no copy is needed.
+            self._submit(step, self._tensors())
+            self.finish()
+
+    def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
+        return {section: tensors_of(self._arenas[section]) for section in self._share}
+
+    def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
+        self._pending = step
+        self._writer.submit(self._name(step), share)
+
+    def close(self) -> None:
+        """End the writing thread, once what it was given is written."""
+        self._writer.close()
+
+    def _name(self, step: int) -> str:
+        return f"step-{step}-g{self._command.generation}-{self._nonce}"
+
+    @staticmethod
+    def _step_of(checkpoint: str) -> int:
+        return int(checkpoint.split("-")[1]) if checkpoint else NOT_SETTLED
+
+    def _complete(self, step: int) -> None:
+        outcome = self._outcome
+        assert outcome is not None
+        self._pending = self._outcome = None
+        give_back()
+        self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
+        rows = gather_json(
+            {
+                "error": outcome.error,
+                "files": [dataclasses.asdict(file) for file in outcome.files],
+            }
+        )
+        errors = [row["error"] for row in rows if row["error"] is not None]
+        files = [wire.from_data(FileRecord, x) for row in rows for x in row["files"]]
+        if not errors:
+            self._saved = step
+        if dist.get_rank() == 0:
+            self._put_manifest(step, files, errors)
+
+    def _put_manifest(
+        self, step: int, files: list[FileRecord], errors: list[str]
+    ) -> None:
+        report = self._context.supervisor.report
+        if errors:
+            report(wire.CheckpointFailed(step=step, reason=errors[0]))
+            return
+        size = self._command.plan.microbatch_size
+        spec = dataclasses.replace(self._context.spec, microbatch_size=size)
+        checkpoints, name = self._context.checkpoints, self._name(step)
+        manifest = make_manifest(spec, self._context.fingerprint, name, step, files)
+        try:
+            write_manifest(checkpoints, manifest)
+            # First of all: it is there, also when an old one cannot be deleted.
+            report(wire.CheckpointSaved(name=name, step=step))
+            retain(checkpoints, spec.checkpoint_keep, protect={name})
+        except (CheckpointError, StorageError) as error:
+            report(wire.CheckpointFailed(step=step, reason=str(error)))
+
+
+def make_manifest(
+    spec: JobSpec, model_fingerprint: str, name: str, step: int, files: list[FileRecord]
+) -> Manifest:
+    """Return the manifest of a checkpoint whose files are all written."""
+    ordered = sorted(files, key=lambda file: (file.section, file.file))
+    return Manifest(
+        name=name,
+        step=step,
+        num_sections=1 + max(file.section for file in files),
+        model_fingerprint=model_fingerprint,
+        config_fingerprint=config_fingerprint(spec),
+        seed=spec.seed,
+        minibatch_size=spec.minibatch_size,
+        microbatch_size=spec.microbatch_size,
+        files=tuple(ordered),
+    )
+
+
+def config_fingerprint(spec: JobSpec) -> str:
+    """Return a hash of the settings that a job's weights depend on."""
+    parts = (
+        spec.entrypoint,
+        spec.seed,
+        spec.minibatch_size,
+        spec.microbatch_size,
+        spec.reduction,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,251 @@
+"""The end of a mini-batch at one rank: prepare, decide, apply (design: Commit, a to c)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.heap import give_back
+from spottrain.pipeline.comm.links import gather_rows
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import NamedParameters, TrainingJob
+from spottrain.pipeline.state.agreement import Contribution, Decision
+from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
+from spottrain.wire import Plan, TiedParameter
+
+_NORM_ELEMENTS = 1 << 16
+
+
+class SectionOptimizer:
+    """The user's optimizer over one section, its state in the section's arena.
+
+    Args:
+        job: Builds the optimizer.
+        arena: Keeps its state; a section that was never updated has none.
+        parameters: The section's parameters, over the arena's memory.
+    """
+
+    def __init__(
+        self, job: TrainingJob, arena: SectionArena, parameters: NamedParameters
+    ) -> None:
+        self._arena = arena
+        self._schedule = job.lr_schedule
+        self._parameters = [pair for pair in parameters if pair[0] in arena.gradients]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if self._parameters:
+            with user_code("optimizer"):
+                self._optimizer = job.optimizer(self._parameters)
+            self._rates = [group["lr"] for group in self._optimizer.param_groups]
+            if arena.has_state:
+                self._load(self._optimizer)
+
+    def step(self, step: int) -> None:
+        """Update the parameters from their ``grad`` as mini-batch ``step`` does."""
+        if self._optimizer is None:
+            return
+        with user_code(f"optimizer in mini-batch {step}"):
+            factor = 1.0 if self._schedule is None else self._schedule(step)
+            for group, rate in zip(
+                self._optimizer.param_groups, self._rates, strict=True
+            ):
+                group["lr"] = rate * factor
+            self._optimizer.step()
+        self._keep(self._optimizer)
+
+    def _load(self, optimizer: torch.optim.Optimizer) -> None:
+        for spec in self._arena.specs:
+            for key, value in spec.state.items():
+                kept = self._arena.state[spec.name][key]
+                parameter = dict(self._parameters)[spec.name]
+                optimizer.state[parameter][key] = (
+                    kept.item() if value.is_number else kept
+                )
+
+    def _keep(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring what the optimizer made anew into the arena, and let it work there."""
+        brought = False
+        for name, parameter in self._parameters:
+            kept = self._arena.state[name]
+            state = optimizer.state[parameter]
+            made = sorted(key for key, value in state.items() if value is not None)
+            if made != sorted(kept):
+                raise UserCodeError(
+                    f"optimizer state of {name} must stay what the first step makes, "
+                    f"{sorted(kept)}: got {made}; make all of it in the first step"
+                )
+            for key, place in kept.items():
+                value = state[key]
+                if not isinstance(value, torch.Tensor):
+                    place.fill_(value)
+                elif value.data_ptr() != place.data_ptr():
+                    place.copy_(value)
+                    state[key] = value = place
+                    brought = True
+        self._arena.has_state = True
+        if brought:
+            give_back()
+
+
+def contribution(
+    arena: SectionArena, ties: Sequence[TiedParameter], loss: tuple[float, float]
+) -> Contribution:
+    """Return what a section with reduced gradients adds to the decision.
+
+    Args:
+        arena: Holds the gradients.
+        ties: A tied parameter counts in the norm of its first section only.
+        loss: Loss sum and weight of the mini-batch, for the last section, or zeros.
+    """
+    counted_elsewhere = {
+        tied.name for tied in ties if tied.sections[0] != arena.section
+    }
+    square_norm = 0.0
+    for name, gradient in arena.gradients.items():
+        if name not in counted_elsewhere:
+            # In pieces: torch converts its argument to float64 as a whole.
+            for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS):
+                norm = float(torch.linalg.vector_norm(piece, dtype=torch.float64))
+                square_norm += norm * norm  # where ** would raise, this is infinite
+    return Contribution(
+        section=arena.section,
+        loss_sum=loss[0],
+        weight=loss[1],
+        square_norm=square_norm,
+        overflow=not math.isfinite(square_norm),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What all ranks know, all the same, at the end of a mini-batch."""
+
+    contributions: list[Contribution]
+    """One of each section, in order."""
+    stop: int
+    """The strongest ``StopWish`` of any rank."""
+    settled_step: int
+    """Step of the newest checkpoint whose shares every rank has dealt with."""
+    share: int
+    """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
+
+
+class Gatherer:
+    """The exchange that ends a mini-batch: everybody's contributions to everybody.
+
+    Args:
+        plan: Says which ranks hold each section; the first replica's count.
+    """
+
+    _FIELDS = 4
+    _EXTRAS = 3
+
+    def __init__(self, plan: Plan) -> None:
+        self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
+        self._length = plan.num_sections * self._FIELDS + self._EXTRAS
+
+    def exchange(
+        self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
+    ) -> Exchanged:
+        """Tell everybody what this rank has, and hear the same of all.
+
+        Args:
+            mine: Contributions of this rank's sections.
+            stop: Its ``StopWish``.
+            checkpoint: Step of the newest checkpoint that it has dealt with.
+            share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
+        """
+        row = torch.zeros(self._length, dtype=torch.float64)
+        for c in mine:
+            at = c.section * self._FIELDS
+            row[at : at + self._FIELDS] = torch.tensor(
+                (c.loss_sum, c.weight, c.square_norm, c.overflow), dtype=torch.float64
+            )
+        row[-3], row[-2], row[-1] = share, stop, checkpoint
+        everything = gather_rows(row)
+        contributions = []
+        for section, owner in enumerate(self._owners):
+            at = section * self._FIELDS
+            loss_sum, weight, square_norm, overflow = everything[
+                owner, at : at + self._FIELDS
+            ].tolist()
+            contributions.append(
+                Contribution(section, loss_sum, weight, square_norm, bool(overflow))
+            )
+        shares = everything[:, -3]
+        return Exchanged(
+            contributions=contributions,
+            stop=int(everything[:, -2].max()),
+            settled_step=int(everything[:, -1].min()),
+            share=int(share if bool((shares == share).all()) else 0),
+        )
+
+
+class Updater:
+    """Applies decided mini-batches to the sections of one rank.
+
+    Args:
+        control: Where decisions are written, and which section may be undone.
+        undo: Room for the section under way.
+        arenas: The sections, by number.
+        optimizers: Their optimizers.
+        clip_grad_norm: Bound on the whole model's gradient norm.
+        faults: Blows to suffer, in tests.
+    """
+
+    def __init__(
+        self,
+        control: ControlBlock,
+        undo: UndoSlot,
+        arenas: Mapping[int, SectionArena],
+        optimizers: Mapping[int, SectionOptimizer],
+        clip_grad_norm: float | None,
+        faults: FaultScript,
+    ) -> None:
+        self._control = control
+        self._undo = undo
+        self._arenas = arenas
+        self._optimizers = optimizers
+        self._clip = clip_grad_norm
+        self._faults = faults
+
+    def apply(self, decision: Decision, sections: Sequence[int]) -> None:
+        """Bring ``sections`` from version ``decision.step`` to the next.
+
+        The decision must be written before. A mini-batch whose gradient is not finite
+        or weighs nothing changes no parameter, but counts as applied.
+        """
+        changes = not decision.overflow and decision.weight > 0
+        scale = gradient_scale(decision, self._clip) if changes else 0.0
+        for section in sections:
+            arena = self._arenas[section]
+            self._undo.save(arena)
+            self._control.undo_section = section
+            self._faults.at(Hook.UNDO_SAVED)
+            if changes:
+                for run in arena.gradient_runs:
+                    run.mul_(scale)
+                self._optimizers[section].step(decision.step)
+            self._faults.at(Hook.UPDATED)
+            arena.become(decision.step + 1, decision.generation)
+            self._faults.at(Hook.FLIPPED)
+            self._control.undo_section = None
+
+
+def gradient_norm(decision: Decision) -> float:
+    """Return the norm of the whole model's mean gradient."""
+    if not decision.weight:
+        return 0.0
+    return math.sqrt(decision.square_norm) / decision.weight
+
+
+def gradient_scale(decision: Decision, clip_grad_norm: float | None) -> float:
+    """Return the factor from summed to mean gradients, clipped as torch clips."""
+    scale = 1.0 / decision.weight
+    if clip_grad_norm is not None:
+        scale *= min(1.0, clip_grad_norm / (gradient_norm(decision) + 1e-6))
+    return scale

@@ -1,0 +1,1 @@
+"""One generation of training: schedule execution and gradient reduction."""

@@ -1,0 +1,344 @@
+"""Runs one stage's list of tasks: the forwards and backwards of a mini-batch.
+
+The order is that of ``morphing.schedule``, list and ``next_task`` alike, so that what is
+simulated is what runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from spottrain.morphing.schedules.schedule import (
+    Progress,
+    StageSchedule,
+    Task,
+    Unit,
+    Work,
+    arrivals,
+    next_task,
+)
+from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.links import Direction, PipelineLinks
+from spottrain.pipeline.model.data import MicrobatchSource, random_seed
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import Batch
+from spottrain.pipeline.model.stage import StageModel
+
+_LEAD = 2
+"""Activations that may have arrived ahead of an evaluation."""
+
+
+class GradientSink(Protocol):
+    """Takes the gradients of every virtual node as they are computed."""
+
+    def add(self, virtual_node: int) -> None:
+        """Take what a backward has left in the parameters' ``grad``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """Where in the plan an executor stands."""
+
+    stage: int
+    lists: tuple[StageSchedule, ...]
+    """Of all stages of its replica: the neighbours' lists say what comes in when."""
+    virtual_nodes: range
+    in_flight_bound: int | None = None
+    """As in the plan."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its first chunk reads examples."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its last chunk computes the loss."""
+        return self.stage == len(self.lists) - 1
+
+
+class StageExecutor:
+    """Computes one stage of one replica.
+
+    Args:
+        chunks: The user's model, cut: one for each of the stage's runs of sections.
+        place: Where it stands.
+        source: Makes micro-batches.
+        links: To the neighbouring stages.
+        seed: The job's seed.
+        faults: Blows to suffer, in tests.
+        tracker: Counts tensor bytes.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[StageModel],
+        place: StagePlace,
+        source: MicrobatchSource,
+        links: PipelineLinks,
+        seed: int,
+        faults: FaultScript,
+        tracker: TensorTracker,
+    ) -> None:
+        self._chunks = chunks
+        self._place = place
+        self._arrivals = arrivals(place.lists, place.stage)
+        self._source = source
+        self._links = links
+        self._seed = seed
+        self._faults = faults
+        self._tracker = tracker
+        self.busy_s = 0.0
+        """Time inside the tasks of the newest mini-batch."""
+        self.recomputes = 0
+        """Recomputes among them."""
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of every mini-batch."""
+        return len(self._place.virtual_nodes)
+
+    def train(self, step: int, sink: GradientSink) -> list[tuple[float, float]]:
+        """Run forwards and backwards of mini-batch ``step``.
+
+        Returns:
+            Loss sum and weight of every virtual node, in order; empty on every stage
+            but the last.
+        """
+        self.busy_s, self.recomputes = 0.0, 0
+        return _Minibatch(self, step, sink).run()
+
+    def evaluate(self, microbatches: range) -> list[tuple[float, float]]:
+        """Run the forward over held-out micro-batches, in evaluation mode.
+
+        Returns:
+            Loss sum and weight of every micro-batch; empty but on the last stage.
+        """
+        links, place = self._links, self._place
+        units = _evaluation_units(microbatches, len(place.lists), len(self._chunks))
+        awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
+        # Nobody waits for a backward here: arrivals must not pile up.
+        links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
+        losses = []
+        for model in self._chunks:
+            model.eval()
+        try:
+            for microbatch, chunk in units:
+                activation = None
+                if not self._reads_examples(chunk):
+                    arrival = links.arrival(wait=True)
+                    assert arrival is not None
+                    activation = arrival.tensor
+                    assert activation is not None
+                    awaited -= 1
+                    if awaited >= _LEAD:
+                        links.expect(Direction.ACTIVATION, 1)
+                    self._tracker.adopt(activation)
+                with user_code("evaluation"), torch.no_grad():
+                    out = self._evaluate((microbatch, chunk), activation)
+                if isinstance(out, torch.Tensor):
+                    # One is on its way at a time: they are large, and none waits for it.
+                    links.flush()
+                    links.send(Direction.ACTIVATION, out)
+                else:
+                    losses.append((float(out[0]), float(out[1])))
+        finally:
+            for model in self._chunks:
+                model.train()
+        return losses
+
+    def _evaluate(
+        self, unit: Unit, activation: torch.Tensor | None
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+        microbatch, chunk = unit
+        batch = self._source.heldout(microbatch)
+        self._tracker.adopt_all(batch)
+        return self._tracker.forward(
+            "evaluation",
+            unit,
+            False,
+            partial(self._chunks[chunk].forward, batch, activation, _no_seeds),
+        )
+
+    def _reads_examples(self, chunk: int) -> bool:
+        """Whether a chunk begins the model, so that no activation comes for it."""
+        return self._place.is_first and chunk == 0
+
+    def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
+        """Return the seed of each section in one micro-batch."""
+        return lambda section: random_seed(self._seed, step, virtual_node, section)
+
+
+def _no_seeds(section: int) -> int:
+    """Return the seed of every section in an evaluation."""
+    return 0
+
+
+def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit]:
+    """Return in which order every stage evaluates: as an interleaved list forwards.
+
+    Groups of ``depth`` micro-batches go through one chunk after the other, so that no
+    stage waits for itself.
+    """
+    groups = (
+        microbatches[start : start + depth]
+        for start in range(0, len(microbatches), depth)
+    )
+    return [(j, chunk) for group in groups for chunk in range(chunks) for j in group]
+
+
+def saving_nothing() -> AbstractContextManager[None]:
+    """Let autograd save no tensors: what is computed inside cannot go backward.
+
+    Without gradients some operations, such as an LSTM, would take another kernel and
+    round differently than in the recompute, hence differently for every schedule.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: None, lambda nothing: nothing
+    )
+
+
+class _Minibatch:
+    """One mini-batch in the air: what has arrived, what is kept for the backward."""
+
+    def __init__(self, owner: StageExecutor, step: int, sink: GradientSink) -> None:
+        self._owner = owner
+        self._place = owner._place
+        self._links = owner._links
+        self._step = step
+        self._sink = sink
+        self._progress = Progress(
+            self._place.lists[self._place.stage],
+            first=self._place.is_first,
+            last=self._place.is_last,
+            bound=self._place.in_flight_bound,
+        )
+        self._awaited = dict(zip(Direction, map(iter, owner._arrivals), strict=True))
+        self._batches: dict[int, Batch] = {}
+        """Examples of micro-batches in flight in any chunk."""
+        self._stash: dict[Unit, torch.Tensor] = {}
+        """Inputs of what is in flight or waits for its forward."""
+        self._graphs: dict[Unit, torch.Tensor] = {}
+        """Outputs whose graph is kept."""
+        self._gradients: dict[Unit, torch.Tensor] = {}
+        """Of outputs, that have come in and wait for their backward."""
+        self._losses: list[tuple[float, float]] = []
+
+    def run(self) -> list[tuple[float, float]]:
+        for direction, units in zip(Direction, self._owner._arrivals, strict=True):
+            self._links.expect(direction, len(units))
+        run = {
+            Work.FORWARD: self._forward,
+            Work.RECOMPUTE: self._recompute,
+            Work.BACKWARD: self._backward,
+        }
+        while not self._progress.done:
+            while self._take_arrival(wait=False):
+                pass
+            task = next_task(self._progress)
+            if task is None:
+                self._take_arrival(wait=True)
+                continue
+            began = time.monotonic()
+            run[task.work](task)
+            self._owner.busy_s += time.monotonic() - began
+            self._owner.recomputes += task.work is Work.RECOMPUTE
+            self._progress.completed(task)
+        kept = self._stash, self._graphs, self._gradients, self._batches
+        assert not any(kept)
+        return self._losses
+
+    def _take_arrival(self, *, wait: bool) -> bool:
+        arrival = self._links.arrival(wait=wait)
+        if arrival is None:
+            return False
+        assert arrival.tensor is not None
+        unit = next(self._awaited[arrival.direction])
+        self._owner._tracker.adopt(arrival.tensor)
+        if arrival.direction is Direction.ACTIVATION:
+            self._stash[unit] = arrival.tensor
+            self._progress.activation_arrived(unit[1])
+        else:
+            self._gradients[unit] = arrival.tensor
+            self._progress.gradient_arrived(unit[1])
+        return True
+
+    def _forward(self, task: Task) -> None:
+        self._owner._faults.at(Hook.FORWARD)
+        if task.chunk == 0:
+            with user_code(f"dataset in mini-batch {self._step}"):
+                self._batches[task.microbatch] = self._owner._source.training(
+                    self._step, self._place.virtual_nodes[task.microbatch]
+                )
+            self._owner._tracker.adopt_all(self._batches[task.microbatch])
+        keep = self._progress.keeps_graph(task)
+        out = self._compute(task, keep)
+        if not isinstance(out, torch.Tensor):
+            loss_sum, weight = out
+            self._losses.append((float(loss_sum.detach()), float(weight)))
+            self._graphs[_unit(task)] = loss_sum
+            return
+        self._links.send(Direction.ACTIVATION, out.detach())
+        if keep:
+            self._graphs[_unit(task)] = out
+
+    def _recompute(self, task: Task) -> None:
+        self._owner._faults.at(Hook.RECOMPUTE)
+        out = self._compute(task, keep=True)
+        assert isinstance(out, torch.Tensor)
+        self._graphs[_unit(task)] = out
+
+    def _compute(
+        self, task: Task, keep: bool
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+        unit = j, chunk = _unit(task)
+        activation = self._stash.get(unit)
+        if activation is not None:
+            activation.requires_grad_()
+        seeds = self._owner.seeds(self._step, self._place.virtual_nodes[j])
+        model = self._owner._chunks[chunk]
+        with (
+            user_code(f"model in mini-batch {self._step}"),
+            nullcontext() if keep else saving_nothing(),
+        ):
+            return self._owner._tracker.forward(
+                "recompute" if keep else "forward",
+                unit,
+                keep,
+                partial(model.forward, self._batches[j], activation, seeds),
+            )
+
+    def _backward(self, task: Task) -> None:
+        unit = _unit(task)
+        self._owner._faults.at(Hook.BACKWARD)
+        out = self._graphs.pop(unit)
+        gradient = self._gradients.pop(unit, None)  # none comes for the loss
+        with user_code(f"backward in mini-batch {self._step}"):
+            self._owner._tracker.backward(unit, partial(_go_backward, out, gradient))
+        del out
+        if task.chunk == 0:
+            del self._batches[task.microbatch]
+        if (activation := self._stash.pop(unit, None)) is not None:
+            gradient = activation.grad
+            if gradient is None:  # nothing that the loss depends on has used it
+                gradient = torch.zeros_like(activation)
+            self._owner._tracker.adopt(gradient)
+            self._links.send(Direction.GRADIENT, gradient)
+        self._sink.add(self._place.virtual_nodes[task.microbatch])
+
+
+def _go_backward(out: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    if out.requires_grad or gradient is None:  # else all so far is frozen
+        torch.autograd.backward(out, gradient)
+
+
+def _unit(task: Task) -> Unit:
+    return task.microbatch, task.chunk

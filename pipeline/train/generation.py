@@ -1,0 +1,384 @@
+"""One generation at one worker: hand over, form groups, train, leave."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from spottrain import wire
+from spottrain.morphing.schedules.schedule import make_schedule
+from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.links import (
+    PipelineLinks,
+    connect_store,
+    join,
+    leave,
+    new_groups,
+)
+from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
+from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.state.agreement import Decision, fold
+from spottrain.pipeline.state.handover import HandoverResult, hand_over
+from spottrain.pipeline.state.saving import CheckpointRound
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.state.update import (
+    Gatherer,
+    SectionOptimizer,
+    Updater,
+    contribution,
+    gradient_norm,
+)
+from spottrain.pipeline.train.executor import StageExecutor, StagePlace
+from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
+from spottrain.storage.store import Store
+from spottrain.wire import JobSpec, RunGeneration, TiedParameter
+
+
+class StopWish:
+    """How much this rank wants all ranks to stop after the mini-batch; the most wins."""
+
+    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
+
+
+class Supervisor(Protocol):
+    """What a worker asks of its supervisor while it trains."""
+
+    def report(self, report: wire.Report) -> None:
+        """Say something to the manager."""
+
+    def stop_wish(self) -> int:
+        """Return the strongest ``StopWish`` that has come in; never waits."""
+
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share that had come in by the last ``stop_wish``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """All that stays the same over the generations of one worker."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: Layout
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
+    vm_id: str
+    slot: int
+    memory: SlotMemory
+    checkpoints: Store
+    supervisor: Supervisor
+    faults: FaultScript
+
+
+def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
+    """Train under ``command.plan`` until stopped or done; reports all that happens.
+
+    Raises:
+        GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
+        DamagedCheckpointError: The checkpoint that was named could not be read.
+        UserCodeError: The user's code raised.
+    """
+    rank = _rank_of(context, command)
+    timeout_s = context.spec.communication_timeout_s
+    context.faults.rank = rank
+    context.faults.step = max(
+        (arena.version for arena in context.memory.arenas.values()), default=0
+    )
+    store = connect_store(command.store_host, command.store_port, timeout_s)
+    sources = (context.memory, context.checkpoints)
+    result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
+    if rank >= len(command.plan.slots):
+        context.supervisor.report(
+            wire.GenerationStopped(
+                generation=command.generation,
+                slot=context.slot,
+                step=result.agreement.step,
+                done=False,
+            )
+        )
+        return
+    connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
+    training = None
+    try:
+        training = _Training(context, command, rank, store)
+        connections.seal()
+        training.begin(result, pid)
+        training.run()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        if training is not None:
+            training.close()
+        leave()
+
+
+def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
+    ranks = [
+        rank
+        for rank, slot in enumerate(command.participants)
+        if (slot.vm_id, slot.index) == (context.vm_id, context.slot)
+    ]
+    return ranks[0]
+
+
+class _Training:
+    """The training loop of one rank of a plan."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        command: RunGeneration,
+        rank: int,
+        store: Store,
+    ) -> None:
+        plan, spec = command.plan, context.spec
+        self._context, self._command, self._plan = context, command, plan
+        self._rank = rank
+        self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
+        self._arenas = {
+            k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
+        }
+        self._chunks = self._make_chunks()
+        self._parameters = {
+            k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
+        }
+        self._ties = _trainable_ties(context.layout)
+        self._updater = self._make_updater()
+        self._groups = new_groups(
+            memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
+        )
+        self._tracker = TensorTracker(context.memory.num_bytes)
+        self._reduction = self._make_reduction()
+        self._gatherer = Gatherer(plan)
+        self._step = next(iter(self._arenas.values())).version
+        self._source = MicrobatchSource(
+            context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
+        )
+        self._saving = CheckpointRound(
+            context, command, self._arenas, self._replica, store, self._tracker
+        )
+        # Threads begin last, when nothing of the user's can raise any more.
+        self._links = PipelineLinks(*neighbours(plan, rank))
+        self._executor = self._make_executor()
+        self._share = 0
+        """Number of the ``ShareMinibatch`` that the executor follows."""
+
+    def _make_chunks(self) -> list[StageModel]:
+        context = self._context
+        tensors = {k: arena.parameters for k, arena in self._arenas.items()}
+        return [
+            StageModel(context.job, context.layout, sections, tensors)
+            for sections in self._plan.runs_of(self._stage_index)
+        ]
+
+    def _make_reduction(self) -> GradientReduction:
+        plan = self._plan
+        replicas = stage_ranks(plan, self._stage_index)
+        return REDUCTIONS[self._context.spec.reduction](
+            self._parameters,
+            list(self._arenas.values()),
+            replicas,
+            self._groups.get(replicas),
+            self._replica,
+            self._tracker,
+        )
+
+    def _make_updater(self) -> Updater:
+        return self._context.memory.updater(
+            {
+                k: SectionOptimizer(self._context.job, arena, self._parameters[k])
+                for k, arena in self._arenas.items()
+            },
+            self._context.faults,
+        )
+
+    def _make_executor(self) -> StageExecutor:
+        plan = self._plan
+        nodes = plan.virtual_nodes_of(self._replica)
+        lists = make_schedule(
+            plan.schedule,
+            plan.pipeline_depth,
+            len(nodes),
+            recompute=plan.recompute,
+            chunks=plan.chunks,
+        )
+        place = StagePlace(self._stage_index, lists, nodes, plan.in_flight_bound)
+        return StageExecutor(
+            self._chunks,
+            place,
+            self._source,
+            self._links,
+            self._context.spec.seed,
+            self._context.faults,
+            self._tracker,
+        )
+
+    def begin(self, result: HandoverResult, pid: int) -> None:
+        """Say that this rank is ready."""
+        self._context.supervisor.report(
+            wire.GenerationStarted(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                pid=pid,
+                step=self._step,
+                outcome=result.agreement.outcome,
+                sections_moved=result.moved,
+                sections_loaded=result.loaded,
+            )
+        )
+
+    def run(self) -> None:
+        """Train until all ranks agree to stop, or all steps are done."""
+        spec = self._context.spec
+        suit_activations(0)  # until the first mini-batch has shown how large they are
+        if self._command.evaluate_first and self._step == 0:
+            self._evaluate()
+        wish = StopWish.NONE
+        while self._step < spec.steps and wish == StopWish.NONE:
+            wish = self._minibatch()
+            if self._saving.is_due(self._step) and self._step < spec.steps:
+                self._context.faults.at(Hook.SNAPSHOT)
+                self._saving.start(self._step)
+        done = self._step >= spec.steps
+        if done or wish == StopWish.STOP_AND_CHECKPOINT:
+            self._saving.save_now(self._step)
+        else:
+            self._saving.finish()
+        if done:
+            self._evaluate()
+        self._links.flush()
+        dist.barrier()
+        self._context.supervisor.report(
+            wire.GenerationStopped(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                step=self._step,
+                done=done,
+            )
+        )
+
+    def close(self) -> None:
+        """End the threads; after an error the connections must have been cut."""
+        self._links.close()
+        self._saving.close()
+
+    def _minibatch(self) -> int:
+        """Train one mini-batch to its commit; return the strongest stop wish."""
+        began = time.monotonic()
+        faults, step = self._context.faults, self._step
+        faults.step = step
+        for arena in self._arenas.values():
+            arena.unprepare()
+        self._reduction.begin()
+        losses = self._executor.train(step, self._reduction)
+        tasks_s = time.monotonic() - began
+        executor = self._executor  # of this mini-batch: the next may have another
+        decision, wish = self._commit(step, losses)
+        if self._tracker.settle():
+            suit_activations(self._tracker.largest_saved_bytes)
+        self._context.supervisor.report(
+            wire.MinibatchCommitted(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                step=self._step,
+                sections=tuple(self._arenas),
+                loss=decision.loss_sum / decision.weight if decision.weight else 0.0,
+                grad_norm=gradient_norm(decision),
+                step_s=time.monotonic() - began,
+                peak_bytes=self._tracker.peak_bytes,
+                busy_s=executor.busy_s,
+                microbatches=executor.microbatches,
+                recomputes=executor.recomputes,
+                tasks_s=tasks_s,
+            )
+        )
+        faults.at(Hook.REPORTED)
+        return wish
+
+    def _commit(
+        self, step: int, losses: list[tuple[float, float]]
+    ) -> tuple[Decision, int]:
+        """Reduce, prepare, gather, decide, apply (design: Commit, a to c)."""
+        faults, generation = self._context.faults, self._command.generation
+        faults.at(Hook.REDUCE)
+        totals = self._reduction.reduce(losses)
+        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
+        faults.at(Hook.REDUCED)
+        last = self._plan.num_sections - 1
+        mine = [
+            contribution(arena, self._ties, totals if k == last else (0.0, 0.0))
+            for k, arena in self._arenas.items()
+        ]
+        for arena, one in zip(self._arenas.values(), mine, strict=True):
+            arena.prepare(generation, step, one)
+        faults.at(Hook.PREPARED)
+        wish = self._context.supervisor.stop_wish()
+        share = self._context.supervisor.newest_share()
+        number = 0 if share is None else share.number
+        all_ranks = self._gatherer.exchange(
+            mine, wish, self._saving.settled_step(), number
+        )
+        faults.at(Hook.GATHERED)
+        stop = all_ranks.stop != StopWish.NONE
+        decision = fold(generation, step, all_ranks.contributions, stop)
+        self._context.memory.control.decision = decision
+        faults.at(Hook.DECIDED)
+        self._reduction.attach()
+        with self._tracker.watch():
+            self._updater.apply(decision, list(self._arenas))
+        self._step = step + 1
+        faults.at(Hook.APPLIED)
+        self._saving.settle(all_ranks.settled_step)
+        if share is not None and all_ranks.share > self._share:
+            self._change_over(share)
+        return decision, all_ranks.stop
+
+    def _change_over(self, share: wire.ShareMinibatch) -> None:
+        """Compute another share of every mini-batch from the next one on."""
+        self._share = share.number
+        self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
+        self._executor = self._make_executor()
+
+    def _evaluate(self) -> None:
+        """Measure the held-out loss of the weights as they are, if examples weigh."""
+        count = self._source.num_heldout()
+        if not count:
+            return
+        share = [
+            count * d // self._plan.data_parallel_width
+            for d in range(self._plan.data_parallel_width + 1)
+        ]
+        mine = range(share[self._replica], share[self._replica + 1])
+        losses = self._executor.evaluate(mine)
+        self._context.faults.at(Hook.EVALUATED)
+        table = torch.zeros(count, 2, dtype=torch.float64)
+        if losses:
+            table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)
+        dist.all_reduce(table)
+        loss_sum = weight = 0.0
+        for one, its_weight in table.tolist():
+            loss_sum += one
+            weight += its_weight
+        if self._rank == 0 and weight:
+            self._context.supervisor.report(
+                wire.Evaluated(
+                    generation=self._command.generation,
+                    step=self._step,
+                    loss=loss_sum / weight,
+                )
+            )
+
+
+def _trainable_ties(layout: Layout) -> list[TiedParameter]:
+    return [tied for tied in layout.tied if layout.specs[tied.name].requires_grad]

@@ -1,0 +1,1 @@
+"""Money: exact amounts, the ledger, budgets, billing terms, egress."""

@@ -1,0 +1,76 @@
+"""What clouds charge for data that leaves a zone, a region or a cloud: list prices.
+
+What comes in is free. Sources: docs/budget.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.billing.money import NOTHING, Money, total
+from spottrain.pricing.billing.terms import EXACT, TERMS
+from spottrain.pricing.ranking.frictions import CLOUD_USD_PER_GB
+
+
+class Site(NamedTuple):
+    """Where a machine stands, as far as data is concerned."""
+
+    cloud: str
+    region: str
+    zone: str
+
+
+def site_of(offer: Offer) -> Site:
+    """Return where a machine of an offer stands."""
+    return Site(offer.cloud, offer.region, offer.zone)
+
+
+def usd_per_gb(here: Site, there: Site, zone_usd_per_gb: float | None = None) -> float:
+    """Return what a gigabyte from one place to another costs, both ends together.
+
+    Args:
+        here: One end.
+        there: The other.
+        zone_usd_per_gb: What it costs between zones of a region; None: the list price.
+    """
+    if here.cloud != there.cloud:
+        return CLOUD_USD_PER_GB
+    bill = TERMS.get(here.cloud, EXACT)
+    if here.region != there.region:
+        return bill.region_usd_per_gb
+    if here.zone == there.zone:
+        return 0.0
+    return bill.zone_usd_per_gb if zone_usd_per_gb is None else zone_usd_per_gb
+
+
+def sent(
+    num_bytes: Mapping[tuple[Site, Site], int], zone_usd_per_gb: float | None = None
+) -> Money:
+    """Return what data between places costs.
+
+    Args:
+        num_bytes: By the places that it goes between.
+        zone_usd_per_gb: As in ``usd_per_gb``.
+    """
+    return total(
+        Money.of_bytes(usd_per_gb(here, there, zone_usd_per_gb), count)
+        for (here, there), count in num_bytes.items()
+    )
+
+
+def fetched(data_bytes: Mapping[str, float], cloud: str) -> Money:
+    """Return what the data costs that a VM fetches when it boots.
+
+    From another region of the same cloud it counts as nothing: where a bucket is within
+    its cloud is not known. VMs of the local provider find it on the machine already.
+
+    Args:
+        data_bytes: By the cloud that holds it.
+        cloud: Where the VM is.
+    """
+    if cloud == "local":
+        return NOTHING
+    elsewhere = sum(n for holder, n in data_bytes.items() if holder != cloud)
+    return Money.of_bytes(CLOUD_USD_PER_GB, int(elsewhere))

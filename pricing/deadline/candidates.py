@@ -1,0 +1,60 @@
+"""VMs to choose from, in lots that are alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from spottrain.pricing.deadline.model import Fleet, Held, Supply
+
+KEEP = 0.2
+"""Share by which a VM elsewhere must be cheaper than one that is held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lot:
+    """VMs that are alike: of one supply, held or not."""
+
+    name: str
+    """Of the supply."""
+    spot: bool
+    count: int
+    usd_per_hour: float
+    """Effective price of one VM: what interruptions waste is in it."""
+    rank: float
+    """What they are preferred by: the effective price, less for what is held."""
+    losses_per_hour: float
+    """Of one VM."""
+    is_held: bool
+
+
+def lots_of(
+    supplies: Iterable[Supply], held: Mapping[str, Held], fleet: Fleet
+) -> list[Lot]:
+    """Return the VMs that may be had or are held, the best first."""
+    lots, most = [], fleet.most
+    for supply in supplies:
+        usd = supply.effective_usd_per_hour(fleet)
+        mine = held.get(supply.name)
+        have = 0 if mine is None else mine.ready + mine.booting
+        free = most if supply.available is None else min(most, supply.available)
+        for count, is_held in ((have, True), (free, False)):
+            lots.append(
+                Lot(
+                    name=supply.name,
+                    spot=supply.spot,
+                    count=count,
+                    usd_per_hour=usd,
+                    rank=usd * (1 - KEEP) if is_held else usd,
+                    losses_per_hour=supply.losses_per_hour,
+                    is_held=is_held,
+                )
+            )
+    return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
+
+
+def units(lots: Sequence[Lot]) -> Iterator[Lot]:
+    """Yield the lot of every single VM, in the order of ``lots``."""
+    for lot in lots:
+        yield from itertools.repeat(lot, lot.count)

@@ -1,0 +1,260 @@
+"""When a job will be done and what it will cost yet, with an interval that is kept.
+
+The expected cost is that of the cheapest way through the markets to come, were they a
+shuffle of those seen. How far the truth strays from it was measured on replays of seeded
+markets (docs/promise.md), other ones than those that its coverage is reported for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spottrain.pricing.deadline.best_case import SOONEST
+from spottrain.pricing.deadline.fallback import TIE, Net, net
+from spottrain.pricing.deadline.model import (
+    HOUR_S,
+    Fleet,
+    Held,
+    Interval,
+    Projection,
+    Standing,
+    Supply,
+)
+from spottrain.pricing.deadline.outlook import Market, Outlook, market, plan
+
+USD_LOW = 0.91
+"""The least cost as a multiple of the cheapest way's."""
+USD_MEAN, USD_HIGH = 0.1, 0.55
+"""The expected and the most cost: parts of the way from the cheapest way up to what
+on-demand VMs alone would cost."""
+HASTE_LOW, HASTE_MEAN, HASTE_HIGH = 0.87, 0.2, 1.0
+"""The same for a job in haste, from what all the spot VMs that there are would cost."""
+FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
+"""Parts of the time between the earliest finish and the deadline."""
+
+
+def project(
+    standing: Standing,
+    fleet: Fleet,
+    supplies: Sequence[Supply],
+    held: Sequence[Held],
+    outlook: Outlook,
+    *,
+    thrifty: bool = True,
+) -> Projection:
+    """Return finish and cost to expect under ``promise.decide``.
+
+    Arguments as for ``promise.decide``. Without a deadline, or on-demand VMs that the
+    budget bears, nobody knows how long spot VMs will be away: the upper ends are infinite.
+    What is expected is so too where no VMs are within the caps, or the budget ends first;
+    the job's money is the most that it costs.
+    """
+    examples = standing.examples_left
+    if examples <= 0:
+        done = Interval(
+            low=standing.now_s, expected=standing.now_s, high=standing.now_s
+        )
+        return Projection(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
+    rented = {vms.name: vms.ready + vms.booting for vms in held}
+    base = net(standing, fleet, supplies, held)
+    present = market(fleet, _borne(standing, fleet, supplies, rented), {})
+    outlook = _seen(standing, fleet, supplies, outlook)
+    soon = _at_leisure(standing, fleet, (*outlook.looks, present))
+    size = base.fastest(examples, standing.usd_left)
+    if standing.deadline_s is None or not size:
+        return soon
+    if standing.left_s < base.train_s(size, examples):
+        return _late(standing, fleet, base, size)
+    slow = Projection(
+        finish_s=_finish(standing, fleet, base, rented),
+        usd=_bill(standing, fleet, base, outlook, present),
+    )
+    if not thrifty:
+        most_usd = base.usd(_net_size(standing, base), examples)
+        slow = _hastened(slow, soon, standing, most_usd)
+    return replace(slow, usd=_paid(slow.usd, standing))
+
+
+def _borne(
+    standing: Standing,
+    fleet: Fleet,
+    supplies: Sequence[Supply],
+    held: Mapping[str, int],
+) -> list[Supply]:
+    """Return what the cap of an hour's price bears, the cheapest first; VMs that are held
+    count as VMs to be had."""
+    cap = standing.usd_per_hour_cap
+    left = math.inf if cap is None else cap * (1 + TIE)
+    borne = []
+    for supply in sorted(supplies, key=lambda s: s.usd_per_hour):
+        free = fleet.most if supply.available is None else supply.available
+        count = 0
+        if supply.spot:
+            count = _count(supply.usd_per_hour, free + held.get(supply.name, 0), left)
+        left -= count * supply.usd_per_hour
+        borne.append(replace(supply, available=count))
+    return borne
+
+
+def _seen(
+    standing: Standing, fleet: Fleet, supplies: Sequence[Supply], outlook: Outlook
+) -> Outlook:
+    """Return the markets that have been with so many VMs as the cap would have borne.
+
+    Of prices then only those are known that hold what interruptions waste.
+    """
+    cap = standing.usd_per_hour_cap
+    if cap is None:
+        return outlook
+    wastes = [
+        supply.effective_usd_per_hour(fleet) / supply.usd_per_hour
+        for supply in supplies
+        if supply.spot and supply.usd_per_hour > 0
+    ]
+    looks = []
+    for seen in outlook.looks:
+        left, rows = cap * (1 + TIE) * max(wastes, default=1.0), []
+        for usd, there in seen:
+            count = _count(usd, there, left)
+            left -= count * usd
+            rows.append((usd, count))
+        looks.append(tuple((usd, count) for usd, count in rows if count))
+    return replace(outlook, looks=tuple(looks))
+
+
+def _count(usd_per_hour: float, most: int, left: float) -> int:
+    """Return how many VMs of a price are within what is left of the cap."""
+    if usd_per_hour * most <= left:
+        return most
+    return max(0, min(most, math.floor(left / usd_per_hour)))
+
+
+def _bill(
+    standing: Standing, fleet: Fleet, base: Net, outlook: Outlook, present: Market
+) -> Interval:
+    """Return dollars between the cheapest way and on-demand VMs."""
+    examples = standing.examples_left
+    left_s = max(0.0, standing.left_s - base.start_s())
+    cheapest = plan(outlook, present, fleet, base.prices, examples, left_s).usd
+    dearest = base.usd(_net_size(standing, base), examples)
+    above = max(dearest, cheapest) - cheapest
+    return Interval(
+        low=USD_LOW * cheapest,
+        expected=cheapest + USD_MEAN * above,
+        high=cheapest + USD_HIGH * above,
+    )
+
+
+def _paid(usd: Interval, standing: Standing) -> Interval:
+    """Return dollars that are not more than there are: the budget ends the job."""
+    left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
+    return Interval(
+        low=min(usd.low, left),
+        expected=min(usd.expected, left),
+        high=min(usd.high, left),
+    )
+
+
+def _late(standing: Standing, fleet: Fleet, base: Net, size: int) -> Projection:
+    """Return what to expect of on-demand VMs that train to the end, were it not for the
+    deadline."""
+    examples, now_s = standing.examples_left, standing.now_s
+    train_s, usd = base.train_s(size, examples), base.usd(size, examples)
+    bill = Interval(low=USD_LOW * usd, expected=usd, high=usd / USD_LOW)
+    return Projection(
+        finish_s=Interval(
+            low=now_s + SOONEST * examples / fleet.rates[-1],
+            expected=now_s + base.start_s() + train_s,
+            high=now_s + base.start_s() + train_s / SOONEST,
+        ),
+        usd=_paid(bill, standing),
+    )
+
+
+def _net_size(standing: Standing, base: Net) -> int:
+    """Return the cheapest size on demand that is in time, else the largest."""
+    left_s = max(0.0, standing.left_s - base.start_s())
+    return base.cheapest(standing.examples_left, left_s) or base.most
+
+
+def _hastened(
+    slow: Projection, soon: Projection, standing: Standing, most_usd: float
+) -> Projection:
+    """Return what to expect of all the spot VMs that there are, with a net below.
+
+    Args:
+        slow: With a deadline, were dollars all that counts.
+        soon: With all the spot VMs that there are, were there no deadline.
+        standing: The job's.
+        most_usd: What on-demand VMs alone would cost.
+    """
+    finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
+    usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
+    above = max(0.0, most_usd - usd)
+    return Projection(
+        finish_s=Interval(
+            low=min(soon.finish_s.low, finish_s),
+            expected=finish_s,
+            high=slow.finish_s.high,
+        ),
+        usd=Interval(
+            low=HASTE_LOW * usd,
+            expected=usd + (HASTE_MEAN * above if above < math.inf else 0.0),
+            high=usd + HASTE_HIGH * above,
+        ),
+    )
+
+
+def _finish(
+    standing: Standing, fleet: Fleet, base: Net, rented: dict[str, int]
+) -> Interval:
+    """Return an interval between the earliest finish there is and the latest."""
+    boot_s = 0.0 if sum(rented.values()) else base.start_s()
+    train_s = standing.examples_left / fleet.rates[-1]
+    earliest_s = standing.now_s + boot_s + train_s
+    latest_s = max(earliest_s, standing.now_s + standing.left_s)
+    if standing.left_s < boot_s + train_s:  # late: as late as on-demand VMs make it
+        latest_s = earliest_s + base.start_s()
+
+    def at(part: float) -> float:
+        return earliest_s + part * (latest_s - earliest_s)
+
+    return Interval(low=at(FINISH_LOW), expected=at(FINISH_MEAN), high=at(FINISH_HIGH))
+
+
+def _at_leisure(
+    standing: Standing, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
+) -> Projection:
+    """Return the interval for spot VMs that may take as long as they like."""
+    paces = [fleet.rates[sum(count for _, count in seen)] for seen in looks]
+    bills = [sum(usd * count for usd, count in seen) / HOUR_S for seen in looks]
+    pace, bill = sum(paces) / len(paces), sum(bills) / len(bills)
+    examples, now_s = standing.examples_left, standing.now_s
+    left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
+    soonest_s = now_s + SOONEST * examples / fleet.rates[-1]
+    if pace <= 0:
+        return Projection(
+            finish_s=Interval(low=soonest_s, expected=math.inf, high=math.inf),
+            usd=Interval(low=0.0, expected=math.inf, high=left),
+        )
+    least_usd = (
+        SOONEST
+        * examples
+        * min(bill / rate for bill, rate in zip(bills, paces, strict=True) if rate > 0)
+    )
+    usd = examples * bill / pace
+    ends_usd = max(0.0, left - standing.kept_s * bill)
+    if least_usd > ends_usd:
+        soonest_s, least_usd = math.inf, max(0.0, left - standing.kept_s * max(bills))
+    return Projection(
+        finish_s=Interval(
+            low=soonest_s,
+            expected=now_s + examples / pace if usd <= ends_usd else math.inf,
+            high=math.inf,
+        ),
+        usd=Interval(
+            low=min(least_usd, ends_usd), expected=min(usd, ends_usd), high=left
+        ),
+    )

@@ -1,0 +1,139 @@
+"""How often machines are taken away: what was seen here, over what was published.
+
+Losses are taken as a Poisson process in each place (cloud, zone, instance type), its
+rate with a Gamma prior: what is published counts as if it had been seen over some
+VM-hours of ours, so that a few losses of our own soon outweigh it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spottrain.pricing.ranking.frictions import Place
+
+BANDS = (0.025, 0.075, 0.125, 0.175, 0.25)
+"""Share of machines that were taken back within a month, by AWS's bands (under 5 %, 5 to
+10, 10 to 15, 15 to 20, over 20): the middles, and 25 % for the open one."""
+UNKNOWN_BAND = len(BANDS) - 1
+"""Where nothing is published the worst band is assumed."""
+_MONTH_H = 730.5
+PRIOR_VM_HOURS = 24.0
+"""What is published, and what is known of the region's other zones, weighs as much as
+a day of one VM of ours: it is an average over a month and over everybody."""
+_CONFIDENCE = 0.95
+
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """What spot VMs of ours have lived through in one place."""
+
+    place: Place
+    vm_hours: float
+    losses: int
+    """VMs that the cloud took, with notice or without, or that fell silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """Interruptions of one VM to expect in one place."""
+
+    losses_per_hour: float
+    """The mean of the posterior."""
+    low: float
+    high: float
+    """Losses per hour; each is passed with a probability of 5 % only."""
+    vm_hours: float
+    losses: int
+    """What was seen in the place itself."""
+    published_per_hour: float
+    """What is published for the type in the region, or the worst band."""
+
+
+def band_per_hour(band: int) -> float:
+    """Return the losses per hour of a published interruption band.
+
+    A share p of machines lost in a month is a rate of -ln(1 - p) per month.
+
+    Args:
+        band: Index into BANDS.
+
+    Raises:
+        ValueError: there is no such band.
+    """
+    if not 0 <= band < len(BANDS):
+        raise ValueError(f"band: got {band}; give 0 to {len(BANDS) - 1}")
+    return -math.log1p(-BANDS[band]) / _MONTH_H
+
+
+class Hazards:
+    """Answers for any place, those never seen included.
+
+    Args:
+        exposures: What was seen, any number of them a place.
+        bands: Published bands by (cloud, region, instance type).
+    """
+
+    def __init__(
+        self, exposures: Iterable[Exposure], bands: Mapping[tuple[str, str, str], int]
+    ) -> None:
+        self._bands = bands
+        self._zones: dict[Place, tuple[float, int]] = {}
+        self._regions: dict[tuple[str, str, str], tuple[float, int]] = {}
+        for seen in exposures:
+            _add(self._zones, seen.place, seen)
+            _add(self._regions, _region(seen.place), seen)
+
+    def of(self, place: Place) -> Hazard:
+        """Return what to expect in one place.
+
+        The prior of a zone is what the region's other zones have shown, whose prior is
+        what is published. The bounds are Garwood's for a Poisson rate, the prior's
+        VM-hours and losses among what was seen: wide where little was seen.
+        """
+        hours, losses = self._zones.get(place, (0.0, 0))
+        region = self._regions.get(_region(place), (0.0, 0))
+        published = band_per_hour(self._bands.get(_region(place), UNKNOWN_BAND))
+        elsewhere_h = max(0.0, region[0] - hours)
+        prior = _mean(published, elsewhere_h, region[1] - losses)
+        shape = PRIOR_VM_HOURS * prior + losses
+        rate_h = PRIOR_VM_HOURS + hours
+        low, high = _bounds(shape)
+        return Hazard(
+            losses_per_hour=shape / rate_h,
+            low=low / rate_h,
+            high=high / rate_h,
+            vm_hours=hours,
+            losses=losses,
+            published_per_hour=published,
+        )
+
+
+def _region(place: Place) -> tuple[str, str, str]:
+    return place.cloud, place.region, place.instance_type
+
+
+def _add(sums: dict[_Key, tuple[float, int]], key: _Key, seen: Exposure) -> None:
+    hours, losses = sums.get(key, (0.0, 0))
+    sums[key] = (hours + seen.vm_hours, losses + seen.losses)
+
+
+def _mean(prior_per_hour: float, hours: float, losses: int) -> float:
+    """Return the posterior mean of a Gamma-Poisson rate."""
+    return (PRIOR_VM_HOURS * prior_per_hour + losses) / (PRIOR_VM_HOURS + hours)
+
+
+@functools.lru_cache(maxsize=4096)  # most places were never seen: few shapes
+def _bounds(shape: float) -> tuple[float, float]:
+    """Return the bounds of a Poisson mean of which ``shape`` events were seen."""
+    # Here, not above: scipy takes longer to import than all the rest of a command.
+    from scipy.special import gammaincinv
+
+    low = gammaincinv(shape, 1 - _CONFIDENCE)
+    return float(low), float(gammaincinv(shape + 1, _CONFIDENCE))

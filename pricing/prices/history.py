@@ -1,0 +1,306 @@
+"""Memory of the market: prices seen and VMs lived, in one SQLite file of its own.
+
+It belongs to this machine, not to a job; any number of processes may use it. It never
+holds anything that cannot be lost: prices can be asked again, and the lives of VMs stand
+in the jobs' journals.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from spottrain.errors import SpottrainError
+from spottrain.pricing.prices.hazard import Exposure
+from spottrain.pricing.prices.price import HOUR_S, Price
+from spottrain.pricing.ranking.frictions import Place
+
+_SCHEMA = """
+    CREATE TABLE prices (
+        cloud TEXT NOT NULL,
+        region TEXT NOT NULL,
+        zone TEXT NOT NULL,
+        instance_type TEXT NOT NULL,
+        spot INTEGER NOT NULL,
+        since_s REAL NOT NULL,
+        seen_s REAL NOT NULL,
+        usd_per_hour REAL NOT NULL,
+        source TEXT NOT NULL,
+        PRIMARY KEY (cloud, zone, instance_type, spot, since_s)
+    ) STRICT;
+    CREATE TABLE questions (
+        scope TEXT PRIMARY KEY,
+        asked_s REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE vms (
+        job TEXT NOT NULL,
+        vm_id TEXT NOT NULL,
+        cloud TEXT NOT NULL,
+        region TEXT NOT NULL,
+        zone TEXT NOT NULL,
+        instance_type TEXT NOT NULL,
+        spot INTEGER NOT NULL,
+        from_s REAL NOT NULL,
+        until_s REAL NOT NULL,
+        ended TEXT NOT NULL,
+        PRIMARY KEY (job, vm_id)
+    ) STRICT;
+"""
+_VERSION = 1
+AHEAD_S = HOUR_S
+"""What was noted for later than that was noted under a clock that was ahead."""
+_BUSY_S = 5.0
+_PRICE = (
+    "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
+)
+_VM = "job, vm_id, cloud, region, zone, instance_type, spot, from_s, until_s, ended"
+INTERRUPTED = ("notice", "kill", "silence")
+"""Ends of a VM that count as an interruption."""
+
+
+class HistoryError(SpottrainError):
+    """The database of prices cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmLife:
+    """How long one VM lived, and how it ended."""
+
+    job: str
+    """The job's unique name."""
+    vm_id: str
+    place: Place
+    spot: bool
+    from_s: float
+    """Seconds since the epoch."""
+    until_s: float
+    """Its end; the newest moment known while it lives."""
+    ended: str = ""
+    """Empty while it lives; one of INTERRUPTED; ``returned`` if we gave it back."""
+
+
+class History:
+    """The database.
+
+    Args:
+        path: The SQLite file; made if absent.
+
+    Raises:
+        HistoryError: it cannot be opened, is damaged or from a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            with self._explained():
+                self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def record_prices(self, prices: Iterable[Price]) -> None:
+        """Remember prices, in any order; one that has not changed takes no new row."""
+        with self._transaction():
+            for price in sorted(prices, key=lambda price: price.since_s):
+                self._record(price)
+
+    def forget_prices(self, before_s: float) -> None:
+        """Drop the prices that were last seen before a moment."""
+        with self._transaction():
+            self._db.execute("DELETE FROM prices WHERE seen_s < ?", (before_s,))
+
+    def latest(self, now_s: float = math.inf) -> list[Price]:
+        """Return the newest price of every offer.
+
+        Args:
+            now_s: Seconds since the epoch. What was noted under a clock that was ahead
+                does not count, and what was confirmed under one counts as seen when it
+                began.
+        """
+        # SQLite takes the other columns from the row of the maximum.
+        query = (
+            f"SELECT {_PRICE}, max(CASE WHEN seen_s > ? THEN since_s ELSE seen_s END) "
+            "FROM prices WHERE since_s <= ? GROUP BY cloud, zone, instance_type, spot"
+        )
+        latest_s = now_s + AHEAD_S
+        with self._explained():
+            rows = self._db.execute(query, (latest_s, latest_s)).fetchall()
+        return [replace(_price(row[:-1]), seen_s=row[-1]) for row in rows]
+
+    def series(self, price: Price, since_s: float) -> list[Price]:
+        """Return the prices of the same offer that held after a moment, oldest first."""
+        with self._explained():
+            rows = self._db.execute(
+                f"SELECT {_PRICE} FROM prices WHERE cloud = ? AND zone = ? AND "
+                "instance_type = ? AND spot = ? AND seen_s >= ? ORDER BY since_s",
+                (price.cloud, price.zone, price.instance_type, price.spot, since_s),
+            ).fetchall()
+        return [_price(row) for row in rows]
+
+    def asked_s(self, scope: str) -> float | None:
+        """Return when a question was last answered, seconds since the epoch."""
+        with self._explained():
+            row = self._db.execute(
+                "SELECT asked_s FROM questions WHERE scope = ?", (scope,)
+            ).fetchone()
+        return None if row is None else float(row[0])
+
+    def mark_asked(self, scopes: Iterable[str], at_s: float) -> None:
+        """Note that questions were answered."""
+        rows = [(scope, at_s) for scope in scopes]
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO questions VALUES (?, ?)", rows)
+
+    def record_vms(self, lives: Iterable[VmLife]) -> None:
+        """Remember VMs; what is told again of one replaces what was known of it."""
+        rows = [
+            (
+                *(life.job, life.vm_id, *life.place, life.spot, life.from_s),
+                *(max(life.from_s, life.until_s), life.ended),
+            )
+            for life in lives
+        ]
+        with self._transaction():
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO vms ({_VM}) VALUES (?,?,?,?,?,?,?,?,?,?)", rows
+            )
+
+    def exposures(
+        self, since_s: float = 0.0, now_s: float = math.inf
+    ) -> list[Exposure]:
+        """Return what spot VMs have lived and suffered after a moment, by place.
+
+        VMs that were seen under a clock that was ahead of ``now_s`` do not count.
+        """
+        marks = ",".join("?" * len(INTERRUPTED))
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT cloud, region, zone, instance_type, "
+                f"sum(until_s - max(from_s, ?)), sum(ended IN ({marks})) "
+                "FROM vms WHERE spot AND until_s BETWEEN ? AND ? GROUP BY 1, 2, 3, 4",
+                (since_s, *INTERRUPTED, since_s, now_s + AHEAD_S),
+            ).fetchall()
+        return [
+            Exposure(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5])
+            for row in rows
+        ]
+
+    def export_prices(self) -> Iterator[str]:
+        """Yield all prices as lines of CSV, the header first."""
+        yield from self._export(_PRICE, "prices")
+
+    def export_vms(self) -> Iterator[str]:
+        """Yield the lives of all VMs as lines of CSV, the header first."""
+        yield from self._export(_VM, "vms")
+
+    def _export(self, columns: str, table: str) -> Iterator[str]:
+        yield _csv(columns.split(", "))
+        with self._explained():
+            rows = self._db.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
+            for row in rows:
+                yield _csv(row)
+
+    def _record(self, price: Price) -> None:
+        offer = (price.cloud, price.zone, price.instance_type, price.spot)
+        before = self._db.execute(
+            "SELECT rowid, usd_per_hour FROM prices WHERE cloud = ? AND zone = ? AND "
+            "instance_type = ? AND spot = ? AND since_s <= ? "
+            "ORDER BY since_s DESC LIMIT 1",
+            (*offer, price.since_s),
+        ).fetchone()
+        if before is not None and before[1] == price.usd_per_hour:
+            self._db.execute(
+                "UPDATE prices SET seen_s = max(seen_s, ?), source = ? WHERE rowid = ?",
+                (price.seen_s, price.source, before[0]),
+            )
+            return
+        self._db.execute(
+            f"INSERT INTO prices ({_PRICE}) VALUES (?,?,?,?,?,?,?,?,?) "
+            "ON CONFLICT DO UPDATE SET usd_per_hour = excluded.usd_per_hour, "
+            "seen_s = excluded.seen_s, source = excluded.source "
+            "WHERE excluded.seen_s >= seen_s",
+            (
+                *(price.cloud, price.region, price.zone, price.instance_type),
+                *(price.spot, price.usd_per_hour, price.since_s, price.seen_s),
+                price.source,
+            ),
+        )
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._transaction():
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version > _VERSION:
+                raise HistoryError(
+                    f"{self._path}: written by a newer spottrain (version {version}, "
+                    f"this one knows {_VERSION}); use that one"
+                )
+            if version < _VERSION:
+                # Not executescript: it would commit the transaction first.
+                for statement in _SCHEMA.split(";")[:-1]:
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise HistoryError(
+                f"{self._path}: the database of prices cannot be used: {error}; if it "
+                "is damaged, move it away: it will be filled again"
+            ) from None
+
+
+def _price(row: Sequence[object]) -> Price:
+    cloud, region, zone, kind, spot, usd, since_s, seen_s, source, *_ = row
+    return Price(
+        cloud=str(cloud),
+        region=str(region),
+        zone=str(zone),
+        instance_type=str(kind),
+        spot=bool(spot),
+        usd_per_hour=float(str(usd)),
+        since_s=float(str(since_s)),
+        seen_s=float(str(seen_s)),
+        source=str(source),
+    )
+
+
+def _csv(row: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(row)
+    return line.getvalue()

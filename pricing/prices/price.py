@@ -1,0 +1,179 @@
+"""Prices as seen, and which of them to believe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.catalogue import Catalogue
+
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
+SPOT_MAX_AGE_S = DAY_S
+"""Beyond it a spot price is shown, but nothing is rented by it."""
+ON_DEMAND_MAX_AGE_S = 90 * DAY_S
+"""The same for on-demand prices, which change a few times a year."""
+_MOST_USD_PER_GPU_HOUR = 200.0
+"""What asks for more is a placeholder: the dearest GPU of 2026 costs 18."""
+PUBLISHED = "published"
+"""Source of prices that ship with the package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one kind of machine costs in one place, over a time in which it held."""
+
+    cloud: str
+    region: str
+    zone: str
+    """The region where the cloud prices by region."""
+    instance_type: str
+    spot: bool
+    usd_per_hour: float
+    since_s: float
+    """When it began or was first seen, seconds since the epoch."""
+    seen_s: float
+    """When it was last known to hold."""
+    source: str
+    """Who said so, such as ``azure retail prices``."""
+    gpus: int | None = None
+    """GPUs of the machine, where the source tells."""
+
+    @property
+    def name(self) -> str:
+        """Names the offer in messages."""
+        market = "spot" if self.spot else "on-demand"
+        return f"{self.cloud} {self.zone} {self.instance_type} {market}"
+
+    def age_s(self, now_s: float) -> float:
+        """Return how long ago it was last known to hold; a clock may jump back."""
+        return max(0.0, now_s - self.seen_s)
+
+    def is_stale(self, now_s: float) -> bool:
+        """Return whether it is too old to rent by."""
+        bound_s = SPOT_MAX_AGE_S if self.spot else ON_DEMAND_MAX_AGE_S
+        return self.age_s(now_s) > bound_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """What is left of some prices, and what was left out and why."""
+
+    prices: tuple[Price, ...]
+    warnings: tuple[str, ...]
+
+
+def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> Sifted:
+    """Leave out what cannot be a price of a machine in the catalogue.
+
+    That is NaN, infinite, zero, negative and placeholder prices, GPU counts that the
+    machine does not have, and prices that begin tomorrow. Machines that the catalogue
+    does not know are left out silently: clouds list many.
+    """
+    good, warnings = [], []
+    for price in prices:
+        kind = facts.find(price.cloud, price.instance_type)
+        if kind is None or price.since_s > now_s + HOUR_S:
+            continue
+        usd = price.usd_per_hour
+        if not math.isfinite(usd) or usd <= 0:
+            why = f"price: got {usd:g} USD per hour"
+        elif usd > _MOST_USD_PER_GPU_HOUR * kind.gpus:
+            why = f"price: got {usd:g} USD per hour for {kind.gpus} GPUs"
+        elif price.gpus is not None and price.gpus != kind.gpus:
+            why = f"GPUs: got {price.gpus}, the machine has {kind.gpus}"
+        else:
+            good.append(price)
+            continue
+        warnings.append(f"{price.name}: {why}; left out")
+    return Sifted(tuple(good), tuple(dict.fromkeys(warnings)))
+
+
+def usable(prices: Sequence[Price]) -> Sifted:
+    """Leave out spot prices that are no discount: there is no usable spot there.
+
+    Clouds list the on-demand price where no spot capacity is sold.
+    """
+    ceilings: dict[tuple[str, str, str], float] = {}
+    for price in prices:
+        if not price.spot:
+            place = (price.cloud, price.region, price.instance_type)
+            ceilings[place] = min(
+                price.usd_per_hour, ceilings.get(place, price.usd_per_hour)
+            )
+    good, warnings = [], []
+    for price in prices:
+        place = (price.cloud, price.region, price.instance_type)
+        ceiling = ceilings.get(place, math.inf)
+        if price.spot and price.usd_per_hour >= ceiling:
+            warnings.append(
+                f"{price.name}: {price.usd_per_hour:g} USD per hour is no less than on "
+                f"demand ({ceiling:g}); no usable spot there"
+            )
+        else:
+            good.append(price)
+    return Sifted(tuple(good), tuple(warnings))
+
+
+def fresh(prices: Iterable[Price], now_s: float) -> Sifted:
+    """Leave out what is too old to rent by; one warning a cloud and market."""
+    good: list[Price] = []
+    old: dict[tuple[str, bool], list[float]] = {}
+    for price in prices:
+        if price.is_stale(now_s):
+            ages = old.setdefault((price.cloud, price.spot), [])
+            ages.append(price.age_s(now_s))
+        else:
+            good.append(price)
+    warnings = tuple(
+        f"{cloud}: {len(ages)} {'spot' if spot else 'on-demand'} prices are "
+        f"{min(ages) / DAY_S:.0f} days old or more; too old to rent by, run "
+        "'spottrain prices' with network and credentials"
+        for (cloud, spot), ages in old.items()
+    )
+    return Sifted(tuple(good), warnings)
+
+
+def published(facts: Catalogue) -> tuple[Price, ...]:
+    """Return the prices that ship with the package: on demand, by region."""
+    return tuple(
+        Price(
+            cloud=price.cloud,
+            region=price.region,
+            zone=price.region,
+            instance_type=price.instance_type,
+            spot=False,
+            usd_per_hour=price.usd_per_hour,
+            since_s=price.published_at,
+            seen_s=price.published_at,
+            source=PUBLISHED,
+        )
+        for price in facts.published()
+    )
+
+
+def offers(prices: Iterable[Price], facts: Catalogue) -> list[Offer]:
+    """Return what could be rented at these prices, one offer a price.
+
+    A zone that is the region stands for every zone of it. ``gpu_speed`` is left at 1:
+    what a job makes of a GPU is not a fact of the machine.
+    """
+    found = []
+    for price in prices:
+        kind = facts.find(price.cloud, price.instance_type)
+        if kind is None:
+            continue
+        offer = Offer(
+            cloud=price.cloud,
+            region=price.region,
+            zone=price.zone,
+            instance_type=price.instance_type,
+            spot=price.spot,
+            usd_per_hour=price.usd_per_hour,
+            observed_at=price.seen_s,
+            gpus=kind.gpus,
+            gpu_memory_bytes=kind.gpu.memory_bytes,
+        )
+        found.append(offer)
+    return found

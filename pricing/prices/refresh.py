@@ -1,0 +1,221 @@
+"""Asks the clouds for prices, remembers them, and makes do when a cloud does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from spottrain.errors import SpottrainError
+from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import (
+    DAY_S,
+    HOUR_S,
+    Price,
+    Sifted,
+    fresh,
+    published,
+    sift,
+    usable,
+)
+
+TTL_S = HOUR_S
+"""Prices that were asked for so recently are not asked for again."""
+ON_DEMAND_TTL_S = 7 * DAY_S
+"""The same for on-demand prices."""
+HISTORY_S = 7 * DAY_S
+"""How far back is asked the first time, where a cloud keeps a history."""
+KEPT_S = 90 * DAY_S
+"""Prices seen longer ago are forgotten; AWS itself keeps no more."""
+_EVERYWHERE = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which prices are wanted of one cloud."""
+
+    kinds: Sequence[InstanceType]
+    regions: Sequence[str]
+    """All that there are if empty."""
+    now_s: float
+    """Seconds since the epoch."""
+    since_s: float
+    """How far back, where the cloud keeps a history."""
+
+
+class PriceSource(Protocol):
+    """One price API of one cloud."""
+
+    name: str
+    cloud: str
+    markets: frozenset[bool]
+    """What it tells of: spot (True), on demand (False)."""
+    ttl_s: float
+
+    def fetch(self, question: Question) -> Iterable[Price]:
+        """Return the prices as they come: nothing is checked yet.
+
+        Raises:
+            SpottrainError: they cannot be had; one line.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Which prices somebody wants to know."""
+
+    kinds: Collection[InstanceType]
+    """Of any clouds."""
+    regions: Sequence[str] = ()
+    """All if empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """What came of asking."""
+
+    failures: Mapping[str, str]
+    """By cloud: why it did not answer."""
+    warnings: tuple[str, ...]
+    """What was left out of the answers, a line each."""
+
+
+def refresh(
+    sources: Sequence[PriceSource],
+    history: History,
+    facts: Catalogue,
+    wish: Wish,
+    now_s: float,
+    *,
+    ttl_s: float | None = None,
+    history_s: float = HISTORY_S,
+) -> Refreshed:
+    """Ask all sources at once for what is due.
+
+    A source that fails costs its own prices only: what it said before stays known.
+
+    Args:
+        sources: Of any clouds.
+        history: Where the answers go.
+        facts: What machines there are.
+        wish: What to ask for.
+        now_s: Seconds since the epoch.
+        ttl_s: What was asked for so recently is not due; by default the source's own.
+        history_s: How far back to ask what was never asked before.
+    """
+    due = [
+        (source, question)
+        for source in sources
+        if (question := _due(source, history, wish, now_s, ttl_s, history_s)).kinds
+    ]
+    failures: dict[str, str] = {}
+    warnings: list[str] = []
+    with ThreadPoolExecutor(max(1, len(due))) as pool:
+        answers = list(pool.map(_ask, due))
+    for (source, question), answer in zip(due, answers, strict=True):
+        if isinstance(answer, SpottrainError):
+            failures.setdefault(source.cloud, str(answer))
+            continue
+        sifted = sift(answer, facts, now_s)
+        history.record_prices(sifted.prices)
+        regions = question.regions or (_EVERYWHERE,)
+        history.mark_asked(
+            [_scope(source, kind, r) for kind in question.kinds for r in regions], now_s
+        )
+        warnings += sifted.warnings
+    history.forget_prices(now_s - KEPT_S)
+    return Refreshed(failures=failures, warnings=tuple(warnings))
+
+
+def known(history: History, facts: Catalogue, wish: Wish, now_s: float) -> Sifted:
+    """Return the newest price of every offer: seen, else as published with us.
+
+    What cannot be a price, and spot prices that are no discount, are left out with a
+    warning, and so is what a clock that was ahead has noted.
+    """
+    wanted = {(kind.cloud, kind.name) for kind in wish.kinds}
+
+    def is_wanted(price: Price) -> bool:
+        here = not wish.regions or price.region in wish.regions
+        return here and (price.cloud, price.instance_type) in wanted
+
+    newest: dict[tuple[str, str, str, bool], Price] = {}
+    seen = sift(filter(is_wanted, history.latest(now_s)), facts, now_s)
+    for price in (*filter(is_wanted, published(facts)), *seen.prices):
+        key = (price.cloud, price.zone, price.instance_type, price.spot)
+        if key not in newest or newest[key].seen_s <= price.seen_s:
+            newest[key] = price
+    cheaper = usable(list(newest.values()))
+    return Sifted(cheaper.prices, (*seen.warnings, *cheaper.warnings))
+
+
+def on_demand_prices(
+    history: History, facts: Catalogue, cloud: str, now_s: float
+) -> Callable[[str, str], float | None]:
+    """Return a function of (region, instance type): USD per hour on demand.
+
+    None where no price is known that is new enough to rent by.
+    """
+    kinds = [kind for kind in facts.types.values() if kind.cloud == cloud]
+    believed = known(history, facts, Wish(kinds=kinds), now_s)
+    usd = {
+        (price.region, price.instance_type): price.usd_per_hour
+        for price in fresh(believed.prices, now_s).prices
+        if not price.spot
+    }
+    return lambda region, instance_type: usd.get((region, instance_type))
+
+
+def answered_s(
+    source: PriceSource, history: History, kind: InstanceType, region: str
+) -> float | None:
+    """Return when a source last told of one type in one region."""
+    times = [
+        at_s
+        for where in (region, _EVERYWHERE)
+        if (at_s := history.asked_s(_scope(source, kind, where))) is not None
+    ]
+    return max(times, default=None)
+
+
+def _due(
+    source: PriceSource,
+    history: History,
+    wish: Wish,
+    now_s: float,
+    ttl_s: float | None,
+    history_s: float,
+) -> Question:
+    """Return what to ask a source; no kinds if nothing is due."""
+    ttl_s = source.ttl_s if ttl_s is None else ttl_s
+    kinds = []
+    since_s = now_s
+    for kind in wish.kinds:
+        if kind.cloud != source.cloud:
+            continue
+        answers = [
+            answered_s(source, history, kind, region)
+            for region in wish.regions or (_EVERYWHERE,)
+        ]
+        # A clock may have jumped back: an answer from the future is none.
+        times = [at_s for at_s in answers if at_s is not None and at_s <= now_s]
+        complete = len(times) == len(answers)
+        if not complete or min(times) <= now_s - ttl_s:
+            kinds.append(kind)
+            asked_s = min(times) if complete else now_s - history_s
+            since_s = min(since_s, asked_s)
+    return Question(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
+
+
+def _ask(asked: tuple[PriceSource, Question]) -> list[Price] | SpottrainError:
+    source, question = asked
+    try:
+        return list(source.fetch(question))
+    except SpottrainError as error:
+        return error
+
+
+def _scope(source: PriceSource, kind: InstanceType, region: str) -> str:
+    return f"{source.name}|{kind.name}|{region}"

@@ -1,0 +1,1 @@
+"""Ranks offers by training per dollar."""

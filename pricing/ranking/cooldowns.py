@@ -1,0 +1,172 @@
+"""What a refusal closes, for how long, and where to ask instead; pure.
+
+A cloud that says no says so of some of its offers only: of one type in one zone, of one
+family in one region, or of all. Just those are left alone for a while: longer each time
+they refuse again soon after, and as briefly as at first once they have given something
+or have been quiet for as long as they were last closed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.ranking.order import offer_key
+
+Refusal = Literal[
+    "no_capacity", "quota", "price", "auth", "misconfigured", "unreachable"
+]
+
+Span = Literal["region", "cloud", "any"]
+"""How far apart the VMs of a plan may be."""
+
+LONGEST_S = 1800.0
+"""No scope is closed for longer than that at a time."""
+LEAST_S: Mapping[str, float] = {"quota": 300.0, "auth": 300.0, "misconfigured": 300.0}
+"""How long a scope is closed at least: people act more slowly than markets."""
+ALIKE = 0.01
+"""Offers whose prices differ by no more than this share are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooldown:
+    """A scope that is closed, or was."""
+
+    until_s: float
+    """Seconds since the epoch."""
+    length_s: float
+
+    def next_s(self, base_s: float, now_s: float) -> float:
+        """Return for how long to close the scope when it refuses once more."""
+        if self.forgotten(now_s):
+            return base_s
+        return min(2 * self.length_s, max(base_s, LONGEST_S))
+
+    def forgotten(self, now_s: float) -> bool:
+        """Return whether it has been open for as long as it was closed."""
+        return now_s - self.until_s >= self.length_s
+
+
+def scope_of(offer: Offer, refusal: Refusal) -> str:
+    """Return the name of what a refusal of one offer is about."""
+    market = "spot" if offer.spot else "on-demand"
+    match refusal:
+        case "auth":
+            return offer.cloud
+        case "unreachable":
+            return f"{offer.cloud} unreachable"
+        case "misconfigured":
+            return f"{offer.cloud}/{offer.region}/{offer.instance_type}"
+        case "quota":
+            family = offer.family or offer.instance_type
+            return f"{offer.cloud}/{offer.region}/family {family}/{market}"
+        case "no_capacity":
+            return offer_key(offer)
+        case "price":
+            return f"{offer_key(offer)} at {offer.usd_per_hour!r}"
+
+
+def scopes_of(offer: Offer) -> tuple[str, ...]:
+    """Return every scope that an offer lies in."""
+    kinds: tuple[Refusal, ...] = get_args(Refusal)
+    return tuple(scope_of(offer, kind) for kind in kinds)
+
+
+def refused(
+    closed: Mapping[str, Cooldown],
+    offer: Offer,
+    refusal: Refusal,
+    now_s: float,
+    base_s: float,
+) -> dict[str, Cooldown]:
+    """Return what is closed once an offer was refused.
+
+    Args:
+        closed: By scope, as before.
+        offer: What was asked for.
+        refusal: Why it was refused.
+        now_s: Seconds since the epoch.
+        base_s: How long a first refusal closes a scope.
+    """
+    scope = scope_of(offer, refusal)
+    length_s = base_s = max(base_s, LEAST_S.get(refusal, 0.0))
+    if (before := closed.get(scope)) is not None:
+        length_s = before.next_s(base_s, now_s)
+    remembered = {k: v for k, v in closed.items() if not v.forgotten(now_s)}
+    return {
+        **remembered,
+        scope: Cooldown(until_s=now_s + length_s, length_s=length_s),
+    }
+
+
+def granted(closed: Mapping[str, Cooldown], offer: Offer) -> dict[str, Cooldown]:
+    """Return what is closed once an offer gave something: none of its own scopes."""
+    own = scopes_of(offer)
+    return {scope: each for scope, each in closed.items() if scope not in own}
+
+
+def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
+    """Return from when on an offer may be asked for; infinitely long ago if it may now."""
+    times = (closed[scope].until_s for scope in scopes_of(offer) if scope in closed)
+    return max(times, default=-math.inf)
+
+
+def needs_a_person(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> bool:
+    """Return whether an offer is closed for what only a person can mend."""
+    scopes = (scope_of(offer, "auth"), scope_of(offer, "misconfigured"))
+    return any(scope in closed and closed[scope].until_s > now_s for scope in scopes)
+
+
+def place_of(offer: Offer, span: Span = "region") -> tuple[str, ...]:
+    """Return where VMs reach each other: (cloud, region), (cloud,) or nothing."""
+    match span:
+        case "region":
+            return offer.cloud, offer.region
+        case "cloud":
+            return (offer.cloud,)
+        case "any":
+            return ()
+
+
+def home_of(held: Sequence[Offer], span: Span = "region") -> tuple[str, ...] | None:
+    """Return the place with most GPUs among what is rented; None if nothing is."""
+    gpus: dict[tuple[str, ...], int] = {}
+    for offer in held:
+        place = place_of(offer, span)
+        gpus[place] = gpus.get(place, 0) + offer.gpus
+    return max(gpus, key=lambda place: (gpus[place], place), default=None)
+
+
+def spread(
+    best: Offer, others: Collection[Offer], held: Mapping[str, int], wanted: int
+) -> tuple[Offer, int]:
+    """Return which of several alike offers to ask for, and for how many VMs at once.
+
+    VMs in several zones are less often taken away all together. Zones are filled evenly.
+
+    Args:
+        best: The offer that would be asked for.
+        others: What else could be, ``best`` or not; what is not like it does not count.
+        held: VMs by zone that are there or on their way.
+        wanted: VMs in all.
+    """
+    zones = {best.zone: best}
+    for offer in others:
+        if _alike(best, offer):
+            zones.setdefault(offer.zone, offer)
+    zone = min(zones, key=lambda name: (held.get(name, 0), name != best.zone, name))
+    fair = math.ceil((sum(held.get(name, 0) for name in zones) + wanted) / len(zones))
+    return zones[zone], max(1, min(wanted, fair - held.get(zone, 0)))
+
+
+def _alike(one: Offer, other: Offer) -> bool:
+    same = (
+        place_of(one) == place_of(other)
+        and one.instance_type == other.instance_type
+        and one.spot == other.spot
+    )
+    gap_usd = abs(one.usd_per_hour - other.usd_per_hour)
+    return same and gap_usd <= ALIKE * one.usd_per_hour

@@ -1,0 +1,103 @@
+"""How fast a kind of GPU is for a job that was measured on another one: declared ratios.
+
+No more than the ratio of published peaks, at the precision of the parameters. What comes
+of it is an estimate and marked so, until the job has run there.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.catalogue import Catalogue, Gpu, InstanceType, catalogue
+from spottrain.pricing.ranking.throughput import Machine
+from spottrain.wire import ModelFacts, Profile
+
+WIDE, NARROW = ("fp32",), ("bf16", "fp16")
+"""Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""
+_NARROW_BYTES = 3.0
+
+
+def precisions(facts: ModelFacts) -> tuple[str, ...]:
+    """Return the precisions that a model may compute in, by the size of its parameters."""
+    size = sum(section.param_bytes for section in facts.sections)
+    return NARROW if size < _NARROW_BYTES * facts.num_parameters else WIDE
+
+
+def peak_flops(gpu: Gpu, facts: ModelFacts) -> float | None:
+    """Return what a GPU does at best at a model's precision, None: not published."""
+    known = (gpu.peak_flops.get(precision) for precision in precisions(facts))
+    return next((peak for peak in known if peak), None)
+
+
+def speed_ratio(gpu: Gpu, base: Gpu, known: tuple[str, ...]) -> float | None:
+    """Return the peak of one GPU over that of another.
+
+    Args:
+        gpu: The numerator.
+        base: The denominator.
+        known: Precisions, the first that both have a published peak of counts.
+
+    Returns:
+        None if there is no such precision.
+    """
+    if gpu == base:
+        return 1.0
+    for precision in known:
+        if precision in gpu.peak_flops and precision in base.peak_flops:
+            return gpu.peak_flops[precision] / base.peak_flops[precision]
+    return None
+
+
+def machine_of(kind: InstanceType, base: Gpu, facts: ModelFacts) -> Machine | None:
+    """Return a machine of the catalogue as the planner sees it.
+
+    Args:
+        kind: The machine.
+        base: The GPU that the job was measured on.
+        facts: The job's model.
+
+    Returns:
+        None if no ratio of the two GPUs' peaks is known.
+    """
+    speed = speed_ratio(kind.gpu, base, precisions(facts))
+    if speed is None:
+        return None
+    return Machine(
+        gpus=kind.gpus,
+        gpu_memory_bytes=kind.gpu.memory_bytes,
+        speed=speed,
+        network_bytes_per_s=kind.network_bytes_per_s,
+    )
+
+
+def measured_on(profile: Profile, facts: Catalogue) -> Gpu | None:
+    """Return the GPU of the catalogue that a profile was measured on, if it is one."""
+    return facts.gpu_of(profile.device)
+
+
+def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
+    """Return the speed that an offer's GPUs are taken to have, the profile's having 1.
+
+    What the offer itself declares; of a cloud's, which declares nothing, the ratio of
+    published peaks: an estimate. 1 where no such ratio is known.
+
+    Args:
+        offer: What is or could be rented.
+        profile: Says on which device the job was measured.
+        facts: The job's model.
+    """
+    if offer.gpu_speed != 1.0:
+        return offer.gpu_speed
+    return _ratio(offer.cloud, offer.instance_type, profile.device, precisions(facts))
+
+
+@functools.cache
+def _ratio(
+    cloud: str, instance_type: str, device: str, known: tuple[str, ...]
+) -> float:
+    """Return a machine's speed relative to a device, 1 if it is not known."""
+    kind, base = catalogue().find(cloud, instance_type), catalogue().gpu_of(device)
+    if kind is None or base is None:
+        return 1.0
+    return speed_ratio(kind.gpu, base, known) or 1.0

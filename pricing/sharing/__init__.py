@@ -1,0 +1,1 @@
+"""Allocation policies over several jobs, as linear programs."""

@@ -1,0 +1,1 @@
+"""Market replays that only ``spottrain simulate`` and benches call."""

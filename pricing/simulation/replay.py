@@ -1,0 +1,280 @@
+"""A job in a world of ``worlds`` under a rule: what it costs, and whether it is in time.
+
+The same machine room for every rule: a VM is paid for from its launch, at the market's
+price; it trains once it has booted; whenever VMs join or leave, training stands still for
+a morph; a VM that goes without notice takes some training time with it. What the market
+has is seen as it is: a real cloud would refuse what it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spottrain.pricing.deadline.model import HOUR_S, Fleet, Held, Supply
+from spottrain.pricing.simulation.scenarios import GIVE_UP, PRICE_S, World
+
+REVIEW_S = 300.0
+"""Time between two decisions when nothing happens; prices change at such moments."""
+ON_DEMAND = "on-demand"
+PRIOR_PER_HOUR, PRIOR_VM_HOURS = 0.05, 24.0
+"""Losses that are expected of a zone before any were seen, and what that weighs."""
+_TIE_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a rule may know."""
+
+    now_s: float
+    examples_left: float
+    usd_spent: float
+    supplies: tuple[Supply, ...]
+    held: tuple[Held, ...]
+    world: World
+    """For its fleet, deadline and budget only."""
+
+    @property
+    def usd_left(self) -> float:
+        """Return what is left of the budget."""
+        return self.world.max_usd - self.usd_spent
+
+
+class Rule(Protocol):
+    """Decides what is rented."""
+
+    name: str
+
+    def wanted(self, view: View) -> Mapping[str, int]:
+        """Return VMs by supply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a job."""
+
+    world: str
+    rule: str
+    usd: float
+    finished_s: float
+    """Or when it was given up."""
+    late_by: float
+    """The part of its time that the job was late by; 0 in time."""
+    finished: bool
+    in_time: bool
+    in_budget: bool
+    on_demand_usd: float
+    """The part of ``usd`` that went into on-demand VMs."""
+    booting_usd: float
+    """The part paid for VMs that did not train yet."""
+    paused_usd: float
+    """The part paid while a morph held the others up."""
+    losses: int
+    """VMs that the market took."""
+    launches: int
+
+
+@dataclass(slots=True, eq=False)
+class _Vm:
+    supply: str
+    ready_s: float
+    """Infinite once it was said to go."""
+    ends_s: float
+    life: int
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class _Market:
+    """A zone as time passes."""
+
+    lives: Sequence[tuple[float, float]]
+    draw: random.Random
+    next: int = 0
+    here: list[int] = field(default_factory=list)
+    """Lives that can be had, those that are rented not."""
+    lost: int = 0
+    vm_s: float = 0.0
+
+    def free(self, now_s: float, notice_s: float) -> int:
+        while self.next < len(self.lives) and self.lives[self.next][0] <= now_s:
+            self.here.append(self.next)
+            self.next += 1
+        self.here = [n for n in self.here if self.lives[n][1] - notice_s > now_s]
+        return len(self.here)
+
+    def take(self) -> int:
+        return self.here.pop(self.draw.randrange(len(self.here)))
+
+    def losses_per_hour(self) -> float:
+        hours = PRIOR_VM_HOURS + self.vm_s / HOUR_S
+        return (PRIOR_PER_HOUR * PRIOR_VM_HOURS + self.lost) / hours
+
+
+def play(world: World, rule: Rule) -> Outcome:
+    """Return what comes of the job of ``world`` under ``rule``."""
+    return _Run(world, rule).play()
+
+
+class _Run:
+    """One job."""
+
+    def __init__(self, world: World, rule: Rule) -> None:
+        self.world, self.rule = world, rule
+        self.fleet: Fleet = world.fleet
+        self.markets = {
+            zone.name: _Market(zone.lives, random.Random(zone.name))
+            for zone in world.zones
+        }
+        self.vms: list[_Vm] = []
+        self.now_s = self.paused_until_s = 0.0
+        self.left = world.examples
+        self.usd = self.on_demand_usd = self.booting_usd = self.paused_usd = 0.0
+        self.losses = self.launches = 0
+        self.prices: dict[str, float] = {}
+
+    def play(self) -> Outcome:
+        last_s = GIVE_UP * self.world.deadline_s
+        while self.left > 0 and self.now_s < last_s:
+            self._look()
+            self._apply(self.rule.wanted(self._view()))
+            self._advance(self._next_s())
+            self._happen()
+        world, in_time = self.world, self.now_s <= self.world.deadline_s + _TIE_S
+        return Outcome(
+            world=world.name,
+            rule=self.rule.name,
+            usd=self.usd,
+            finished_s=self.now_s,
+            late_by=max(0.0, self.now_s / world.deadline_s - 1),
+            finished=self.left <= 0,
+            in_time=in_time and self.left <= 0,
+            in_budget=self.usd <= world.max_usd * (1 + 1e-9),
+            on_demand_usd=self.on_demand_usd,
+            booting_usd=self.booting_usd,
+            paused_usd=self.paused_usd,
+            losses=self.losses,
+            launches=self.launches,
+        )
+
+    def _look(self) -> None:
+        self.prices = {z.name: z.price(self.now_s) for z in self.world.zones}
+        self.prices[ON_DEMAND] = self.world.on_demand_usd_per_hour
+
+    def _view(self) -> View:
+        notice_s = self.world.notice_s
+        supplies = [
+            Supply(
+                name=name,
+                spot=True,
+                usd_per_hour=self.prices[name],
+                available=market.free(self.now_s, notice_s),
+                losses_per_hour=market.losses_per_hour(),
+            )
+            for name, market in self.markets.items()
+        ]
+        supplies.append(
+            Supply(name=ON_DEMAND, spot=False, usd_per_hour=self.prices[ON_DEMAND])
+        )
+        counts: dict[str, list[int]] = {}
+        for vm in self.vms:
+            counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
+        held = [Held(name=n, ready=b, booting=a) for n, (a, b) in counts.items()]
+        return View(
+            now_s=self.now_s,
+            examples_left=self.left,
+            usd_spent=self.usd,
+            supplies=tuple(supplies),
+            held=tuple(held),
+            world=self.world,
+        )
+
+    def _apply(self, wanted: Mapping[str, int]) -> None:
+        changed = False
+        for name in self.prices:
+            mine = [vm for vm in self.vms if vm.supply == name]
+            count = wanted.get(name, 0)
+            for _ in range(len(mine), count):
+                self._launch(name)
+            for vm in sorted(mine, key=lambda vm: vm.ready_s)[count:]:
+                changed |= vm.is_ready
+                self._give_back(vm)
+        if changed:
+            self._pause()
+
+    def _launch(self, name: str) -> None:
+        ends_s, life = math.inf, -1
+        if name in self.markets:
+            market = self.markets[name]
+            if not market.here:
+                return
+            life = market.take()
+            ends_s = market.lives[life][1] - self.world.notice_s
+        self.launches += 1
+        ready_s = self.now_s + self.fleet.boot_s
+        self.vms.append(_Vm(supply=name, ready_s=ready_s, ends_s=ends_s, life=life))
+
+    def _give_back(self, vm: _Vm) -> None:
+        self.vms.remove(vm)
+        if vm.life >= 0:
+            self.markets[vm.supply].here.append(vm.life)
+
+    def _pause(self) -> None:
+        self.paused_until_s = max(self.paused_until_s, self.now_s + self.fleet.morph_s)
+
+    def _rate(self) -> float:
+        ready = sum(vm.is_ready for vm in self.vms)
+        return self.fleet.rates[min(ready, self.fleet.most)]
+
+    def _next_s(self) -> float:
+        """Return when something happens next, the job's end among it."""
+        next_s = (math.floor(self.now_s / REVIEW_S + 1e-9) + 1) * REVIEW_S
+        for vm in self.vms:
+            next_s = min(next_s, vm.ends_s, math.inf if vm.is_ready else vm.ready_s)
+        rate = self._rate()
+        if rate > 0:
+            done_s = max(self.now_s, self.paused_until_s) + self.left / rate
+            next_s = min(next_s, done_s)
+        return max(next_s, self.now_s)
+
+    def _advance(self, until_s: float) -> None:
+        seconds = until_s - self.now_s
+        paused_s = min(seconds, max(0.0, self.paused_until_s - self.now_s))
+        for vm in self.vms:
+            usd = self.prices[vm.supply] * seconds / HOUR_S
+            self.usd += usd
+            if vm.supply == ON_DEMAND:
+                self.on_demand_usd += usd
+            else:
+                self.markets[vm.supply].vm_s += seconds
+            if not vm.is_ready:
+                self.booting_usd += usd
+            elif seconds > 0:
+                self.paused_usd += usd * paused_s / seconds
+        self.left -= self._rate() * (seconds - paused_s)
+        if self.left < 1e-9 * self.world.examples:
+            self.left = 0.0
+        self.now_s = until_s
+
+    def _happen(self) -> None:
+        """Take away what ends now, and let join what is ready now."""
+        rate, changed = self._rate(), False
+        for vm in [vm for vm in self.vms if vm.ends_s <= self.now_s + _TIE_S]:
+            self.vms.remove(vm)
+            self.losses += 1
+            self.markets[vm.supply].lost += 1
+            changed |= vm.is_ready
+        if changed and self.world.notice_s < self.fleet.morph_s and self.left > 0:
+            lost = rate * self.fleet.lost_s
+            self.left = min(self.world.examples, self.left + lost)
+        for vm in self.vms:
+            if not vm.is_ready and vm.ready_s <= self.now_s + _TIE_S:
+                vm.is_ready = changed = True
+        if changed:
+            self._pause()
+
+
+assert PRICE_S % REVIEW_S == 0

@@ -1,0 +1,253 @@
+"""Markets in virtual time, for replays of the promise: drawn from seeds, or from a trace.
+
+A zone is a list of lives: from when until when each of its spot VMs can be had. Prices
+hold for ``PRICE_S`` and are paid as they are (AWS, Azure, GCP: the market's, not that of
+the launch).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spottrain.morphing.replay.traces import Trace
+from spottrain.pricing.deadline.model import HOUR_S, Fleet
+
+PRICE_S = 1800.0
+"""For so long a price holds."""
+GIVE_UP = 10.0
+"""After so many times the time to its deadline a job that still is not done never will."""
+DAY_S = 24 * HOUR_S
+
+Life = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zone:
+    """A spot market of one place."""
+
+    name: str
+    lives: tuple[Life, ...]
+    """By ascending start."""
+    usd_per_hour: tuple[float, ...]
+    """Of one VM, for each ``PRICE_S``; the last one stays."""
+
+    def price(self, at_s: float) -> float:
+        """Return USD per hour of one VM at a moment."""
+        return self.usd_per_hour[min(int(at_s / PRICE_S), len(self.usd_per_hour) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A job and everything that will happen to it; it begins at 0 s."""
+
+    name: str
+    zones: tuple[Zone, ...]
+    on_demand_usd_per_hour: float
+    notice_s: float
+    """How long before its end a spot VM is said to go; 0: never."""
+    fleet: Fleet
+    examples: float
+    deadline_s: float
+    max_usd: float
+    market_s: float = math.inf
+    """For so long its zones are known."""
+
+    def on_demand(self) -> tuple[float, float]:
+        """Return seconds and dollars of the fastest job on demand."""
+        fleet, size = self.fleet, self.fleet.most
+        train_s = self.examples / fleet.rates[size]
+        paid_s = fleet.boot_s + fleet.morph_s + train_s
+        return paid_s, size * self.on_demand_usd_per_hour * paid_s / HOUR_S
+
+
+def prolonged(world: World) -> World:
+    """Return the world with markets that begin anew whenever they end.
+
+    So that those who are late can go on, until ``GIVE_UP``.
+    """
+    if world.market_s == math.inf:
+        return world
+    times = math.ceil(GIVE_UP * world.deadline_s / world.market_s)
+    starts_s = [number * world.market_s for number in range(times)]
+    zones = tuple(
+        replace(
+            zone,
+            lives=tuple(
+                (a + at_s, b + at_s) for at_s in starts_s for a, b in zone.lives
+            ),
+            usd_per_hour=zone.usd_per_hour * times,
+        )
+        for zone in world.zones
+    )
+    return replace(world, zones=zones, market_s=math.inf)
+
+
+def synthetic(seed: int) -> World:
+    """Draw a market and a job that on-demand VMs could finish in time within its budget.
+
+    Markets are of one to four zones; VMs live from one to forty hours on the mean, alone or
+    in bursts; zones are dry for hours; prices walk below the on-demand price. Jobs are of 4
+    to 16 VMs that scale well or badly, have 1.05 to 2.5 times the time and 1 to 2 times the
+    money that on-demand VMs need.
+    """
+    draw = random.Random(f"promise/{seed}")
+    fleet = _fleet(draw)
+    on_demand_usd = draw.uniform(1.0, 30.0)
+    train_s = draw.uniform(5.0, 36.0) * HOUR_S
+    start_s = fleet.boot_s + fleet.morph_s
+    deadline_s = start_s + train_s * draw.uniform(1.05, 2.5)
+    examples = train_s * fleet.rates[-1]
+    usd = fleet.most * on_demand_usd * (start_s + train_s) / HOUR_S
+    end_s = 2 * deadline_s
+    zones = tuple(
+        _zone(draw, f"zone-{n}", fleet.most, on_demand_usd, end_s)
+        for n in range(draw.randint(1, 4))
+    )
+    return World(
+        name=f"seed {seed}",
+        zones=zones,
+        on_demand_usd_per_hour=on_demand_usd,
+        notice_s=draw.choice((0.0, 30.0, 120.0)),
+        fleet=fleet,
+        examples=examples,
+        deadline_s=deadline_s,
+        max_usd=usd * (1 + draw.random() ** 2),
+        market_s=end_s,
+    )
+
+
+def _fleet(draw: random.Random) -> Fleet:
+    most, friction = draw.randint(4, 16), draw.uniform(0.0, 0.03)
+    least = draw.randint(1, max(1, most // 4))
+    rates = [
+        0.0 if size < least else size / (1 + friction * (size - 1))
+        for size in range(most + 1)
+    ]
+    return Fleet(
+        examples_per_s=tuple(rates),
+        boot_s=draw.uniform(90.0, 360.0),
+        morph_s=draw.uniform(10.0, 45.0),
+        lost_s=draw.uniform(10.0, 60.0),
+    )
+
+
+def _zone(
+    draw: random.Random, name: str, most: int, on_demand_usd: float, end_s: float
+) -> Zone:
+    """Draw a zone: seats that are taken and free again, and storms that clear many."""
+    life_s = HOUR_S * math.exp(draw.uniform(0.0, math.log(40.0)))
+    gap_s = life_s * draw.uniform(0.05, 1.0)
+    storms = _storms(draw, end_s)
+    lives = [
+        life
+        for _ in range(draw.randint(max(1, most // 4), most + most // 2))
+        for life in _calm(_seat(draw, life_s, gap_s, end_s), storms, draw)
+    ]
+    return Zone(
+        name=name,
+        lives=tuple(sorted(lives)),
+        usd_per_hour=_walk(draw, on_demand_usd, end_s),
+    )
+
+
+def _seat(
+    draw: random.Random, life_s: float, gap_s: float, end_s: float
+) -> Sequence[Life]:
+    at_s = -draw.expovariate(1 / gap_s) if draw.random() < 0.5 else -life_s
+    lives = []
+    while at_s < end_s:
+        until_s = at_s + draw.expovariate(1 / life_s)
+        if until_s > 0:
+            lives.append((max(0.0, at_s), until_s))
+        at_s = until_s + draw.expovariate(1 / gap_s)
+    return lives
+
+
+def _storms(draw: random.Random, end_s: float) -> list[tuple[float, float, float]]:
+    """Return when the zone's machines are taken, until when, and which share of them."""
+    between_s = HOUR_S * draw.uniform(4.0, 72.0)
+    length_s = HOUR_S * draw.uniform(0.3, 8.0)
+    storms, at_s = [], draw.expovariate(1 / between_s)
+    while at_s < end_s:
+        until_s = at_s + draw.expovariate(1 / length_s)
+        storms.append((at_s, until_s, draw.uniform(0.3, 1.2)))
+        at_s = until_s + draw.expovariate(1 / between_s)
+    return storms
+
+
+def _calm(
+    lives: Sequence[Life],
+    storms: Sequence[tuple[float, float, float]],
+    draw: random.Random,
+) -> list[Life]:
+    """Return what the storms leave of a seat's lives."""
+    for from_s, until_s, share in storms:
+        if draw.random() >= share:
+            continue
+        parts = [
+            part
+            for begin_s, end_s in lives
+            for part in ((begin_s, min(end_s, from_s)), (max(begin_s, until_s), end_s))
+        ]
+        lives = [(a, b) for a, b in parts if a < b]
+    return list(lives)
+
+
+def _walk(draw: random.Random, on_demand_usd: float, end_s: float) -> tuple[float, ...]:
+    """Return prices that walk around a mean and jump at times, below on demand."""
+    mean = math.log(draw.uniform(0.15, 0.65))
+    swing, pull = draw.uniform(0.0, 0.08), draw.uniform(0.01, 0.1)
+    share, prices = mean, []
+    for _ in range(math.ceil(end_s / PRICE_S)):
+        share += pull * (mean - share) + draw.gauss(0.0, swing)
+        if draw.random() < 0.004:
+            share += draw.choice((-0.3, 0.3, 0.5))
+        prices.append(on_demand_usd * min(1.0, math.exp(share)))
+    return tuple(prices)
+
+
+def from_trace(
+    name: str,
+    trace: Trace,
+    fleet: Fleet,
+    *,
+    tightness: float,
+    on_demand_usd_per_hour: float = 3.06,
+    spot_share: float = 0.3,
+    budget_share: float = 1.0,
+) -> World:
+    """Return a job on a real trace, its spot price the same throughout.
+
+    Args:
+        name: Of the world.
+        trace: Lives of the VMs of one zone.
+        fleet: Its size need not be that of the trace.
+        tightness: Time that on-demand VMs need, as a share of the trace; the trace's end
+            is the deadline.
+        on_demand_usd_per_hour: Of one VM.
+        spot_share: The spot price as a share of it.
+        budget_share: The budget as a share of what on-demand VMs cost.
+    """
+    start_s = fleet.boot_s + fleet.morph_s
+    train_s = trace.end_s * tightness - start_s
+    usd_per_hour = fleet.most * on_demand_usd_per_hour
+    return World(
+        name=name,
+        zones=(
+            Zone(
+                name="trace",
+                lives=tuple((vm.from_s, vm.until_s) for vm in trace.lives),
+                usd_per_hour=(spot_share * on_demand_usd_per_hour,),
+            ),
+        ),
+        on_demand_usd_per_hour=on_demand_usd_per_hour,
+        notice_s=0.0,
+        fleet=fleet,
+        examples=train_s * fleet.rates[-1],
+        deadline_s=trace.end_s,
+        max_usd=usd_per_hour * (start_s + train_s) / HOUR_S * budget_share,
+        market_s=trace.end_s,
+    )

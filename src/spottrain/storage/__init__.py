@@ -1,0 +1,1 @@
+"""Checkpoint stores: a folder or a bucket behind one protocol."""

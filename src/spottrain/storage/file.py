@@ -1,0 +1,178 @@
+"""A folder as a store: what a name stands for survives a loss of power."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from spottrain.storage.store import (
+    UNFINISHED,
+    Entries,
+    Entry,
+    ExistsError,
+    MissingError,
+    Names,
+    StorageError,
+    unfinished,
+)
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FileStore:
+    """A folder that all who need it can reach; survives a loss of power.
+
+    Args:
+        root: Made at the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return str(self.root)
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """See ``Store``."""
+        with self._new_file(name, os.replace) as path:
+            _copy(source, path)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """See ``Store``."""
+        with self._new_file(name, _link_new) as path:
+            _copy(data, path)
+
+    def get(self, name: str) -> bytes:
+        """See ``Store``."""
+        path = self.root / name
+        with _explained("read", path):
+            return path.read_bytes()
+
+    def fetch(self, name: str, target: Path) -> None:
+        """See ``Store``."""
+        with self.reading(name) as path, unfinished(target) as part:
+            with _explained("read", path):
+                shutil.copyfile(path, part)
+            os.replace(part, target)
+
+    def list(self, prefix: str = "") -> Entries:
+        """See ``Store``."""
+        found: list[Entry] = []
+        for folder, _, files in os.walk(self.root / prefix):
+            for file in files:
+                path = Path(folder, file)
+                # What vanishes meanwhile is deleted by another one.
+                with contextlib.suppress(FileNotFoundError):
+                    if not file.endswith(UNFINISHED) and not path.is_symlink():
+                        name = path.relative_to(self.root).as_posix()
+                        found.append(Entry(name, path.stat().st_size))
+        return sorted(found)
+
+    def folders(self) -> Names:
+        """See ``Store``; an empty folder is one too."""
+        if not self.root.is_dir():
+            return []
+        with _explained("list", self.root), os.scandir(self.root) as found:
+            return sorted(x.name for x in found if x.is_dir(follow_symlinks=False))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See ``Store``."""
+        for name in names:
+            path = self.root / name
+            with _explained("delete", path):
+                path.unlink(missing_ok=True)
+                if path.parent.is_dir():
+                    _sync_folder(path.parent)
+
+    def delete_folder(self, prefix: str) -> None:
+        """See ``Store``."""
+        path = self.root / prefix
+        with contextlib.suppress(MissingError), _explained("delete", path):
+            shutil.rmtree(path)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """See ``Store``."""
+        if (self.root / name).exists():
+            raise ExistsError(f"{self.root / name} exists: use a new name")
+        with self._new_file(name, _link_new) as path:
+            yield path
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See ``Store``."""
+        path = self.root / name
+        with _explained("read", path):
+            path.stat()
+        yield path
+
+    @contextlib.contextmanager
+    def _new_file(
+        self, name: str, publish: Callable[[Path, Path], None]
+    ) -> Iterator[Path]:
+        """Give a path to write; then have it on disk, and under its name."""
+        final = self.root / name
+        with _explained("write", final):
+            _make_folder(final.parent)
+            with unfinished(final) as part:
+                yield part
+                with open(part, "rb") as stream:
+                    os.fsync(stream.fileno())
+                publish(part, final)
+            for folder in (final.parent, *final.parent.parents):
+                _sync_folder(folder)
+                if folder == self.root:
+                    break
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
+def _copy(source: Path | bytes, target: Path) -> None:
+    if isinstance(source, bytes):
+        target.write_bytes(source)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _link_new(part: Path, final: Path) -> None:
+    """Give a file its name, unless that is taken."""
+    try:
+        os.link(part, final)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Mounted buckets have no links; two writers in one instant are not told apart.
+        if final.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.replace(part, final)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` survive a loss of power."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _explained(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = {FileNotFoundError: MissingError, FileExistsError: ExistsError}.get(
+            type(error), StorageError
+        )
+        raise kind(f"cannot {verb} {path}: {error.strerror or error}") from error

@@ -1,0 +1,388 @@
+"""Buckets of S3, GCS and Azure through obstore: one compiled wheel serves all three.
+
+Imported when a URL is opened; obstore when a store is made. obstore starts threads: a
+process that forks must not open one before. Credentials are found as the clouds' own
+tools find them: the environment, then, where boto3 or azure-identity is installed, the
+profiles and logins they know, then the role of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from spottrain.storage.store import (
+    DeniedError,
+    Entries,
+    Entry,
+    ExistsError,
+    MissingError,
+    Names,
+    Place,
+    StorageError,
+    UnreachableError,
+    Version,
+    unfinished,
+)
+
+PART_BYTES = 8 << 20
+"""Least size of the parts that a large file is sent in."""
+MAX_PARTS = 9_000
+"""S3 takes 10,000 parts a file."""
+PAGE_KEYS = 1_000
+_CREDENTIALS_LAST = timedelta(minutes=15)
+_READ_TIMEOUT = timedelta(minutes=2)
+_REQUEST_TIMEOUT = timedelta(hours=6)
+PROFILES = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+"""Variables that tell where the profiles of the AWS tools are."""
+_AZURE_SCOPE = "https://storage.azure.com/.default"
+
+Credentials = Callable[[], dict[str, Any]]
+
+
+def open_objects(place: Place, patience_s: float) -> ObjectStore:
+    """Return the store at ``place``.
+
+    Args:
+        place: From ``storage.parse_url``.
+        patience_s: How long a request without an answer is tried again.
+
+    Raises:
+        StorageError: obstore is not installed, or refuses the settings.
+    """
+    url = f"{place.scheme}://{place.bucket}/{place.prefix}".rstrip("/")
+    try:
+        importlib.import_module("obstore")
+    except ImportError:
+        raise StorageError(f"{url} needs obstore: run pip install obstore") from None
+    endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
+    common = {
+        "prefix": place.prefix or None,
+        "client_options": {
+            "allow_http": endpoint.startswith("http://"),
+            "read_timeout": _READ_TIMEOUT,
+            "timeout": _REQUEST_TIMEOUT,
+        },
+        "retry_config": {"retry_timeout": timedelta(seconds=patience_s)},
+    }
+    make = {"s3": _open_s3, "gs": _open_gs, "az": _open_az}[place.scheme]
+    with _explained(url, "open"):
+        return ObjectStore(make(place, endpoint, common), url)
+
+
+def _endpoint(scheme: str) -> str:
+    if scheme != "s3":
+        return ""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
+        "AWS_ENDPOINT_URL", ""
+    )
+
+
+def _open_s3(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+    from obstore.store import S3Store
+
+    region = place.options.get("region")
+    if "AWS_ACCESS_KEY_ID" not in os.environ and _has_login("~/.aws", PROFILES):
+        credentials, profile_region = _boto3_credentials()
+        settings["credential_provider"] = credentials
+        named = {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ)
+        region = region or (None if named else profile_region)
+    if region:
+        settings["region"] = region
+    if endpoint:
+        settings["endpoint"] = endpoint
+    return S3Store(place.bucket, **settings)
+
+
+def _open_gs(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+    from obstore.store import GCSStore
+
+    if endpoint:
+        settings["base_url"] = endpoint
+    return GCSStore(place.bucket, **settings)
+
+
+def _open_az(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+    from obstore.store import AzureStore
+
+    account = place.options.get("account") or os.environ.get(
+        "AZURE_STORAGE_ACCOUNT_NAME"
+    )
+    if not account:
+        raise StorageError(
+            f"az://{place.bucket} needs the name of its storage account: add "
+            "?account=<name>, or set AZURE_STORAGE_ACCOUNT_NAME"
+        )
+    if endpoint:
+        settings["endpoint"] = endpoint
+    secrets = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY")
+    has_secret = any(name in os.environ for name in secrets)
+    if not has_secret and _has_login("~/.azure"):
+        settings["credential_provider"] = _azure_credentials()
+    return AzureStore(place.bucket, account_name=account, **settings)
+
+
+def _has_login(folder: str, variables: Iterable[str] = ()) -> bool:
+    """Whether the cloud's own tool was set up here; VMs have roles instead."""
+    named = any(name in os.environ for name in variables)
+    return named or Path(folder).expanduser().is_dir()
+
+
+def _boto3_credentials() -> tuple[Credentials | None, str | None]:
+    """Return what gives boto3's credentials, and the region of its profile, if any."""
+    try:
+        import boto3
+    except ImportError:
+        return None, None
+    session = boto3.Session()
+    found = session.get_credentials()
+    if found is None:
+        return None, session.region_name
+
+    def give() -> dict[str, Any]:
+        frozen = found.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
+        }
+
+    return give, session.region_name
+
+
+def _azure_credentials() -> Credentials | None:
+    """Return what gives azure-identity's tokens, if it is installed."""
+    try:
+        from azure.identity import DefaultAzureCredential
+    except ImportError:
+        return None
+    login = DefaultAzureCredential()
+
+    def give() -> dict[str, Any]:
+        token = login.get_token(_AZURE_SCOPE)
+        expires_at = datetime.fromtimestamp(token.expires_on, UTC)
+        return {"token": token.token, "expires_at": expires_at}
+
+    return give
+
+
+class ObjectStore:
+    """What is below a prefix of a bucket.
+
+    Files on the way wait in the folder for temporary files (``TMPDIR``).
+
+    Args:
+        bucket: One of obstore's stores.
+        place: Its URL.
+    """
+
+    def __init__(self, bucket: Any, place: str) -> None:
+        self._bucket = bucket
+        self._place = place
+
+    @property
+    def place(self) -> str:
+        """The URL, without options."""
+        return self._place
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """See ``storage.Store``; a large file goes in parts, several at a time."""
+        import obstore
+
+        part_bytes = PART_BYTES
+        if isinstance(source, Path):
+            part_bytes = max(PART_BYTES, source.stat().st_size // MAX_PARTS)
+        with _explained(f"{self.place}/{name}", "write"):
+            obstore.put(self._bucket, name, source, chunk_size=part_bytes)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """See ``storage.Store``."""
+        import obstore
+
+        with _explained(f"{self.place}/{name}", "write"):
+            obstore.put(self._bucket, name, data, mode="create")
+
+    def get(self, name: str) -> bytes:
+        """See ``storage.Store``."""
+        import obstore
+
+        with _explained(f"{self.place}/{name}", "read"):
+            return bytes(obstore.get(self._bucket, name).bytes())
+
+    def fetch(self, name: str, target: Path) -> None:
+        """See ``storage.Store``."""
+        with unfinished(target) as part:
+            self._download(name, part)
+            os.replace(part, target)
+
+    def list(self, prefix: str = "") -> Entries:
+        """See ``storage.Store``; asks once for every thousand names."""
+        import obstore
+
+        with _explained(f"{self.place}/{prefix}", "list"):
+            pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
+            return sorted(Entry(x["path"], x["size"]) for page in pages for x in page)
+
+    def versions(self, prefix: str = "") -> Sequence[Version]:
+        """Return the objects below a folder as ``list`` does, with their ETags."""
+        import obstore
+
+        with _explained(f"{self.place}/{prefix}", "list"):
+            pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
+            return sorted(_version(x) for page in pages for x in page)
+
+    def version(self, name: str) -> Version:
+        """Return one object with its ETag.
+
+        Raises:
+            MissingError: There is none.
+        """
+        import obstore
+
+        with _explained(f"{self.place}/{name}", "read"):
+            return _version(obstore.head(self._bucket, name))
+
+    def folders(self) -> Names:
+        """See ``storage.Store``."""
+        import obstore
+
+        with _explained(self.place, "list"):
+            found = obstore.list_with_delimiter(self._bucket)
+            return sorted(found["common_prefixes"])
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See ``storage.Store``."""
+        import obstore
+
+        chosen = tuple(names)
+        try:
+            with _explained(self.place, "delete from"):
+                obstore.delete(self._bucket, chosen)
+        except MissingError:
+            # Some clouds call it an error that one is gone, and leave the others.
+            if len(chosen) > 1:
+                for name in chosen:
+                    self.delete([name])
+
+    def delete_folder(self, prefix: str) -> None:
+        """See ``storage.Store``."""
+        self.delete(entry.name for entry in self.list(prefix))
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """See ``storage.Store``."""
+        import obstore
+
+        with contextlib.suppress(MissingError):
+            with _explained(f"{self.place}/{name}", "read"):
+                obstore.head(self._bucket, name)
+            raise ExistsError(f"{self.place}/{name} exists: use a new name")
+        with _explained(f"{self.place}/{name}", "write"), _waiting(name) as path:
+            yield path
+            self.put(name, path)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See ``storage.Store``."""
+        with contextlib.ExitStack() as stack:
+            with _explained(f"{self.place}/{name}", "read"):
+                path = stack.enter_context(_waiting(name))
+            self._download(name, path)
+            yield path
+
+    def _download(self, name: str, target: Path) -> None:
+        import obstore
+
+        with _explained(f"{self.place}/{name}", "read"):
+            found = obstore.get(self._bucket, name)
+            with open(target, "xb") as stream:
+                stream.writelines(found.stream(min_chunk_size=PART_BYTES))
+
+
+@contextlib.contextmanager
+def _waiting(name: str) -> Iterator[Path]:
+    """Give a local path for what is on its way, gone after the block."""
+    with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
+        yield Path(folder, name.rpartition("/")[2])
+
+
+def _version(found: Any) -> Version:
+    return Version(found["path"], found["size"], found["e_tag"] or "")
+
+
+@contextlib.contextmanager
+def _explained(place: str, verb: str) -> Iterator[None]:
+    """Raise obstore's errors as ours."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError) as error:
+        raise ExistsError(f"{place} exists: use a new name") from error
+    except FileNotFoundError as error:
+        raise _missing(place, verb, str(error)) from error
+    except BaseError as error:
+        reason = _reason(place, error)
+        kind = DeniedError if reason.startswith(_DENIED) else UnreachableError
+        raise kind(f"cannot {verb} {place}: {reason}") from error
+    except OSError as error:  # of this machine, such as a full disk
+        reason = error.strerror or str(error)
+        raise UnreachableError(f"cannot {verb} {place}: {reason}") from error
+
+
+_METADATA = ("169.254.169.254", "computeMetadata", "169.254.170.2", "/latest/api/token")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_REFUSED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "401 ")
+_DENIED = (
+    "no credentials",
+    "credentials refused",
+    "no permission",
+    "no such bucket",
+    "the bucket is",
+)
+"""How the reasons begin that a person must mend."""
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def _missing(place: str, verb: str, text: str) -> StorageError:
+    if verb == "write" or any(sign in text for sign in _NO_BUCKET):
+        return DeniedError(f"cannot {verb} {place}: no such bucket: create it first")
+    return MissingError(f"cannot {verb} {place}: there is no such object")
+
+
+def _reason(place: str, error: Exception) -> str:
+    """Return what obstore's many lines say, and what to do, as one line."""
+    variables = _VARIABLES[place.partition("://")[0]]
+    login = f"set {variables}, log in with the cloud's tool, or give the machine a role"
+    text = str(error).partition("\n\nDebug source")[0]
+    code = re.search(r"<Code>(\w+)", text) or re.search(r"\b(\d{3} [A-Z][\w ]+)", text)
+    said = code[1] if code else ""
+    if any(sign in text for sign in _METADATA) or re.search(
+        "redential|Missing.*Key", text
+    ):
+        return f"no credentials found: {login}"
+    if any(sign in text for sign in _NO_BUCKET):
+        return "no such bucket: create it first"
+    if any(sign in text for sign in _REFUSED):
+        return f"credentials refused ({said}): renew them; {login}"
+    if "403 " in text:
+        return f"no permission ({said}): allow to list, read, write and delete there"
+    if "redirect" in text:
+        return "the bucket is in another region: add ?region=<its region>"
+    if said:
+        return f"the store answered {said}"
+    if "HTTP error" in text:
+        return "no answer: check the network, and ?endpoint_url= if it is given"
+    return " ".join(text.split())

@@ -1,0 +1,282 @@
+"""Where checkpoints are: a folder, or a bucket of S3, GCS or Azure, behind one contract.
+
+Standard library only; what speaks to a cloud is imported when its URL is opened. Places::
+
+    /folder or file:///folder
+    s3://bucket/prefix          gs://bucket/prefix
+    az://container/prefix       abfs://container@account.dfs.core.windows.net/prefix
+
+A URL may carry what is no secret and no credential: ``?endpoint_url=…&region=…``
+(``OPTIONS``). Names in a store have slashes between their parts, as paths do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from spottrain.errors import SpottrainError
+
+OBJECT_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
+"""Schemes of URLs that name a bucket."""
+
+OPTIONS = ("endpoint_url", "region", "account")
+"""What a URL may carry: another server than the cloud's own, the region of an S3 bucket,
+the storage account of an Azure container."""
+
+PATIENCE_S = 60.0
+"""How long a request to a store that does not answer is tried again."""
+
+UNFINISHED = ".unfinished"
+"""Ends the name of a file that is being written; never in a listing."""
+
+
+class StorageError(SpottrainError):
+    """A store cannot be opened, read or written."""
+
+
+class UnreachableError(StorageError):
+    """An object store cannot be used now; says nothing of what it holds."""
+
+
+class DeniedError(UnreachableError):
+    """Credentials, permissions or the bucket are lacking: a person must act."""
+
+
+class MissingError(StorageError):
+    """There is nothing of that name."""
+
+
+class ExistsError(StorageError):
+    """There is something of that name already."""
+
+
+class Entry(NamedTuple):
+    """One file or object in a listing."""
+
+    name: str
+    num_bytes: int
+
+
+Entries = list[Entry]
+Names = list[str]
+
+
+class Version(NamedTuple):
+    """One object, and which version of it there is."""
+
+    name: str
+    num_bytes: int
+    etag: str
+
+
+class Store(Protocol):
+    """Named files below one place; every method but ``put_new`` is safe to repeat.
+
+    What has a name is whole: nothing half written is ever listed or read. All methods
+    may be called from any thread and raise ``StorageError``, one line that names the
+    place, when the store cannot be reached or refuses.
+    """
+
+    @property
+    def place(self) -> str:
+        """The folder or URL, for messages; holds no secret."""
+        ...
+
+    def put(self, name: str, source: Path | bytes) -> None:
+        """Keep a copy of a local file, or bytes, under ``name``; overwrites."""
+        ...
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Keep ``data`` under ``name`` if nobody else has.
+
+        After a lost reply the store may have taken the data and yet be asked again:
+        who must know reads back whose data they are.
+
+        Raises:
+            ExistsError: The name is taken.
+        """
+        ...
+
+    def get(self, name: str) -> bytes:
+        """Return what is kept under ``name``.
+
+        Raises:
+            MissingError: Nothing is.
+        """
+        ...
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy what is kept under ``name`` into a local file, which it replaces.
+
+        Raises:
+            MissingError: Nothing is.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> Entries:
+        """Return all below the folder ``prefix`` at any depth, in order of name."""
+        ...
+
+    def folders(self) -> Names:
+        """Return the first parts of all names that have several, in order."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete them; what is gone already is fine."""
+        ...
+
+    def delete_folder(self, prefix: str) -> None:
+        """Delete all below the folder ``prefix``, unfinished writes included."""
+        ...
+
+    def writing(self, name: str) -> AbstractContextManager[Path]:
+        """Give a local path to write, kept under ``name`` when the block ends well.
+
+        Raises:
+            ExistsError: The name is taken.
+        """
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        """Give a local file to read within the block; never write to it.
+
+        What was mapped into memory stays there after the block.
+
+        Raises:
+            MissingError: There is nothing of that name.
+        """
+        ...
+
+
+class Place(NamedTuple):
+    """A URL of an object store, taken apart."""
+
+    scheme: str
+    """``s3``, ``gs`` or ``az``."""
+    bucket: str
+    """Or, on Azure, the container."""
+    prefix: str
+    options: dict[str, str]
+
+
+def is_url(place: str) -> bool:
+    """Whether ``place`` names a store by URL; any other text is a folder."""
+    return "://" in place
+
+
+def is_object_url(place: str) -> bool:
+    """Whether ``place`` is in a bucket, which takes obstore."""
+    return is_url(place) and place.partition("://")[0] in OBJECT_SCHEMES
+
+
+def open_store(
+    place: str | Path,
+    options: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Store:
+    """Return the store at a folder or URL; nothing is asked of it yet.
+
+    Args:
+        place: As in the module's text.
+        options: More ``OPTIONS``; they win over those in the URL.
+        patience_s: How long a request without an answer is tried again.
+
+    Raises:
+        StorageError: The URL is none of ours, or obstore is not installed.
+    """
+    from spottrain.storage import file, objects
+
+    folder = place if isinstance(place, Path) else local_folder(place)
+    if folder is not None:
+        return file.FileStore(folder)
+    return objects.open_objects(parse_url(str(place), options), patience_s)
+
+
+def local_folder(place: str) -> Path | None:
+    """Return the folder that ``place`` is, or None for an object store.
+
+    Raises:
+        StorageError: It is a file:// URL of another host.
+    """
+    if not is_url(place):
+        return Path(place)
+    return _local_path(place) if place.startswith("file://") else None
+
+
+def parse_url(url: str, options: Mapping[str, str] | None = None) -> Place:
+    """Return the parts of an object store's URL.
+
+    Raises:
+        StorageError: Says what it must look like.
+    """
+    parts = _split(url)
+    scheme = "az" if parts.scheme.startswith("abfs") else parts.scheme
+    if parts.scheme not in OBJECT_SCHEMES:
+        known = ", ".join(f"{x}://" for x in (*OBJECT_SCHEMES, "file"))
+        raise StorageError(f"store must be a folder or one of {known}: got {url!r}")
+    chosen = dict(parse_qsl(parts.query)) | dict(options or {})
+    bucket, _, host = parts.netloc.partition("@")
+    if host and scheme == "az":
+        chosen.setdefault("account", host.partition(".")[0])
+    elif host or not bucket:
+        raise StorageError(
+            f"store must be {scheme}://<bucket>/<prefix> without credentials: "
+            f"got {scheme}://{'…@' if host else ''}{host}{parts.path}"
+        )
+    if unknown := sorted(set(chosen) - set(OPTIONS)):
+        raise StorageError(
+            f"store {scheme}://{bucket} knows the options {', '.join(OPTIONS)}: got "
+            f"{unknown[0]!r}; credentials belong into the environment"
+        )
+    return Place(scheme, bucket, unquote(parts.path).strip("/"), chosen)
+
+
+def check_writable(store: Store) -> None:
+    """Write, find taken, read back and delete one small file.
+
+    Raises:
+        StorageError: Says what the store refuses, and what to do.
+    """
+    name, data = f".spottrain-probe-{secrets.token_hex(8)}", b"spottrain"
+    store.put_new(name, data)
+    try:
+        store.put_new(name, data)
+    except ExistsError:
+        pass
+    else:
+        raise StorageError(
+            f"{store.place} overwrites what must be written once: use a store that "
+            "knows conditional writes (If-None-Match)"
+        )
+    finally:
+        store.delete([name])
+
+
+@contextlib.contextmanager
+def unfinished(final: Path) -> Iterator[Path]:
+    """Give a path beside ``final`` that is gone after the block, unless moved."""
+    part = final.with_name(f".{final.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise StorageError(f"store must be a URL: got {url!r}: {error}") from None
+
+
+def _local_path(url: str) -> Path:
+    parts = _split(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise StorageError(f"store must be file:///<folder>: got {url!r}")
+    return Path(unquote(parts.path))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import FACTS, plan_over
+
+from spottrain.morphing.adapt.traffic import sent_bytes
+from spottrain.wire import ModelFacts, SectionFacts
+
+MODEL = replace(
+    FACTS,
+    sections=tuple(
+        SectionFacts(
+            index=index,
+            param_bytes=1000,
+            optimizer_bytes=1,
+            activation_bytes_per_example=10,
+            gradient_bytes=gradient_bytes,
+        )
+        for index, gradient_bytes in enumerate((None, 400))
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("zones", "num_bytes"),
+    [
+        ("aaaa", 0),
+        ("aabb", 2 * 1000 + 2 * 400),  # each stage's two replicas apart
+        ("abab", 2 * 8 * 10),  # the two stages of both replicas apart
+        ("aaab", 8 * 10 + 2 * 400),  # half the examples leave the first replica's zone
+    ],
+)
+def test_what_goes_from_place_to_place_is_counted_there_and_back(
+    zones: str, num_bytes: int
+) -> None:
+    plan = plan_over(tuple("1234"))
+    plan = replace(plan, replica_bounds=(0, 4, 8))
+    where = dict(zip("1234", zones, strict=True))
+    assert sent_bytes(plan, MODEL, where).total() == num_bytes
+
+
+def test_it_is_told_by_the_places_that_it_goes_between() -> None:
+    plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
+    where = dict(zip("1234", ("a", "a", "b", "c"), strict=True))
+    assert sent_bytes(plan, MODEL, where) == {
+        ("b", "c"): 8 * 10,  # half of the examples, between the stages of a replica
+        ("a", "b"): 1000,  # the first stage's ring of two, each way
+        ("b", "a"): 1000,
+        ("a", "c"): 400,
+        ("c", "a"): 400,
+    }
+
+
+def test_one_pipeline_reduces_nothing() -> None:
+    plan = plan_over(tuple("12"))
+    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}) == {("a", "b"): 2 * 8 * 10}
+
+
+def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
+    model: ModelFacts = replace(
+        MODEL, sections=tuple(replace(MODEL.sections[0], index=i) for i in range(4))
+    )
+    plan = replace(
+        plan_over(tuple("12")),
+        schedule="interleaved",
+        chunks=2,
+        stage_bounds=(0, 1, 2, 3, 4),
+    )
+    assert sent_bytes(plan, model, {"1": "a", "2": "b"}).total() == 3 * 2 * 8 * 10

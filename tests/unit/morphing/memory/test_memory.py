@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.morphing.memory.memory import (
+    HELDOUT_FACTOR,
+    PAGE_BYTES,
+    PENDING_SENDS,
+    StageLoad,
+    StageMemory,
+    plan_bytes,
+    rank_bytes,
+    stage_bytes,
+    virtual_nodes_apart,
+)
+from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    ScheduleKind,
+    SectionFacts,
+    SectionProfile,
+    Slot,
+)
+
+FACTS = ModelFacts(
+    fingerprint="model",
+    num_parameters=400,
+    blocks="blocks",
+    sections=tuple(
+        SectionFacts(
+            index=i,
+            param_bytes=100 * (i + 1),
+            optimizer_bytes=200 * (i + 1),
+            activation_bytes_per_example=5,
+        )
+        for i in range(4)
+    ),
+    tied=(),
+    dataset_len=1,
+    heldout_len=0,
+)
+PROFILE = Profile(
+    fingerprint="model",
+    device="device",
+    software="software",
+    microbatches=(
+        MicrobatchProfile(
+            microbatch_size=2,
+            sections=tuple(
+                SectionProfile(
+                    index=i,
+                    forward_s=1.0,
+                    backward_s=2.0,
+                    recompute_s=1.0,
+                    saved_bytes=1000 + i,
+                    output_bytes=10 if i < 3 else 0,
+                    batch_bytes=3,
+                    forward_bytes=400,
+                    recompute_bytes=1100,
+                    backward_bytes=500,
+                    update_bytes=77,
+                )
+                for i in range(4)
+            ),
+        ),
+    ),
+    optimizer_s_per_byte=0.0,
+    within_vm=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    between_vms=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    origin="written",
+)
+MEASURED = PROFILE.sections_at(2)
+EVEN = [replace(section, output_bytes=0) for section in MEASURED]
+
+
+def plan(
+    stage_bounds: tuple[int, ...],
+    replica_bounds: tuple[int, ...],
+    schedule: ScheduleKind = "1f1b",
+    *,
+    recompute: bool = True,
+) -> Plan:
+    depth, width = len(stage_bounds) - 1, len(replica_bounds) - 1
+    return Plan(
+        pipeline_depth=depth,
+        data_parallel_width=width,
+        microbatch_size=2,
+        minibatch_size=2 * replica_bounds[-1],
+        schedule=schedule,
+        recompute=recompute,
+        stage_bounds=stage_bounds,
+        replica_bounds=replica_bounds,
+        slots=tuple(Slot(vm_id=f"vm{i}", index=0) for i in range(depth * width)),
+        predicted_step_s=0.0,
+    )
+
+
+def test_constants_are_those_of_the_runtime() -> None:
+    from spottrain.pipeline.comm import links
+    from spottrain.pipeline.model import data
+    from spottrain.pipeline.state import arena
+
+    assert PAGE_BYTES == arena.HEADER_BYTES
+    assert 2 * PENDING_SENDS == links._MAX_PENDING_SENDS  # a header goes before each
+    assert HELDOUT_FACTOR == data.HELDOUT_FACTOR
+
+
+def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> (
+    None
+):
+    load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
+    memory = stage_bytes(FACTS, MEASURED, (range(1, 3),), load)
+    assert memory.parameters_bytes == 200 + 300
+    assert memory.gradients_bytes == 500
+    assert memory.optimizer_bytes == 1000
+    assert memory.undo_bytes == 300 + 300 + 600 + 3 * PAGE_BYTES
+    assert memory.snapshot_bytes == 500 + 1000
+    assert memory.stash_bytes == 4 * 10
+    assert memory.batches_bytes == 3 * 3
+    # The backward of its last section, with the gradient of what goes out.
+    held = 1001 + 10 + 1002 + 10
+    assert memory.activations_bytes == held + 500 + 10
+    assert memory.virtual_node_gradients_bytes == 0
+    assert memory.buffers_bytes == PENDING_SENDS * 10 + 10
+    assert memory.update_bytes == PENDING_SENDS * 10 + 77
+    assert memory.evaluation_bytes == 0
+    assert memory.static_bytes == 500 + 500 + 1000 + memory.undo_bytes
+    assert memory.training_bytes == 40 + 9 + held + 510 + 90
+    assert (
+        memory.total_bytes
+        == memory.static_bytes + memory.snapshot_bytes + memory.training_bytes
+    )
+
+
+def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
+    load = StageLoad(in_flight=3, inputs_held=3, recomputes=0)
+    memory = stage_bytes(FACTS, MEASURED, (range(2),), load)
+    held = 1000 + 10 + 1001 + 10
+    assert memory.activations_bytes == 3 * held + 500 + 10
+    # What was sent lately is also held by the graphs of those in flight.
+    assert memory.buffers_bytes == (PENDING_SENDS - 3) * 10
+
+
+def test_a_forward_may_come_beside_a_set_of_tensors_that_waits() -> None:
+    thirsty = [replace(section, forward_bytes=900) for section in MEASURED]
+    load = StageLoad(in_flight=3, inputs_held=3, recomputes=8)
+    memory = stage_bytes(FACTS, thirsty, (range(2),), load)
+    assert memory.activations_bytes == 1000 + 10 + 1001 + 10 + 900 + 10
+
+
+def test_the_ends_of_the_pipeline_have_no_neighbour_to_hold_anything_for() -> None:
+    load = StageLoad(in_flight=2, inputs_held=2, recomputes=4)
+    first = stage_bytes(FACTS, MEASURED, (range(1),), load)
+    assert (first.stash_bytes, first.buffers_bytes) == (0, PENDING_SENDS * 10)
+    last = stage_bytes(FACTS, MEASURED, (range(3, 4),), load)
+    assert (last.stash_bytes, last.buffers_bytes) == (20, PENDING_SENDS * 10)
+    whole = stage_bytes(FACTS, MEASURED, (range(4),), load)
+    assert (whole.stash_bytes, whole.buffers_bytes) == (0, 0)
+
+
+def test_several_runs_of_sections_each_hold_what_is_theirs() -> None:
+    load = StageLoad(
+        in_flight=3, inputs_held=4, recomputes=0, by_chunk=(2, 1), keeps=(True, True)
+    )
+    memory = stage_bytes(FACTS, MEASURED, (range(1), range(2, 3)), load)
+    assert memory.parameters_bytes == 100 + 300
+    # The first run reads examples; the second one's inputs, and one that waits.
+    assert memory.stash_bytes == 10 + 10
+    assert memory.batches_bytes == 2 * 3
+    assert memory.activations_bytes == 2 * 1010 + 1012 + 510
+
+
+def test_only_gradients_of_what_is_trained_are_held() -> None:
+    frozen = tuple(
+        replace(section, gradient_bytes=0 if section.index < 2 else None)
+        for section in FACTS.sections
+    )
+    load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
+    memory = stage_bytes(replace(FACTS, sections=frozen), MEASURED, (range(3),), load)
+    assert (memory.parameters_bytes, memory.gradients_bytes) == (600, 300)
+
+
+def test_an_optimizer_s_first_step_counts_where_it_takes_most() -> None:
+    greedy = [replace(section, update_bytes=10**6) for section in MEASURED]
+    load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
+    memory = stage_bytes(FACTS, greedy, (range(2),), load)
+    assert memory.total_bytes == (
+        memory.static_bytes + memory.snapshot_bytes + memory.update_bytes
+    )
+
+
+def test_an_evaluation_counts_where_there_are_held_out_examples() -> None:
+    facts = replace(FACTS, heldout_len=9)
+    thirsty = [replace(section, forward_bytes=10**6) for section in MEASURED]
+    load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
+    memory = stage_bytes(facts, thirsty, (range(1, 2),), load)
+    assert memory.evaluation_bytes == 4 * (3 * 10 + 2 * 10 + 3 + 10**6)
+    assert memory.total_bytes == memory.static_bytes + memory.evaluation_bytes
+
+
+def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
+    load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
+
+    def share(**place: int) -> int:
+        runs = (range(4),)
+        return stage_bytes(FACTS, MEASURED, runs, load, **place).snapshot_bytes
+
+    assert share() == 3 * (100 + 200 + 300 + 400)
+    assert share(width=2, replica=0) == 3 * (100 + 300)
+    assert share(width=2, replica=1) == share(width=2) == 3 * (200 + 400)
+    assert share(width=9, replica=8) == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reduction", "apart"),
+    [
+        ((0, 4), "exact", 1),
+        ((0, 4, 7), "exact", 3),
+        ((0, 2, 7, 8), "exact", 5),
+        ((0, 4, 8), "fast", 0),
+    ],
+)
+def test_later_replicas_keep_all_gradients_apart_the_first_one_at_a_time(
+    bounds: tuple[int, ...], reduction: Reduction, apart: int
+) -> None:
+    assert virtual_nodes_apart(bounds, reduction) == apart
+
+
+def test_gradients_kept_apart_pile_up_while_the_pipeline_drains() -> None:
+    load = StageLoad(in_flight=2, inputs_held=2, recomputes=4)
+
+    def apart(count: int) -> StageMemory:
+        return stage_bytes(
+            FACTS, MEASURED, (range(2, 4),), load, virtual_nodes_apart=count
+        )
+
+    # In the last backward all others are apart; two of this size outweigh a stash.
+    assert apart(9).virtual_node_gradients_bytes == 8 * 700
+    assert apart(9).stash_bytes == 10
+    assert apart(1).virtual_node_gradients_bytes == 0
+    assert apart(1).stash_bytes == 20
+
+
+def test_a_plan_is_measured_by_its_busiest_replica() -> None:
+    some = plan((0, 2, 4), (0, 2, 6))
+    ranks = rank_bytes(FACTS, PROFILE, some, "exact")
+    assert [m.parameters_bytes for m in ranks] == [300, 700, 300, 700]
+    assert ranks[2].total_bytes > ranks[0].total_bytes
+    assert plan_bytes(FACTS, PROFILE, some, "exact") == ranks[2:]
+    uneven = plan((0, 2, 4), (0, 5, 6), "gpipe", recompute=False)
+    busiest = plan_bytes(FACTS, PROFILE, uneven, "fast")
+    assert busiest == rank_bytes(FACTS, PROFILE, uneven, "fast")[:2]
+    assert busiest[1].stash_bytes == 5 * 10
+
+
+def test_a_bound_of_the_plan_s_own_saves_memory() -> None:
+    free = plan((0, 2, 4), (0, 8), "gpipe", recompute=False)
+    bounded = replace(free, in_flight_bound=2)
+    for roomy, tight in zip(
+        plan_bytes(FACTS, PROFILE, free, "fast"),
+        plan_bytes(FACTS, PROFILE, bounded, "fast"),
+        strict=True,
+    ):
+        assert tight.training_bytes < roomy.training_bytes / 2
+
+
+@given(st.integers(1, 4), st.integers(1, 12))
+def test_1f1b_never_needs_more_than_gpipe_and_recompute_no_more_than_none(
+    depth: int, count: int
+) -> None:
+    bounds = (*range(depth), 4)
+
+    def total(schedule: ScheduleKind, *, recompute: bool) -> int:
+        some = plan(bounds, (0, count), schedule, recompute=recompute)
+        return sum(m.total_bytes for m in plan_bytes(FACTS, PROFILE, some, "fast"))
+
+    assert total("1f1b", recompute=False) <= total("gpipe", recompute=False)
+    assert total("1f1b", recompute=True) <= total("1f1b", recompute=False)
+    assert total("gpipe", recompute=True) <= total("gpipe", recompute=False)
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_more_sections_never_need_less_memory(
+    start: int, length: int, in_flight: int, apart: int, recompute: bool
+) -> None:
+    load = StageLoad(
+        in_flight=in_flight, inputs_held=in_flight, recomputes=int(recompute)
+    )
+
+    def total(end: int) -> int:
+        runs = (range(start, end),)
+        memory = stage_bytes(FACTS, EVEN, runs, load, virtual_nodes_apart=apart)
+        return memory.static_bytes + memory.activations_bytes
+
+    end = min(4, start + length)
+    if end > start + 1:
+        assert total(end - 1) <= total(end)
+
+
+def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
+    frozen = replace(
+        FACTS,
+        sections=tuple(replace(s, gradient_bytes=0) for s in FACTS.sections[:2])
+        + FACTS.sections[2:],
+    )
+    load = StageLoad(in_flight=2, inputs_held=2, recomputes=0)
+    first = stage_bytes(frozen, MEASURED, (range(2),), load)
+    assert first.activations_bytes == 10 + 400
+    both = stage_bytes(frozen, MEASURED, (range(3),), load)
+    assert both.activations_bytes == 2 * (1002 + 10) + 500 + 10
+    # What is received may need a gradient whatever becomes of it here.
+    later = stage_bytes(frozen, MEASURED, (range(1, 2),), load)
+    assert later.activations_bytes == 2 * (1001 + 10) + 500 + 10

@@ -1,0 +1,119 @@
+"""No simulation is faster than the bound that may rule it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.morphing.plan.test_choose import inputs
+
+from spottrain.morphing.memory.loads import stage_loads
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.layouts import Layout, Layouts
+from spottrain.morphing.plan.modes import RUNNABLE, Draft, Manner, manners
+from spottrain.wire import (
+    LinkProfile,
+    Profile,
+    Reduction,
+    ScheduleKind,
+    SectionProfile,
+    TaskOverheads,
+)
+
+times = st.integers(1, 40).map(lambda n: n / 1000)
+links = st.builds(
+    LinkProfile,
+    latency_s=st.sampled_from([0.0, 1e-4, 0.02]),
+    bandwidth_bytes_per_s=st.sampled_from([1e7, 1e8, 1e10]),
+)
+brief = st.sampled_from([0.0, 1e-4, 0.005])
+overheads = st.builds(
+    TaskOverheads,
+    forward_s=brief,
+    recompute_s=brief,
+    backward_s=brief,
+    posting_s=brief,
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> PlanInputs:
+    case = inputs(
+        sections=draw(st.integers(1, 7)),
+        vms=draw(st.integers(1, 6)),
+        slots_per_vm=draw(st.integers(1, 3)),
+        virtual_nodes=draw(st.integers(1, 24)),
+    )
+
+    def section(own: SectionProfile) -> SectionProfile:
+        return replace(
+            own,
+            forward_s=draw(times),
+            recompute_s=draw(times),
+            backward_s=draw(times),
+        )
+
+    (one,) = case.profile.microbatches
+    profile: Profile = replace(
+        case.profile,
+        microbatches=(
+            replace(
+                one,
+                sections=tuple(map(section, one.sections)),
+                overheads=draw(st.none() | overheads),
+            ),
+        ),
+        within_vm=draw(links),
+        between_vms=draw(links),
+        task_overhead_s=draw(st.sampled_from([0.0, 0.003])),
+    )
+    speeds = st.sampled_from([1.0, 1.0, 0.5, 2.0])
+    slots = tuple(replace(device, speed=draw(speeds)) for device in case.slots)
+    reduction: Reduction = draw(st.sampled_from(["fast", "exact"]))
+    return replace(case, profile=profile, slots=slots, reduction=reduction)
+
+
+@settings(max_examples=60)
+@given(cases(), st.data())
+def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) -> None:
+    layouts = Layouts(case, 4)
+    depth = data.draw(st.integers(1, min(len(case.facts.sections), len(case.slots))))
+    manner = data.draw(st.sampled_from(manners(case, depth)))
+    if manner.chunks == 1:
+        bound = data.draw(st.integers(0, 5))
+        manner = replace(manner, in_flight_bound=bound)
+    elif layouts.virtual_nodes % depth:
+        return
+    group = depth if manner.chunks > 1 else 1
+    widths = layouts.fleet.widths(depth, layouts.virtual_nodes // group)
+    bounds_s = layouts.least_steps_s(depth, manner, widths)
+    for width, bound_s in zip(widths, bounds_s, strict=True):
+        layout = layouts.lay_out(Draft(depth, width, manner))
+        if isinstance(layout, Layout):
+            assert bound_s <= layouts.simulate(layout).predicted_step_s
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(1, 40),
+    st.sampled_from([kind for kind in RUNNABLE if kind != "interleaved"]),
+)
+def test_a_stage_is_spared_one_recompute_at_most(
+    depth: int, count: int, schedule: ScheduleKind
+) -> None:
+    """As the bound takes for granted."""
+    loads = stage_loads(schedule, depth, count, True)
+    for load in loads[:-1]:
+        assert load.recomputes >= count - 1
+
+
+@given(st.integers(1, 8), st.integers(1, 40))
+def test_1f1b_has_no_more_in_flight_than_the_bound_takes_for_granted(
+    depth: int, count: int
+) -> None:
+    case = inputs(sections=depth, vms=depth, virtual_nodes=count)
+    places = Layouts(case, 4).places(depth, Manner(1, 1, 0, False))
+    assert places is not None
+    loads = stage_loads("1f1b", depth, count, False)
+    assert [load.in_flight for load in loads] == [min(p, count) for p in places]

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain.morphing.memory.memory import plan_bytes
+from spottrain.morphing.plan.choose import (
+    NOISE,
+    Candidate,
+    Choice,
+    Device,
+    PlanInputs,
+    choose_plan,
+)
+from spottrain.morphing.plan.layouts import Layout, Layouts
+from spottrain.morphing.plan.modes import RUNNABLE, Draft, manners
+from spottrain.morphing.schedules.lists import compact_schedule
+from spottrain.morphing.simulate.simulator import (
+    Link,
+    StageTimes,
+    simulate_pipeline,
+    simulate_step,
+)
+from spottrain.wire import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Plan,
+    Profile,
+    ScheduleKind,
+    SectionFacts,
+    SectionProfile,
+    Slot,
+)
+
+MIB = 2**20
+
+
+def model(sections: int) -> ModelFacts:
+    last = sections - 1
+    return ModelFacts(
+        fingerprint="model",
+        num_parameters=sections * MIB,
+        blocks="blocks",
+        sections=tuple(
+            SectionFacts(
+                index=i,
+                param_bytes=4 * MIB,
+                optimizer_bytes=8 * MIB,
+                activation_bytes_per_example=MIB // 4 if i < last else 0,
+            )
+            for i in range(sections)
+        ),
+        tied=(),
+        dataset_len=1,
+        heldout_len=0,
+    )
+
+
+def measured(sections: int) -> Profile:
+    last = sections - 1
+    return Profile(
+        fingerprint="model",
+        device="device",
+        software="software",
+        microbatches=(
+            MicrobatchProfile(
+                microbatch_size=4,
+                sections=tuple(
+                    SectionProfile(
+                        index=i,
+                        forward_s=0.010,
+                        backward_s=0.020,
+                        recompute_s=0.010,
+                        saved_bytes=16 * MIB,
+                        output_bytes=MIB if i < last else 0,
+                    )
+                    for i in range(sections)
+                ),
+            ),
+        ),
+        optimizer_s_per_byte=1e-10,
+        within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        origin="written",
+        sources=("a test",),
+    )
+
+
+def inputs(
+    *,
+    sections: int = 8,
+    vms: int = 4,
+    slots_per_vm: int = 1,
+    virtual_nodes: int = 16,
+    memory_bytes: int = 2**40,
+) -> PlanInputs:
+    slots = [
+        Slot(vm_id=f"vm{vm:02}", index=index)
+        for vm in range(vms)
+        for index in range(slots_per_vm)
+    ]
+    return PlanInputs(
+        facts=model(sections),
+        profile=measured(sections),
+        slots=tuple(
+            Device(slot=slot, memory_bytes=memory_bytes, speed=1.0, usd_per_hour=1.0)
+            for slot in slots
+        ),
+        minibatch_size=4 * virtual_nodes,
+        microbatch_size=4,
+        reduction="fast",
+    )
+
+
+def varuna(case: PlanInputs) -> PlanInputs:
+    return replace(case, schedule="varuna", recompute=True)
+
+
+def row(choice: Choice, depth: int) -> Candidate:
+    return next(c for c in choice.candidates if c.pipeline_depth == depth)
+
+
+def plan_of(case: PlanInputs) -> Plan:
+    plan = choose_plan(case).plan
+    assert plan is not None
+    return plan
+
+
+def linked(profile: Profile, **changes: float) -> Profile:
+    """Return ``profile`` over other links."""
+    link = replace(profile.between_vms, **changes)
+    return replace(profile, within_vm=link, between_vms=link)
+
+
+def test_the_best_comes_first_and_the_others_say_by_how_much_they_lose() -> None:
+    choice = choose_plan(inputs(virtual_nodes=64))
+    plan, (best, *others) = choice.plan, choice.candidates
+    assert plan is not None
+    assert best.shape == plan.shape
+    assert best.schedule == plan.schedule
+    assert best.step_s == plan.predicted_step_s
+    assert best.examples_per_s == pytest.approx(256 / plan.predicted_step_s)
+    usd_per_example = len(plan.slots) / 3600 * plan.predicted_step_s / 256
+    assert best.usd_per_million_examples == pytest.approx(usd_per_example * 1e6)
+    assert best.stage_bytes is not None
+    assert best.device_bytes == 2**40
+    assert best.why_not == ""
+    assert {c.pipeline_depth for c in choice.candidates} == {1, 2, 3, 4}
+    assert all(
+        f"than {plan.shape}" in c.why_not or "as good" in c.why_not for c in others
+    )
+    assert choice.decisive == choice.candidates[:3]
+    assert row(choice, 3).unused_slots == 1
+
+
+def test_a_slow_network_makes_pipelines_deep() -> None:
+    fast = inputs()
+    slow = replace(fast, profile=linked(fast.profile, bandwidth_bytes_per_s=1e7))
+    assert plan_of(fast).pipeline_depth < plan_of(slow).pipeline_depth
+
+
+def test_a_small_device_makes_pipelines_deep_and_recompute() -> None:
+    roomy, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
+    assert roomy.plan is not None
+    assert small.plan is not None
+    assert small.plan.pipeline_depth > roomy.plan.pipeline_depth
+    assert "a device has" in row(small, 1).why_not
+    assert row(small, 1).step_s is None
+    assert row(small, 1).stage_bytes is not None
+
+
+def test_recompute_is_for_want_of_memory_only() -> None:
+    deep = inputs(virtual_nodes=64)
+    deep = replace(deep, profile=linked(deep.profile, bandwidth_bytes_per_s=1e7))
+    assert not plan_of(deep).recompute
+    for mib in range(300, 60, -10):
+        tight = tuple(replace(d, memory_bytes=mib * MIB) for d in deep.slots)
+        choice = choose_plan(replace(deep, slots=tight))
+        if choice.plan is not None and choice.plan.recompute:
+            kept = [c for c in choice.candidates if not c.recompute]
+            assert any("MB, a device has" in c.why_not for c in kept)
+            return
+    raise AssertionError("recompute was never chosen")
+
+
+def test_a_bound_is_put_on_micro_batches_in_flight_where_memory_binds() -> None:
+    case = replace(inputs(virtual_nodes=64), schedule="gpipe", recompute=False)
+    case = replace(case, profile=linked(case.profile, bandwidth_bytes_per_s=1e7))
+    slots = tuple(replace(d, memory_bytes=400 * MIB) for d in case.slots)
+    case = replace(case, slots=slots)
+    plan = plan_of(case)
+    assert plan.in_flight_bound is not None
+    memory = plan_bytes(case.facts, case.profile, plan, "fast")
+    assert max(stage.total_bytes for stage in memory) <= 400 * MIB
+    more = replace(plan, in_flight_bound=plan.in_flight_bound + 1)
+    memory = plan_bytes(case.facts, case.profile, more, "fast")
+    assert max(stage.total_bytes for stage in memory) > 400 * MIB
+
+
+@pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_what_is_asked_for_is_chosen(schedule: ScheduleKind, recompute: bool) -> None:
+    case = replace(inputs(), schedule=schedule, recompute=recompute)
+    choice = choose_plan(case)
+    assert {(c.schedule, c.recompute) for c in choice.candidates} == {
+        (schedule, recompute)
+    }
+
+
+def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
+    case = inputs(vms=1, slots_per_vm=4, virtual_nodes=65)
+    profile = linked(case.profile, bandwidth_bytes_per_s=1e12, latency_s=0.0)
+    case = replace(case, profile=profile)
+    first = plan_of(case)
+    running = plan_of(replace(case, schedule="1f1b"))
+    assert first.schedule == "varuna"
+    assert abs(running.predicted_step_s / first.predicted_step_s - 1) < NOISE
+    assert plan_of(replace(case, previous=running)) == running
+    assert plan_of(replace(case, previous=first)) == first
+
+
+def test_a_cut_gives_up_evenness_for_what_fits() -> None:
+    heavy = varuna(inputs(vms=2, sections=4))
+    sections = list(heavy.facts.sections)
+    sections[0] = replace(sections[0], optimizer_bytes=100 * MIB)
+    uneven = replace(heavy, facts=replace(heavy.facts, sections=tuple(sections)))
+    deep = next(
+        c.plan
+        for mib in range(1000, 100, -5)
+        if (c := choose_plan(with_memory(uneven, mib))).plan is not None
+        and c.plan.stage_bounds == (0, 1, 4)
+    )
+    assert deep is not None
+
+
+def with_memory(case: PlanInputs, mib: int) -> PlanInputs:
+    slots = tuple(replace(d, memory_bytes=mib * MIB) for d in case.slots)
+    return replace(case, slots=slots)
+
+
+def read_bytes(megabytes: str) -> int:
+    return round(float(megabytes.replace(",", "")) * 10**6)
+
+
+@pytest.mark.parametrize("mib", [75, 90, 110, 140, 180])
+def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed(
+    mib: int,
+) -> None:
+    choice = choose_plan(inputs(vms=1, memory_bytes=mib * MIB))
+    assert choice.plan is None
+    assert all(c.why_not and c.step_s is None for c in choice.candidates)
+    needed = re.search(r"needs (\d+) devices of (.+) MB: got 1", choice.why_not)
+    assert needed is not None
+    count, each = int(needed[1]), read_bytes(needed[2])
+    assert choose_plan(inputs(vms=count, memory_bytes=each)).plan is not None
+    assert choose_plan(inputs(vms=count - 1, memory_bytes=mib * MIB)).plan is None
+
+
+def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -> None:
+    choice = choose_plan(inputs(memory_bytes=MIB))
+    needed = re.search(r"needs 8 devices of (.+) MB each", choice.why_not)
+    assert needed is not None
+    enough = inputs(vms=8, memory_bytes=read_bytes(needed[1]))
+    assert choose_plan(enough).plan is not None
+
+
+def test_what_is_the_same_under_another_name_is_weighed_once() -> None:
+    choice = choose_plan(inputs(vms=4, virtual_nodes=2))
+    wide = [c for c in choice.candidates if c.shape == "2x2"]
+    assert {c.schedule for c in wide} <= {"varuna"}
+    asked = choose_plan(replace(inputs(vms=4, virtual_nodes=2), schedule="gpipe"))
+    assert {c.schedule for c in asked.candidates} == {"gpipe"}
+
+
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
+def test_one_micro_batch_at_a_time_goes_the_same_way_whatever_the_list(
+    depth: int, count: int, forward_s: int
+) -> None:
+    stages = [
+        StageTimes(forward_s=forward_s + p, recompute_s=0.0, backward_s=1.0)
+        for p in range(depth)
+    ]
+    runs = {
+        simulate_pipeline(
+            compact_schedule(kind, depth, count, recompute=False),
+            stages,
+            [Link(latency_s=0.5)] * (depth - 1),
+            bound=1,
+        )
+        for kind in RUNNABLE[:3]
+    }
+    assert len(runs) == 1
+    alone = {
+        simulate_pipeline(
+            compact_schedule(kind, depth, 1, recompute=True),
+            stages,
+            [Link(latency_s=0.5)] * (depth - 1),
+        )
+        for kind in RUNNABLE[:3]
+    }
+    assert len(alone) == 1
+
+
+def test_no_devices_are_no_error() -> None:
+    choice = choose_plan(replace(inputs(), slots=()))
+    assert choice == Choice(plan=None, candidates=(), why_not="there is no slot")
+
+
+def test_a_mini_batch_of_few_virtual_nodes_bounds_the_replicas() -> None:
+    choice = choose_plan(inputs(virtual_nodes=3))
+    assert row(choice, 1).data_parallel_width == 3
+    assert row(choice, 1).unused_slots == 1
+
+
+def test_replicas_that_only_lengthen_the_all_reduce_are_left_out() -> None:
+    case = replace(inputs(vms=15), schedule="varuna")
+    one = replace(case.facts, sections=case.facts.sections[:1])
+    measured_one = replace(
+        case.profile.microbatches[0],
+        sections=case.profile.microbatches[0].sections[:1],
+    )
+    profile = replace(case.profile, microbatches=(measured_one,))
+    plan = plan_of(replace(case, facts=one, profile=profile))
+    assert plan.data_parallel_width == 8, "as with 15, some compute two micro-batches"
+
+
+cases = st.builds(
+    inputs,
+    sections=st.integers(1, 6),
+    vms=st.integers(1, 5),
+    slots_per_vm=st.integers(1, 3),
+    virtual_nodes=st.integers(1, 20),
+    memory_bytes=st.sampled_from([2**40, 250 * MIB, 160 * MIB]),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases, st.booleans(), st.sampled_from([1e7, 1e9]))
+def test_whatever_is_chosen_fits_and_takes_what_was_predicted(
+    case: PlanInputs, exact: bool, bandwidth: float
+) -> None:
+    profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
+    case = replace(case, profile=profile, reduction="exact" if exact else "fast")
+    choice = choose_plan(case)
+    plan = choice.plan
+    assert choose_plan(case) == choice
+    if plan is None:
+        assert choice.why_not
+        return
+    memory = plan_bytes(case.facts, case.profile, plan, case.reduction)
+    room_bytes = case.slots[0].memory_bytes
+    assert max(stage.total_bytes for stage in memory) <= room_bytes
+    least_s = min(c.step_s for c in choice.candidates if c.step_s is not None)
+    assert plan.predicted_step_s <= least_s * (1 + NOISE)
+    step = simulate_step(plan, case.profile, case.facts, reduction=case.reduction)
+    assert plan.predicted_step_s == step.step_s
+    assert [c.why_not for c in choice.candidates].count("") == 1
+    follow = choose_plan(replace(case, previous=plan)).plan
+    assert follow == plan
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    cases.filter(lambda case: case.slots[0].memory_bytes == 2**40),
+    st.sampled_from([1e7, 1e9]),
+)
+def test_nothing_that_was_ruled_out_by_its_bound_is_better(
+    case: PlanInputs, bandwidth: float
+) -> None:
+    profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
+    case = replace(case, profile=profile)
+    plan = choose_plan(case).plan
+    layouts = Layouts(case, 4)
+    steps_s = []
+    for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
+        widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
+        for width in range(1, widest + 1):
+            for manner in manners(case, depth):
+                draft = Draft(depth, width, manner)
+                groups, rest = divmod(layouts.virtual_nodes, depth)
+                if manner.chunks > 1 and (rest or groups < width):
+                    continue
+                layout = layouts.lay_out(draft)
+                if isinstance(layout, Layout):
+                    steps_s.append(layouts.simulate(layout).predicted_step_s)
+    if steps_s:
+        assert plan is not None
+        assert plan.predicted_step_s <= min(steps_s) * (1 + NOISE)

@@ -1,0 +1,62 @@
+"""Which devices a plan takes where they are not alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.morphing.plan.test_choose import inputs, plan_of
+
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.wire import Slot
+
+
+def test_the_roomy_devices_are_taken_where_the_fast_ones_are_too_small() -> None:
+    small = inputs(vms=4)
+    slots = tuple(
+        replace(d, memory_bytes=2**40 if i < 2 else 1, speed=1.0 if i < 2 else 4.0)
+        for i, d in enumerate(small.slots)
+    )
+    plan = plan_of(replace(small, slots=slots))
+    assert {slot.vm_id for slot in plan.slots} <= {"vm00", "vm01"}
+
+
+def test_faster_replicas_get_more_micro_batches() -> None:
+    mixed = inputs(vms=4, virtual_nodes=64)
+    slots = tuple(
+        replace(d, speed=3.0 if i < 2 else 1.0) for i, d in enumerate(mixed.slots)
+    )
+    plan = plan_of(replace(mixed, slots=slots))
+    shares = {
+        plan.slots[d * plan.pipeline_depth].vm_id: len(plan.virtual_nodes_of(d))
+        for d in range(plan.data_parallel_width)
+    }
+    assert plan.data_parallel_width >= 2
+    assert max(shares.values()) >= 2 * min(shares.values())
+
+
+def test_a_device_too_slow_to_help_is_left_out() -> None:
+    mixed = inputs(vms=5)
+    slots = tuple(
+        replace(d, speed=0.01 if i == 1 else 1.0) for i, d in enumerate(mixed.slots)
+    )
+    plan = plan_of(replace(mixed, slots=slots))
+    assert Slot(vm_id="vm01", index=0) not in plan.slots
+    assert len(plan.slots) == 4
+
+
+def test_replicas_never_lie_on_one_vm_alone() -> None:
+    choice = choose_plan(inputs(vms=1, slots_per_vm=4))
+    assert choice.plan is not None
+    assert choice.plan.shape == "4x1"
+    assert all(c.data_parallel_width == 1 for c in choice.candidates)
+
+
+def test_for_examples_per_dollar_machines_may_be_left_unused() -> None:
+    case = inputs(vms=16, sections=16)
+    fast = plan_of(case)
+    cheap = plan_of(replace(case, objective="examples_per_dollar"))
+    assert len(cheap.slots) < len(fast.slots)
+    assert cheap.predicted_step_s > fast.predicted_step_s
+    assert cheap.predicted_step_s * len(cheap.slots) < fast.predicted_step_s * len(
+        fast.slots
+    )

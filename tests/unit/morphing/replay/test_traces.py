@@ -1,0 +1,98 @@
+"""Reading traces: both formats, put in order, refused where they make no sense."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.morphing.spot import spot_group
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.replay.traces import VmLife, parse_trace
+
+EVENTS = "1000,add,a\n1000,add,b\n4000,remove,a\n5000,add,c\n11000,remove,c\n"
+COUNTS = "2021-12-11, 00:00:00, 3\n2021-12-11, 00:00:10, 1\n2021-12-11, 00:01:00, 2\n"
+
+
+def test_events_become_lives_from_the_first_row_on() -> None:
+    trace = parse_trace(EVENTS)
+    assert trace.lives == (
+        VmLife(vm_id="a", from_s=0.0, until_s=3.0),
+        VmLife(vm_id="b", from_s=0.0, until_s=math.inf),
+        VmLife(vm_id="c", from_s=4.0, until_s=10.0),
+    )
+    assert trace.end_s == 10.0
+    assert trace.notices == ()
+    assert trace.most_vms() == 2
+    assert trace.vm_s() == 3 + 10 + 6
+
+
+def test_counts_become_lives_that_add_up_to_them() -> None:
+    trace = parse_trace(COUNTS)
+    assert trace.end_s == 60.0
+    assert sorted(vm.until_s for vm in trace.lives) == [10.0, 10.0, math.inf, math.inf]
+    assert trace.vm_s() == 3 * 10 + 50
+
+
+def test_a_seed_draws_which_vms_go() -> None:
+    first = [parse_trace(COUNTS, seed=seed).lives for seed in (1, 1)]
+    assert first[0] == first[1]
+    assert len({parse_trace(COUNTS, seed=seed).lives for seed in range(9)}) > 1
+
+
+@given(st.integers(0, 99))
+def test_rows_in_disorder_are_sorted_and_it_is_said(seed: int) -> None:
+    rows = COUNTS.splitlines()
+    random.Random(seed).shuffle(rows)
+    trace = parse_trace("\n".join(rows))
+    assert trace.lives == parse_trace(COUNTS).lives
+    disordered = rows != COUNTS.splitlines()
+    assert [n for n in trace.notices if "sorted" in n] == list(trace.notices)
+    assert bool(trace.notices) == disordered
+
+
+def test_rows_that_occur_twice_are_left_out_and_it_is_said() -> None:
+    trace = parse_trace(EVENTS + "11000,remove,c\n\n")
+    assert trace.lives == parse_trace(EVENTS).lives
+    assert trace.notices == ("1 duplicate rows left out",)
+
+
+def test_rows_that_change_nothing_are_left_out_and_it_is_said() -> None:
+    trace = parse_trace(EVENTS + "12000,remove,stranger\n13000,add,b\n")
+    assert len(trace.lives) == 3
+    assert trace.notices[0].startswith("2 rows changed nothing")
+
+
+def test_a_name_may_come_back() -> None:
+    trace = parse_trace("0,add,a\n1000,remove,a\n2000,add,a\n3000,remove,a\n")
+    assert [(vm.from_s, vm.until_s) for vm in trace.lives] == [(0.0, 1.0), (2.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the trace is empty"),
+        ("0,add,a\n", "the trace has no length"),
+        ("0,add,a\n99999999999999999999,remove,a\n", "must last 315576000 s"),
+        ("0,add,a\n1,kill,a\n", "row 2 of the trace does not fit: got '1,kill,a'"),
+        ("0,add,a\n-1,remove,a\n", "row 2"),
+        ("0,add,a\nnan,remove,a\n", "row 2"),
+        (EVENTS + COUNTS, "row 6"),
+        (COUNTS + "2021-12-11, 00:02:00, -1\n", "row 4"),
+        (COUNTS + "2021-13-11, 00:02:00, 1\n", "row 4"),
+        ("at,what,who\n" + EVENTS, "row 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        parse_trace(text)
+
+
+@given(st.integers(0, 999))
+def test_no_life_ends_before_it_begins(seed: int) -> None:
+    trace = spot_group(seed)
+    assert all(0 <= vm.from_s < vm.until_s for vm in trace.lives)
+    assert trace.lives == tuple(sorted(trace.lives, key=lambda vm: vm.from_s))

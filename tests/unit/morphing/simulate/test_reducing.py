@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.morphing.steps import BYTES_PER_S, LATENCY_S, PROFILE, plan
+
+from spottrain.morphing.simulate.reducing import (
+    Hop,
+    Reducer,
+    gather_s,
+    hop_of,
+    least_hop,
+)
+from spottrain.wire import Profile, RingProfile
+
+
+def ring(
+    ranks: int, rings: int, latency_s: float, between_vms: bool = True
+) -> RingProfile:
+    return RingProfile(
+        ranks=ranks,
+        rings=rings,
+        between_vms=between_vms,
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=1000.0,
+    )
+
+
+def with_rings(*rings: RingProfile) -> Profile:
+    return replace(PROFILE, rings=rings)
+
+
+def test_without_measured_rings_links_are_reckoned_with() -> None:
+    assert hop_of(PROFILE, 4, True, 1) == Hop(2 * LATENCY_S, 2 / BYTES_PER_S)
+
+
+def test_a_ring_of_the_size_measured_takes_what_was_measured() -> None:
+    profile = with_rings(ring(2, 1, 1.0), ring(4, 1, 6.0), ring(8, 1, 21.0))
+    hop = hop_of(profile, 4, True, 1)
+    assert 3 * (hop.latency_s + 500 / 4 * hop.s_per_byte) == pytest.approx(6.0 + 0.5)
+
+
+def test_a_ring_of_another_size_has_more_hops_like_those_of_the_nearest() -> None:
+    profile = with_rings(ring(2, 1, 1.0), ring(4, 1, 6.0))
+    assert hop_of(profile, 7, True, 1) == hop_of(profile, 4, True, 1)
+
+
+def test_more_rings_than_were_measured_share_the_nic() -> None:
+    profile = with_rings(ring(4, 1, 3.0), ring(4, 2, 3.0))
+    few, many = (hop_of(profile, 4, True, rings) for rings in (2, 6))
+    assert many.s_per_byte == pytest.approx(3 * few.s_per_byte)
+    assert many.latency_s == few.latency_s
+
+
+def test_rings_within_a_vm_are_not_those_between_vms() -> None:
+    profile = with_rings(ring(2, 1, 0.001, between_vms=False))
+    assert hop_of(profile, 2, False, 1).latency_s == 0.001
+    assert hop_of(profile, 2, True, 1).latency_s == 2 * LATENCY_S
+
+
+rings = st.builds(
+    ring, st.integers(2, 16), st.integers(1, 4), st.floats(0.001, 9.0), st.booleans()
+)
+
+
+@given(
+    st.lists(rings, max_size=4), st.integers(2, 40), st.booleans(), st.integers(1, 8)
+)
+def test_no_ring_beats_the_least_hop(
+    known: list[RingProfile], ranks: int, between_vms: bool, count: int
+) -> None:
+    profile = with_rings(*known)
+    hop, least = hop_of(profile, ranks, between_vms, count), least_hop(profile)
+    assert least.latency_s <= hop.latency_s
+    assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "rounds"), [(1, 0), (2, 1), (3, 2), (8, 3), (24, 5)])
+def test_a_gather_takes_as_many_rounds_as_ranks_have_digits(
+    ranks: int, rounds: int
+) -> None:
+    assert gather_s(PROFILE, ranks) == rounds * LATENCY_S
+
+
+def test_rings_of_all_stages_of_a_vm_share_its_nic() -> None:
+    apart = Reducer(plan(2, 2, 2, "abcd"), PROFILE, "fast")
+    together = Reducer(plan(2, 2, 2, "aabb"), PROFILE, "fast")
+    profile = with_rings(ring(2, 1, 0.5))
+    alone_s = Reducer(plan(2, 2, 2, "abcd"), profile, "fast").reduced_s(0, [0, 0], 1000)
+    shared_s = Reducer(plan(2, 2, 2, "aabb"), profile, "fast").reduced_s(
+        0, [0, 0], 1000
+    )
+    assert shared_s - alone_s == pytest.approx(1.0)
+    assert apart.reduced_s(0, [0, 3], 0) == together.reduced_s(0, [3, 0], 0)
+
+
+def test_a_single_replica_has_nothing_to_reduce() -> None:
+    assert Reducer(plan(2, 1, 2, "ab"), PROFILE, "exact").reduced_s(1, [7.0], 99) == 7.0

@@ -1,0 +1,319 @@
+"""One replica's mini-batch: against the executor's rule, the original and closed forms."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.morphing.pipelines import (
+    few,
+    kinds,
+    pipelines,
+)
+from tests.unit.morphing.slow_replica import SlowReplica
+
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.schedules import compiled
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.rule import IN_ORDER
+from spottrain.morphing.schedules.schedule import Conduct, expand, make_schedule
+from spottrain.morphing.simulate.loops.play import play
+from spottrain.morphing.simulate.replica import (
+    Conditions,
+    Jitter,
+    Link,
+    PipelineRun,
+    StageTimes,
+    simulate_pipeline,
+)
+from spottrain.wire import ScheduleKind
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compile before the first test, so that none takes longer for it."""
+    stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+    schedule = compact_schedule("varuna", 2, 1000, recompute=True)
+    for conditions in Conditions:
+        simulate_pipeline(schedule, [stage] * 2, [Link()], conditions=conditions)
+
+
+# --- The executor's rule ----------------------------------------------------------------
+
+
+@given(pipelines(), st.none() | st.integers(1, 4))
+def test_what_is_simulated_is_what_next_task_says(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
+) -> None:
+    schedule, stages, links = pipeline
+    slow = SlowReplica(expand(schedule), stages, links, Conduct.FREE, bound)
+    assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
+
+
+@given(pipelines())
+def test_in_order_too(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]],
+) -> None:
+    schedule, stages, links = pipeline
+    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.IN_ORDER)
+    assert got == SlowReplica(expand(schedule), stages, links, Conduct.IN_ORDER).run()
+
+
+@given(
+    kinds,
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.booleans(),
+    st.integers(1, 10**6),
+)
+def test_in_the_originals_conditions_too_where_no_two_things_coincide(
+    kind: ScheduleKind, depth: int, count: int, recompute: bool, seed: int
+) -> None:
+    random = Random(seed)
+
+    def odd_s() -> float:
+        return random.randrange(1, 10**7) * 1e-6
+
+    stages = [
+        StageTimes(forward_s=odd_s(), recompute_s=odd_s(), backward_s=odd_s())
+        for _ in range(depth)
+    ]
+    links = [Link(latency_s=odd_s()) for _ in range(depth - 1)]
+    schedule = compact_schedule(kind, depth, count, recompute=recompute)
+    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
+    assert got == SlowReplica(expand(schedule), stages, links, Conduct.ORIGINAL).run()
+
+
+@given(pipelines(), st.sampled_from(Conditions))
+def test_lists_at_length_give_the_same_run(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    schedule, stages, links = pipeline
+    short = simulate_pipeline(schedule, stages, links, conditions=conditions)
+    at_length = expand(schedule)
+    assert simulate_pipeline(at_length, stages, links, conditions=conditions) == short
+
+
+# --- Closed forms and bounds ------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.sampled_from(Conditions),
+    st.integers(1, 6),
+    st.integers(1, 50),
+    few,
+    few,
+)
+def test_uniform_stages_take_micro_batches_plus_stages_less_one(
+    kind: ScheduleKind,
+    conditions: Conditions,
+    depth: int,
+    count: int,
+    forward_s: float,
+    backward_s: float,
+) -> None:
+    stage = StageTimes(forward_s=forward_s, recompute_s=0.0, backward_s=backward_s)
+    schedule = compact_schedule(kind, depth, count, recompute=False)
+    got = simulate_pipeline(
+        schedule, [stage] * depth, [Link()] * (depth - 1), conditions=conditions
+    )
+    whole_s = (count + depth - 1) * (forward_s + backward_s)
+    assert max(got.finish_s) == pytest.approx(whole_s)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 6), few, few)
+def test_interleaving_divides_the_bubble_by_the_chunks(
+    depth: int, chunks: int, groups: int, forward_s: float, backward_s: float
+) -> None:
+    count = depth * groups
+    whole = (
+        chunks
+        * StageTimes(
+            forward_s=forward_s, recompute_s=0.0, backward_s=backward_s
+        ).forward_s
+    )
+    stage = StageTimes(forward_s=whole, recompute_s=0.0, backward_s=chunks * backward_s)
+    schedule = compact_schedule(
+        "interleaved", depth, count, recompute=False, chunks=chunks
+    )
+    got = simulate_pipeline(schedule, [stage] * depth, [Link()] * (depth - 1))
+    expected = (count * chunks + depth - 1) * (forward_s + backward_s)
+    assert max(got.finish_s) == pytest.approx(expected)
+
+
+def critical_path_s(
+    schedule: Schedule, stages: list[StageTimes], links: list[Link]
+) -> float:
+    """A bound for any conduct: the way to a stage, its work, and the way back."""
+    bound = way = Fraction(0)
+    for p, times in enumerate(stages):
+        once = Fraction(times.forward_s) + Fraction(times.backward_s)
+        bound = max(bound, way + schedule.num_microbatches * once)
+        if p < len(links):
+            link = Fraction(links[p].latency_s) + Fraction(links[p].transfer_s)
+            way += once + 2 * link
+    return float(bound)
+
+
+@given(pipelines(), st.sampled_from(Conditions))
+def test_nothing_beats_the_critical_path(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    got = simulate_pipeline(*pipeline, conditions=conditions)
+    assert max(got.finish_s) >= critical_path_s(*pipeline) - 1e-9
+
+
+@given(pipelines(), st.data())
+def test_in_order_nothing_that_takes_longer_makes_the_end_come_sooner(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], data: st.DataObject
+) -> None:
+    schedule, stages, links = pipeline
+    more = st.just(0.0) | few
+    slower_links = [
+        Link(
+            latency_s=k.latency_s + data.draw(more),
+            transfer_s=k.transfer_s + data.draw(more),
+        )
+        for k in links
+    ]
+    slower_stages = [
+        StageTimes(
+            forward_s=s.forward_s + data.draw(more),
+            recompute_s=s.recompute_s + data.draw(more),
+            backward_s=s.backward_s + data.draw(more),
+        )
+        for s in stages
+    ]
+    order = Conditions.IN_ORDER
+    fast = simulate_pipeline(schedule, stages, links, conditions=order)
+    slow = simulate_pipeline(schedule, slower_stages, slower_links, conditions=order)
+    assert all(a <= b for a, b in zip(fast.finish_s, slow.finish_s, strict=True))
+
+
+def test_a_stage_that_departs_from_its_list_may_be_done_sooner_over_a_slower_link() -> (
+    None
+):
+    """No rule that does not know the future is free of this (Graham 1966): over the
+    faster link a gradient comes just after the stage has begun another forward."""
+    schedule = compact_schedule("varuna", 2, 4, recompute=True)
+    stages = [
+        StageTimes(forward_s=2.0, recompute_s=2.0, backward_s=1.0),
+        StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0),
+    ]
+    fast = simulate_pipeline(schedule, stages, [Link(latency_s=1.0)])
+    slow = simulate_pipeline(schedule, stages, [Link(latency_s=2.0)])
+    assert (max(fast.finish_s), max(slow.finish_s)) == (22.0, 20.0)
+
+
+# --- Jitter -----------------------------------------------------------------------------
+
+
+def jittered(seed: int, relative: float = 0.1) -> PipelineRun:
+    stage = StageTimes(forward_s=0.01, recompute_s=0.01, backward_s=0.02)
+    schedule = compact_schedule("varuna", 3, 30, recompute=True)
+    jitter = Jitter(relative=relative, seed=seed)
+    return simulate_pipeline(
+        schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2, jitter=jitter
+    )
+
+
+def test_a_seed_gives_the_same_run_again_and_another_seed_another() -> None:
+    assert jittered(1) == jittered(1)
+    assert jittered(1) != jittered(2)
+
+
+def test_no_relative_jitter_is_no_jitter() -> None:
+    stage = StageTimes(forward_s=0.01, recompute_s=0.01, backward_s=0.02)
+    schedule = compact_schedule("varuna", 3, 30, recompute=True)
+    plain = simulate_pipeline(schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2)
+    assert jittered(1, relative=0.0) == plain
+
+
+def test_jitter_leaves_the_mean_and_slows_the_whole() -> None:
+    runs = [jittered(seed) for seed in range(200)]
+    plain = jittered(0, relative=0.0)
+    busy = sum(run.busy_s[2] for run in runs) / len(runs)
+    assert busy == pytest.approx(plain.busy_s[2], rel=0.01)
+    mean_s = sum(max(run.finish_s) for run in runs) / len(runs)
+    assert mean_s > max(plain.finish_s)
+
+
+# --- Refusals and compiling -------------------------------------------------------------
+
+STAGE = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf, 1e12])
+def test_a_time_that_is_none_is_refused(wrong: float) -> None:
+    schedule = compact_schedule("1f1b", 2, 2, recompute=False)
+    for stages, link in (
+        ([STAGE, replace(STAGE, forward_s=wrong)], Link()),
+        ([STAGE, STAGE], Link(latency_s=wrong)),
+    ):
+        with pytest.raises(PlanError, match=r"times must be 0 or more.*; take fewer"):
+            simulate_pipeline(schedule, stages, [link])
+
+
+def test_stages_and_links_must_fit_the_lists() -> None:
+    schedule = compact_schedule("1f1b", 2, 2, recompute=False)
+    with pytest.raises(PlanError, match="got 3 stages and 1 links"):
+        simulate_pipeline(schedule, [STAGE] * 3, [Link()])
+    with pytest.raises(PlanError, match="got 2 stages and 2 links"):
+        simulate_pipeline(schedule, [STAGE] * 2, [Link()] * 2)
+
+
+def test_the_original_knows_neither_jitter_nor_chunks() -> None:
+    jitter, original = Jitter(relative=0.1), Conditions.ORIGINAL
+    with pytest.raises(PlanError, match="neither jitter nor chunks"):
+        simulate_pipeline(
+            make_schedule("1f1b", 1, 1, recompute=False),
+            [STAGE],
+            [],
+            conditions=original,
+            jitter=jitter,
+        )
+
+
+def test_what_is_compiled_is_what_is_written() -> None:
+    schedule = compact_schedule("varuna", 3, 40, recompute=True)
+    times = np.array([[[3], [4], [7]]] * 3) * 1000
+    arguments = (
+        schedule.codes,
+        schedule.runs,
+        0,
+        times,
+        (
+            np.full((3, 2, 1), 500),
+            np.full((3, 2, 1), 100),
+            np.arange(12).reshape(3, 2, 2),
+        ),
+        40,
+        IN_ORDER,
+        0,
+    )
+    rows, instants = compiled.fast(play, 10**9)(*arguments)
+    written, as_many = play(*arguments)
+    assert rows.tolist() == written.tolist()
+    assert instants == as_many
+
+
+def test_a_small_simulation_loads_no_compiler() -> None:
+    program = (
+        "import sys\n"
+        "from spottrain.morphing.schedules.lists import compact_schedule\n"
+        "from spottrain.morphing.simulate.replica import *\n"
+        "s = compact_schedule('varuna', 4, 8, recompute=True)\n"
+        "t = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=2.0)\n"
+        "simulate_pipeline(s, [t] * 4, [Link()] * 3)\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,130 @@
+"""Long mini-batches, and the simulator that Varuna's authors published."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.morphing.pipelines import (
+    few,
+    links_of,
+    originals_inputs,
+    pipelines,
+    reference_rows,
+    stage_times,
+)
+
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.simulate.replica import (
+    Conditions,
+    Link,
+    StageTimes,
+    simulate_pipeline,
+)
+from spottrain.wire import ScheduleKind
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compile before the first test, so that none takes longer for it."""
+    stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+    schedule = compact_schedule("varuna", 2, 1000, recompute=True)
+    for conditions in Conditions:
+        simulate_pipeline(schedule, [stage] * 2, [Link()], conditions=conditions)
+
+
+# --- The original -----------------------------------------------------------------------
+
+
+def test_every_row_of_the_original_is_met(reference: Path) -> None:
+    rows = reference_rows(reference)
+    if not rows:
+        pytest.skip(f"no figures of the original's simulator in {reference}")
+    for row in rows:
+        stages, links = originals_inputs(row)
+        schedule = compact_schedule(
+            "varuna", int(row["P"]), int(row["M"]), recompute=True
+        )
+        got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
+        batch_us = max(got.finish_s) * 1e6 + int(row["allreduce_us"])
+        # To the microsecond, coincidences and all; 0.1 % would do.
+        assert round(batch_us) == int(row["batch_us_nojitter"]), row
+
+
+def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> None:
+    count = 30_000  # it stops, silently, at 5,000
+    for depth in (1, 2, 4):
+        stages = [StageTimes(forward_s=0.001, recompute_s=0.001, backward_s=0.002)]
+        schedule = compact_schedule("1f1b", depth, count, recompute=False)
+        got = simulate_pipeline(
+            schedule,
+            stages * depth,
+            [Link()] * (depth - 1),
+            conditions=Conditions.ORIGINAL,
+        )
+        assert max(got.finish_s) == pytest.approx((count + depth - 1) * 0.003)
+
+
+# --- Leaps ------------------------------------------------------------------------------
+
+
+@given(
+    pipelines(longest=400), st.sampled_from([Conditions.RUNTIME, Conditions.IN_ORDER])
+)
+@settings(max_examples=200)
+def test_a_leap_ends_where_the_whole_way_ends(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+) -> None:
+    schedule, stages, links = pipeline
+    leapt = simulate_pipeline(schedule, stages, links, conditions=conditions)
+    whole = simulate_pipeline(
+        schedule, stages, links, conditions=conditions, to_the_end=True
+    )
+    assert leapt == whole
+
+
+@given(
+    st.integers(2, 4), st.integers(1, 3), st.integers(1, 120), st.booleans(), st.data()
+)
+def test_so_it_does_where_chunks_are_interleaved(
+    depth: int, chunks: int, groups: int, recompute: bool, data: st.DataObject
+) -> None:
+    stages = data.draw(st.lists(stage_times(few), min_size=depth, max_size=depth))
+    links = data.draw(st.lists(links_of(few), min_size=depth, max_size=depth))
+    links = links[: depth if chunks > 1 else depth - 1]
+    schedule = compact_schedule(
+        "interleaved", depth, depth * groups, recompute=recompute, chunks=chunks
+    )
+    leapt = simulate_pipeline(schedule, stages, links)
+    assert leapt == simulate_pipeline(schedule, stages, links, to_the_end=True)
+
+
+@pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe", "interleaved"])
+def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
+    kind: ScheduleKind,
+) -> None:
+    depth, count = 4, 10_000_000
+    chunks = 2 if kind == "interleaved" else 1
+    schedule = compact_schedule(kind, depth, count, recompute=True, chunks=chunks)
+    stages = [StageTimes(forward_s=0.012, recompute_s=0.011, backward_s=0.024)] * 3
+    stages.append(StageTimes(forward_s=0.014, recompute_s=0.0, backward_s=0.026))
+    begin_s = time.process_time()
+    got = simulate_pipeline(schedule, stages, [Link(latency_s=0.001)] * 3)
+    assert time.process_time() - begin_s < 20  # compiling included; played: minutes
+    assert max(got.finish_s) >= count * 0.047
+    once_s, twice_s = (
+        max(
+            simulate_pipeline(
+                compact_schedule(kind, depth, some, recompute=True, chunks=chunks),
+                stages,
+                [Link(latency_s=0.001)] * 3,
+                to_the_end=True,
+            ).finish_s
+        )
+        for some in (6000, 12_000)
+    )
+    straight_s = twice_s + (count - 12_000) / 6000 * (twice_s - once_s)
+    assert max(got.finish_s) == pytest.approx(straight_s, rel=1e-6)

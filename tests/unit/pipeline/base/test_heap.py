@@ -1,0 +1,70 @@
+"""Each case in an interpreter of its own: a heap that other tests left full of holes takes
+large blocks into these."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SCRIPT = """
+import gc
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from spottrain.pipeline.base.heap import blocks_apart, give_back, suit_activations
+
+BLOCK_BYTES, BLOCKS = 4 * 1024**2, 32
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def small_things_left_behind(building):
+    "Make and drop large blocks, with something small that stays above each."
+    small, large = [], []
+    with building():
+        for _ in range(BLOCKS):
+            large.append(torch.ones(BLOCK_BYTES // 4))
+            small.append(torch.ones(512))
+    return small
+
+
+{prepare}
+gc.collect()
+give_back()
+before = resident_bytes()
+small = small_things_left_behind({building})
+{finish}
+assert len(small) == BLOCKS
+print((resident_bytes() - before) / BLOCK_BYTES)
+"""
+
+
+def blocks_kept(prepare: str, building: str, finish: str = "") -> float:
+    """Return by how many blocks the memory of a process has grown."""
+    script = SCRIPT.format(prepare=prepare, building=building, finish=finish)
+    run = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    return float(run.stdout)
+
+
+def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
+    assert blocks_kept("", "blocks_apart") < 2
+
+
+def test_in_training_what_is_larger_than_activations_leaves_no_holes() -> None:
+    assert blocks_kept("suit_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
+
+
+def test_what_is_free_between_things_in_use_is_given_back() -> None:
+    once = "with blocks_apart(): pass"
+    assert blocks_kept(once, "nullcontext") > 16
+    assert blocks_kept(once, "nullcontext", finish="give_back()") < 2

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.pipeline.calibrate.tasks import (
+    BUDGET_S,
+    MOST_S,
+    Chain,
+    microbatches_for,
+    summed_up,
+)
+
+
+@given(st.integers(1, 130), st.floats(0, 100))
+def test_timing_tasks_stays_within_its_bound(depth: int, slowest_s: float) -> None:
+    count = microbatches_for(depth, slowest_s)
+    took_s = 2 * (count + depth - 1) * slowest_s
+    assert count == 0 or took_s <= MOST_S
+    if count > 2:
+        assert took_s <= BUDGET_S * (1 + 1e-9)
+
+
+@given(st.integers(1, 130), st.floats(0, 1), st.floats(0, 1))
+def test_slower_stages_are_timed_over_fewer_micro_batches(
+    depth: int, one_s: float, other_s: float
+) -> None:
+    slow_s, fast_s = max(one_s, other_s), min(one_s, other_s)
+    assert microbatches_for(depth, slow_s) <= microbatches_for(depth, fast_s)
+
+
+def test_a_chains_ranks_are_neighbours_in_their_order() -> None:
+    ranks = (0, 2, 5)
+    found = [Chain(ranks, place).neighbours for place in range(3)]
+    assert found == [(None, 2), (0, 5), (2, None)]
+    assert Chain((3,), 0).neighbours == (None, None)
+
+
+def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
+    stages = [
+        {
+            "forward": [3e-4, 5e-4, 9.0],
+            "recompute": [1e-4],
+            "backward": [2e-4],
+            "posting": [6e-5],
+        },
+        {"forward": [4e-4], "recompute": [], "backward": [2e-4], "posting": [4e-5]},
+        {},
+    ]
+    beside = summed_up(stages, reaching_s=1e-5)
+    assert beside is not None
+    assert beside.forward_s == pytest.approx(4.5e-4 + 1e-5)
+    assert beside.recompute_s == pytest.approx(1e-4 + 1e-5)
+    assert beside.backward_s == pytest.approx(2e-4)
+    assert beside.posting_s == pytest.approx(5e-5)
+    assert 0 < beside.deviation_s < 1e-3
+
+
+def test_where_nobody_recomputes_a_recompute_is_taken_for_a_backward() -> None:
+    alone = {"forward": [3e-4], "recompute": [], "backward": [2e-4], "posting": []}
+    beside = summed_up([alone], reaching_s=1e-5)
+    assert beside is not None
+    assert beside.recompute_s == pytest.approx(2e-4 + 1e-5)
+    assert beside.posting_s == 0.0
+
+
+def test_nothing_measured_is_nothing_known() -> None:
+    assert summed_up([{}, {}], reaching_s=1e-5) is None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from spottrain.pipeline.comm.ranks import (
+    memberships,
+    neighbours,
+    stage_ranks,
+    tied_ranks,
+)
+from spottrain.wire import Plan, Slot, TiedParameter
+
+
+def plan(depth: int, width: int, chunks: int = 1) -> Plan:
+    """One section a run, one group of virtual nodes a replica."""
+    return Plan(
+        pipeline_depth=depth,
+        data_parallel_width=width,
+        microbatch_size=1,
+        minibatch_size=depth * width,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        recompute=True,
+        stage_bounds=tuple(range(depth * chunks + 1)),
+        replica_bounds=tuple(range(0, depth * width + 1, depth)),
+        slots=tuple(Slot(vm_id="vm", index=i) for i in range(depth * width)),
+        predicted_step_s=1.0,
+        chunks=chunks,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [(0, (None, 1)), (1, (0, 2)), (2, (1, None)), (3, (None, 4)), (5, (4, None))],
+)
+def test_a_pipeline_has_two_ends(
+    rank: int, expected: tuple[int | None, int | None]
+) -> None:
+    assert neighbours(plan(3, 2), rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(0, (2, 1)), (2, (1, 0)), (3, (5, 4)), (5, (4, 3))]
+)
+def test_the_stages_of_an_interleaved_replica_form_a_ring(
+    rank: int, expected: tuple[int, int]
+) -> None:
+    assert neighbours(plan(3, 2, chunks=2), rank) == expected
+
+
+def test_two_interleaved_stages_are_each_others_neighbours_on_both_sides() -> None:
+    assert [neighbours(plan(2, 1, chunks=2), rank) for rank in (0, 1)] == [
+        (1, 1),
+        (0, 0),
+    ]
+
+
+def test_a_tie_between_runs_of_one_stage_needs_no_group_of_its_own() -> None:
+    tied = TiedParameter(name="w", sections=(0, 2))
+
+    assert tied_ranks(plan(2, 2, chunks=2), tied, 1) == (2,)
+    assert tied_ranks(plan(3, 2), tied, 1) == (3, 5)
+
+
+def test_groups_are_those_of_stages_then_those_of_ties() -> None:
+    tied = TiedParameter(name="w", sections=(0, 1))
+    assert stage_ranks(plan(2, 2), 1) == (1, 3)
+    assert memberships(plan(2, 2), [tied]) == [(0, 2), (1, 3), (0, 1), (2, 3)]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.pipeline.model.data import (
+    HELDOUT_FACTOR,
+    MicrobatchSource,
+    example_index,
+    random_seed,
+)
+from spottrain.pipeline.model.job import TrainingJob
+
+
+class Numbers:
+    """Example ``i`` is the number ``i``."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def a_job(length: int, heldout: int | None = None) -> TrainingJob:
+    return TrainingJob(
+        model=lambda: torch.nn.Linear(1, 1),
+        dataset=Numbers(length),
+        heldout=None if heldout is None else Numbers(heldout),
+        loss=lambda model, batch: (torch.zeros(()), 1.0),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+    )
+
+
+@given(seed=st.integers(0, 2**31), length=st.integers(1, 40), epoch=st.integers(0, 5))
+def test_every_epoch_visits_every_example_once(
+    seed: int, length: int, epoch: int
+) -> None:
+    positions = range(epoch * length, (epoch + 1) * length)
+
+    visited = [example_index(seed, length, position) for position in positions]
+
+    assert sorted(visited) == list(range(length))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    first = [example_index(1, 20, position) for position in range(20)]
+
+    assert first != [example_index(1, 20, position) for position in range(20, 40)]
+    assert first != [example_index(2, 20, position) for position in range(20)]
+
+
+@given(
+    step=st.integers(0, 30),
+    nodes=st.integers(1, 6),
+    size=st.integers(1, 4),
+    seed=st.integers(0, 100),
+)
+def test_a_minibatch_holds_the_same_examples_however_it_is_cut(
+    step: int, nodes: int, size: int, seed: int
+) -> None:
+    whole = nodes * size
+    cut = MicrobatchSource(a_job(50), seed, whole, size)
+    uncut = MicrobatchSource(a_job(50), seed, whole, whole)
+
+    parts = [cut.training(step, node) for node in range(nodes)]
+
+    assert torch.equal(torch.cat(parts), uncut.training(step, 0))
+
+
+@given(length=st.integers(0, 50), size=st.integers(1, 5))
+def test_held_out_examples_are_each_seen_once_in_order(length: int, size: int) -> None:
+    source = MicrobatchSource(a_job(5, heldout=length), 0, size, size)
+
+    seen = [source.heldout(number) for number in range(source.num_heldout())]
+
+    assert [int(x) for part in seen for x in part] == list(range(length))
+    assert all(len(part) <= HELDOUT_FACTOR * size for part in seen)
+
+
+def test_without_held_out_examples_there_are_no_microbatches_of_them() -> None:
+    assert MicrobatchSource(a_job(5), 0, 1, 1).num_heldout() == 0
+
+
+@given(parts=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
+def test_seeds_fit_torch_and_depend_on_every_part(parts: list[int]) -> None:
+    seed = random_seed(*parts)
+
+    torch.Generator().manual_seed(seed)
+    assert seed == random_seed(*parts)
+    assert seed != random_seed(*parts[:-1], parts[-1] + 1)
+
+
+class Drawn(Numbers):
+    """Examples that are drawn at random when they are asked for."""
+
+    def __getitem__(self, index: int) -> int:
+        drawn = random.random(), numpy.random.rand(), float(torch.rand(()))
+        return hash((index, *drawn))
+
+
+def test_examples_drawn_at_random_are_the_same_whoever_draws_them() -> None:
+    job = dataclasses.replace(a_job(8, heldout=8), dataset=Drawn(8), heldout=Drawn(8))
+    one = dataclasses.replace(job, collate=list)
+    whole = MicrobatchSource(one, 1, 8, 4)
+    halves = MicrobatchSource(one, 1, 8, 2)
+
+    nodes = [*halves.training(3, 0), *halves.training(3, 1)]
+
+    random.seed(5)
+    torch.manual_seed(5)
+    assert whole.training(3, 0) == nodes
+    assert whole.training(4, 0) != nodes
+    assert whole.heldout(0) == halves.heldout(0)

@@ -1,0 +1,110 @@
+"""What an optimizer keeps is learned by letting it take a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.optimizer import build_optimizer, optimizer_state_spec
+from spottrain.pipeline.model.sections import TensorSpec
+
+NAMED = [
+    ("weight", TensorSpec(shape=(3, 2), dtype=torch.float32, requires_grad=True)),
+    ("bias", TensorSpec(shape=(3,), dtype=torch.float32, requires_grad=True)),
+    ("frozen", TensorSpec(shape=(9,), dtype=torch.float32, requires_grad=False)),
+]
+
+
+def spec_of(optimizer: Any, named: Any = NAMED) -> Any:
+    job = TrainingJob(
+        model=nn.Module,
+        dataset=[],
+        loss=None,  # type: ignore[arg-type]
+        optimizer=optimizer,
+    )
+    return optimizer_state_spec(job, named)
+
+
+def of(kind: Any, **options: Any) -> Any:
+    return lambda named: kind([p for _, p in named], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}])
+def test_adam_keeps_two_moments_and_a_step(options: dict[str, bool]) -> None:
+    spec = spec_of(of(torch.optim.AdamW, **options))
+    assert list(spec) == ["weight", "bias"]
+    moment = TensorSpec(shape=(3, 2), dtype=torch.float32)
+    assert spec["weight"] == {
+        "step": TensorSpec(shape=(), dtype=torch.float32),
+        "exp_avg": moment,
+        "exp_avg_sq": moment,
+    }
+
+
+def test_sgd_keeps_momentum_only_if_asked() -> None:
+    assert all(not keys for keys in spec_of(of(torch.optim.SGD)).values())
+    momentum = spec_of(of(torch.optim.SGD, momentum=0.9))
+    assert momentum["bias"] == {
+        "momentum_buffer": TensorSpec(shape=(3,), dtype=torch.float32)
+    }
+
+
+def test_groups_by_name_are_possible() -> None:
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        decay = {"params": [p for name, p in named if name != "bias"]}
+        rest = {"params": [p for name, p in named if name == "bias"], "amsgrad": True}
+        groups: list[dict[str, Any]] = [decay, rest]
+        return torch.optim.Adam(groups)
+
+    spec = spec_of(optimizer)
+    assert "max_exp_avg_sq" in spec["bias"]
+    assert "max_exp_avg_sq" not in spec["weight"]
+
+
+class Odd(torch.optim.SGD):
+    value: object = 3
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["odd"] = type(self).value
+
+
+def test_a_number_counts_as_a_float64_and_none_as_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    number = TensorSpec(shape=(), dtype=torch.float64, is_number=True)
+    assert spec_of(of(Odd))["bias"] == {"odd": number}
+    monkeypatch.setattr(Odd, "value", None)
+    assert spec_of(of(Odd))["bias"] == {}
+
+
+def test_other_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Odd, "value", "a list")
+    with pytest.raises(UserCodeError, match="state 'odd' of weight must be a tensor"):
+        spec_of(of(Odd))
+
+
+def test_nothing_to_train_needs_no_optimizer() -> None:
+    assert spec_of(of(torch.optim.AdamW), NAMED[2:]) == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda named: 1 / 0, "optimizer raised ZeroDivisionError"),
+        (lambda named: None, r"must return a torch\.optim\.Optimizer: got NoneType"),
+        (
+            lambda named: torch.optim.SGD([nn.Parameter(torch.ones(1))]),
+            "holds 1 parameters that it was not given",
+        ),
+    ],
+)
+def test_a_bad_optimizer_factory_is_refused(optimizer: Any, message: str) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        build_optimizer(optimizer, [("weight", nn.Parameter(torch.ones(2)))])

@@ -1,0 +1,335 @@
+"""The tracer offers a cut only where nothing but one activation crosses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.tracer import trace
+
+WIDTH = 4
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Blocks(nn.Module):
+    """Four linear blocks between an embedding and a head; ``body`` is its forward."""
+
+    def __init__(self, body: Forward, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("table", torch.arange(float(WIDTH)))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def make_job(
+    body: Forward, block: Callable[[], nn.Module] = linear, **changes: Any
+) -> TrainingJob:
+    parts: dict[str, Any] = {
+        "model": lambda: Blocks(body, block),
+        "dataset": [torch.arange(float(WIDTH))] * 3,
+        "loss": lambda model, batch: (model(batch).sum(), len(batch)),
+        "optimizer": lambda named: torch.optim.SGD(p for _, p in named),
+    }
+    return TrainingJob(**(parts | changes))
+
+
+def plain(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x = block(x)
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def loss_in_stages(job: TrainingJob, layout: Layout) -> torch.Tensor:
+    """Run the job's model with one section a stage."""
+    model, batch = materialise(job, 0), job.collate([job.dataset[0], job.dataset[1]])
+    activation: Any = None
+    for section, names in enumerate(layout.parameters):
+        tensors = {section: {n: model.get_parameter(n).detach() for n in names}}
+        stage = StageModel(job, layout, range(section, section + 1), tensors)
+        activation = stage.forward(batch, activation, int)
+        if section < layout.num_sections - 1:
+            activation = activation.detach()
+    return activation[0].detach()  # type: ignore[no-any-return]
+
+
+def loss_as_a_whole(job: TrainingJob) -> torch.Tensor:
+    batch = job.collate([job.dataset[0], job.dataset[1]])
+    return job.loss(materialise(job, 0), batch)[0].detach()
+
+
+def assert_refused(job: TrainingJob, message: str) -> UserCodeError:
+    with pytest.raises(UserCodeError, match=message) as caught:
+        trace(job)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# --- Parameters -----------------------------------------------------------------------
+
+
+def test_each_parameter_is_in_the_section_that_uses_it() -> None:
+    layout = trace(make_job(plain))
+    assert layout.blocks == "blocks"
+    assert [cut.module for cut in layout.cuts] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert layout.parameters[1] == ("blocks.1.weight", "blocks.1.bias")
+    assert layout.parameters[3][:2] == ("blocks.3.weight", "blocks.3.bias")
+    assert layout.parameters[3][2:4] == ("head.weight", "head.bias")
+    assert layout.tied == ()
+
+
+def test_a_parameter_that_nothing_uses_is_in_section_0() -> None:
+    layout = trace(make_job(plain))
+    assert {"norm.weight", "norm.bias"} <= set(layout.parameters[0])
+
+
+def test_an_expert_that_no_example_chose_is_in_the_section_of_its_block() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([linear(), linear()])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.experts[0](x)  # type: ignore[no-any-return]
+
+    layout = trace(make_job(plain, Experts))
+    assert "blocks.2.experts.1.weight" in layout.parameters[2]
+
+
+def test_a_parameter_used_at_both_ends_is_tied_and_in_both_sections() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        both: torch.Tensor = plain(self, x) @ self.embed.weight + self.blocks[1].bias
+        return both
+
+    layout = trace(make_job(body))
+    assert [(t.name, t.sections) for t in layout.tied] == [
+        ("embed.weight", (0, 3)),
+        ("blocks.1.bias", (1, 3)),
+    ]
+    assert "embed.weight" in layout.parameters[0]
+    assert "embed.weight" in layout.parameters[3]
+    job = make_job(body)
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+def test_a_tied_parameter_fetched_early_is_refused_since_stages_hold_copies() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        early: torch.Tensor = self.embed.weight
+        return plain(self, x) @ early
+
+    assert_refused(make_job(body), "uses parameter embed.weight, which several")
+
+
+def test_a_parameter_of_one_section_may_be_fetched_early() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        early: torch.Tensor = self.norm.weight
+        return plain(self, x) * early
+
+    job = make_job(body)
+    layout = trace(job)
+    assert layout.tied == ()
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+# --- What crosses ---------------------------------------------------------------------
+
+
+@given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3))
+@settings(max_examples=25, deadline=None)
+def test_a_skip_is_refused_just_when_it_passes_over_a_cut(
+    skips: set[tuple[int, int]],
+) -> None:
+    """A skip (i, j) adds what went into block i to what goes into block j."""
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x, inputs = self.embed(x), []
+        for index, block in enumerate(self.blocks):
+            inputs.append(x)
+            for start, end in skips:
+                if end == index and start <= index:
+                    x = x + inputs[start]
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+    job = make_job(body)
+    if any(start < end for start, end in skips):
+        error = assert_refused(job, r"uses \(add\) a value computed in section \d")
+        assert "the model in section" in str(error)
+    else:
+        assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
+
+
+def test_what_depends_on_inputs_and_buffers_alone_may_cross() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 1).float() * self.table
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x) * mask
+        return self.head(x)  # type: ignore[no-any-return]
+
+    job = make_job(body)
+    assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
+
+
+def test_what_is_made_from_an_activations_shape_alone_may_cross() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones_like(self.embed(x))
+        return plain(self, x) + ones
+
+    job = make_job(body)
+    assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
+
+
+def test_a_module_that_also_makes_a_mask_runs_on_every_stage() -> None:
+    class Preparing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.inner(x), (x > 1).float()
+
+    class Model(Blocks):
+        def __init__(self) -> None:
+            super().__init__(body, linear)
+            self.prepare = Preparing()
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x, mask = self.prepare(x)
+        for block in self.blocks:
+            x = block(x) * (1 - mask)
+        return x
+
+    job = make_job(body, model=Model)
+    layout = trace(job)
+    assert "prepare" not in layout.skippable
+    assert "prepare.inner" in layout.skippable
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+def test_a_block_that_makes_a_mask_for_later_ones_runs_on_every_stage() -> None:
+    class Masking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
+            if "mask" not in notes:
+                notes["mask"] = notes["input"] > 1
+            return self.inner(x) * notes["mask"]  # type: ignore[no-any-return]
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        notes = {"input": x}
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x, notes)
+        return self.head(x)  # type: ignore[no-any-return]
+
+    job = make_job(body, Masking)
+    layout = trace(job)
+    assert [cut.must_run for cut in layout.cuts] == [True, False, False]
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+def test_random_numbers_may_not_cross() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(WIDTH)
+        return plain(self, x) + noise.to(x.device)
+
+    assert_refused(make_job(body), "uses .* a value computed in section 0")
+
+
+def test_blocks_that_change_the_shape_are_cut() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).repeat(2, 1)  # type: ignore[no-any-return]
+
+    job = make_job(plain, Doubling)
+    layout = trace(job)
+    assert [cut.keeps_shape for cut in layout.cuts] == [False] * 3
+    assert layout.cuts[1].shape(3) == (12, WIDTH)
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+def test_blocks_whose_dimensions_depend_on_the_micro_batch_are_refused() -> None:
+    job = make_job(plain, lambda: Returning(lambda x: x.squeeze()))
+    assert_refused(job, "must return the same dimensions for every micro-batch")
+
+
+# --- What blocks return ---------------------------------------------------------------
+
+
+class Returning(nn.Module):
+    """A block whose output is made by ``wrap``."""
+
+    def __init__(self, wrap: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.wrap = linear(), wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(self.inner(x))
+
+
+def first_of(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x = block(x)[0]
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_tuple_with_the_activation_first_is_cut() -> None:
+    job = make_job(first_of, lambda: Returning(lambda x: (x, None, 3, x * 2)))
+    layout = trace(job)
+    rest = layout.cuts[0].rest
+    assert rest is not None
+    assert rest[:2] == (None, 3)
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
+
+
+def test_what_follows_the_activation_in_the_tuple_may_not_be_used_later() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        sides = []
+        for block in self.blocks:
+            x, side = block(x)
+            sides.append(side)
+        return x + torch.stack(sides).sum()
+
+    job = make_job(body, lambda: Returning(lambda x: (x, x.mean())))
+    assert_refused(job, "a value computed in section 0")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda x: {0: x}, "must return a floating-point tensor.*got dict"),
+        (lambda x: (x.long(),), "must return a floating-point tensor"),
+        (lambda x: (x, object()), "returns a object besides its activation"),
+    ],
+)
+def test_other_outputs_of_blocks_are_refused(wrap: Any, message: str) -> None:
+    assert_refused(make_job(first_of, lambda: Returning(wrap)), message)

@@ -1,0 +1,234 @@
+"""The tracer refuses models and user code that stages would run differently."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
+import transformers as hf
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.pipeline.model.tracer import trace
+
+WIDTH = 4
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Blocks(nn.Module):
+    """Four linear blocks between an embedding and a head; ``body`` is its forward."""
+
+    def __init__(self, body: Forward, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("table", torch.arange(float(WIDTH)))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def make_job(
+    body: Forward, block: Callable[[], nn.Module] = linear, **changes: Any
+) -> TrainingJob:
+    parts: dict[str, Any] = {
+        "model": lambda: Blocks(body, block),
+        "dataset": [torch.arange(float(WIDTH))] * 3,
+        "loss": lambda model, batch: (model(batch).sum(), len(batch)),
+        "optimizer": lambda named: torch.optim.SGD(p for _, p in named),
+    }
+    return TrainingJob(**(parts | changes))
+
+
+def plain(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x = block(x)
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def assert_refused(job: TrainingJob, message: str) -> UserCodeError:
+    with pytest.raises(UserCodeError, match=message) as caught:
+        trace(job)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+# --- Order ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 1, 2, 3), (1, 0, 2, 3), (0, 2, 3), (0, 1)])
+def test_blocks_that_do_not_run_once_each_in_order_are_refused(
+    order: tuple[int, ...],
+) -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        for index in order:
+            x = self.blocks[index](x)
+        return x
+
+    assert_refused(make_job(body), "run .*once each|run each once")
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_each_cut_point_must_run_once(calls: int) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = linear(), linear()
+            self.cut, self.other = CutPoint(), CutPoint()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.one(x)
+            for cut in [self.other, self.cut, self.cut][:calls]:
+                x = cut(x)
+            return self.two(x)  # type: ignore[no-any-return]
+
+    job = make_job(plain, model=Model)
+    if calls == 2:
+        layout = trace(job)
+        assert [cut.module for cut in layout.cuts] == ["other", "cut"]
+        assert layout.parameters[1] == ()
+    else:
+        assert_refused(job, "run .*once each|run each once")
+
+
+# --- Buffers --------------------------------------------------------------------------
+
+
+def count(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.table.add_(1)
+    return plain(self, x)
+
+
+def replace(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.table = self.table + 1
+    return plain(self, x)
+
+
+def normalise(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = nn.functional.instance_norm(
+        x[..., None].repeat(1, 1, 2), self.norm.running_mean, self.norm.running_var
+    )
+    return plain(self, x[..., 0])
+
+
+def clamp(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        self.head.weight.clamp_(-1, 1)
+    return plain(self, x)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (count, "table"),
+        (replace, "table"),
+        (normalise, r"norm\.running_mean"),
+        (lambda self, x: plain(self, self.norm(x)), r"norm\.num_batches_tracked"),
+        (clamp, r"head\.weight"),
+    ],
+    ids=["written", "replaced", "running statistics", "batch norm", "parameter"],
+)
+def test_state_that_changes_in_forward_is_refused(body: Forward, name: str) -> None:
+    assert_refused(make_job(body), f"model changes its buffer or parameter ({name})")
+
+
+def test_random_buffers_are_refused_since_stages_build_their_own() -> None:
+    class Model(Blocks):
+        def __init__(self) -> None:
+            super().__init__(plain, linear)
+            self.register_buffer("noise", torch.rand(3))
+
+    assert_refused(make_job(plain, model=Model), "buffer noise of the model is random")
+
+
+# --- The user's code --------------------------------------------------------------------
+
+
+def test_code_that_looks_at_values_is_traced_on_the_cpu() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, x) if x.sum() > 0 else x
+
+    layout = trace(make_job(body))
+    assert layout.parameters == trace(make_job(plain)).parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": lambda model, batch: 1 / 0}, "loss raised ZeroDivisionError"),
+        ({"loss": lambda model, batch: model(batch)}, "loss must return"),
+        ({"dataset": []}, "data set or collate raised IndexError"),
+        ({"collate": lambda x: 1 / 0}, "data set or collate raised ZeroDivision"),
+        ({"model": lambda: 1 / 0}, "raised ZeroDivisionError"),
+        ({"model": linear}, "model has no repeated blocks and no CutPoint"),
+    ],
+)
+def test_user_code_that_fails_is_reported(
+    changes: dict[str, Any], message: str
+) -> None:
+    assert_refused(make_job(plain, **changes), message)
+
+
+def test_tracing_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    trace(make_job(plain, lambda: nn.Sequential(linear(), nn.Dropout(0.5))))
+    assert torch.equal(torch.rand(2), expected)
+
+
+# --- Real models that cannot be cut --------------------------------------------------------
+
+
+def encoder_decoder(kind: str) -> nn.Module:
+    if kind == "t5":
+        config: Any = hf.T5Config(
+            num_layers=2, d_model=16, d_kv=4, d_ff=16, num_heads=4, vocab_size=32,
+            decoder_start_token_id=0,
+        )  # fmt: skip
+        model: nn.Module = hf.T5ForConditionalGeneration(config)
+    else:
+        config = hf.BartConfig(
+            encoder_layers=2, decoder_layers=2, d_model=16, encoder_ffn_dim=16,
+            decoder_ffn_dim=16, encoder_attention_heads=4, decoder_attention_heads=4,
+            vocab_size=32, max_position_embeddings=16,
+        )  # fmt: skip
+        model = hf.BartForConditionalGeneration(config)
+    return model
+
+
+def test_routing_losses_over_all_blocks_are_refused() -> None:
+    config = hf.MixtralConfig(
+        num_hidden_layers=2, hidden_size=16, intermediate_size=16, vocab_size=32,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+        output_router_logits=True,
+    )  # fmt: skip
+    job = hugging_face_job(lambda: hf.MixtralForCausalLM(config))
+    assert_refused(job, "the model in section 1 uses .* computed in section 0")
+
+
+def hugging_face_job(model: Callable[[], nn.Module]) -> TrainingJob:
+    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
+        return model(input_ids=batch, labels=batch).loss, 1.0
+
+    return make_job(plain, model=model, dataset=[torch.arange(8)], loss=loss)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_encoder_decoders_are_refused(kind: str) -> None:
+    job = hugging_face_job(lambda: encoder_decoder(kind))
+    assert_refused(job, r"decoder\S+ in section 1 uses .* computed in section 0")

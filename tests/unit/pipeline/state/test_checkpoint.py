@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain.manifest import (
+    CheckpointError,
+    FileRecord,
+    Manifest,
+    list_checkpoints,
+    new_name,
+    newest_valid,
+    verify,
+    write_manifest,
+)
+from spottrain.pipeline.state.checkpoint import (
+    SnapshotWriter,
+    load_section,
+    save_section,
+    section_file,
+    split_name,
+    state_name,
+)
+from spottrain.storage.store import Store, open_store
+
+Tensors = dict[str, torch.Tensor]
+
+
+def section_tensors(section: int, size: int = 64) -> Tensors:
+    generator = torch.Generator().manual_seed(section)
+    weight = torch.randn(size, 3, generator=generator)
+    name = f"blocks.{section}.weight"
+    return {
+        name: weight,
+        state_name(name, "exp_avg"): weight * 0.1,
+        state_name(name, "step"): torch.tensor(7.0),
+        f"blocks.{section}.half": weight.bfloat16(),
+        f"blocks.{section}.none": torch.empty(0, 4),
+    }
+
+
+def complete(store: Store, name: str, files: list[FileRecord]) -> Manifest:
+    manifest = Manifest(
+        name=name,
+        step=int(name.split("-")[1]),
+        num_sections=1 + max(file.section for file in files),
+        model_fingerprint="m",
+        config_fingerprint="c",
+        seed=0,
+        minibatch_size=4,
+        microbatch_size=2,
+        files=tuple(files),
+    )
+    write_manifest(store, manifest)
+    return manifest
+
+
+def save(store: Store, step: int, num_sections: int = 2) -> Manifest:
+    name = new_name(step, 1)
+    files = [
+        save_section(store, name, k, section_tensors(k)) for k in range(num_sections)
+    ]
+    return complete(store, name, files)
+
+
+def assert_equal(found: Tensors, expected: Tensors) -> None:
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+def test_every_section_reads_back_bit_for_bit_whoever_asks(store: Store) -> None:
+    manifest = save(store, 3, num_sections=5)
+    verify(store, manifest.name)
+    for section in (4, 0, 2):
+        found = load_section(store, manifest, section)
+        assert_equal(found, section_tensors(section))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4))
+def test_replicas_may_write_a_section_in_any_number_of_shares(
+    tmp_path_factory: pytest.TempPathFactory, num_parts: int
+) -> None:
+    store, name = open_store(tmp_path_factory.mktemp("store")), new_name(1, 1)
+    tensors = list(section_tensors(0).items())
+    files = [
+        save_section(store, name, 0, dict(tensors[part::num_parts]), part)
+        for part in range(num_parts)
+    ]
+    manifest = complete(store, name, files)
+    assert_equal(load_section(store, manifest, 0), section_tensors(0))
+
+
+def test_names_tell_optimizer_state_from_parameters() -> None:
+    assert split_name("transformer.h.0.w") == ("transformer.h.0.w", None)
+    assert split_name(state_name("a.b", "exp_avg")) == ("a.b", "exp_avg")
+    assert section_file(3) == "section-3.safetensors"
+    assert section_file(3, 1) == "section-3.part-1.safetensors"
+
+
+def test_writing_into_loaded_tensors_leaves_the_checkpoint_as_it_is(
+    store: Store,
+) -> None:
+    manifest = save(store, 1)
+    for tensor in load_section(store, manifest, 0).values():
+        tensor.add_(1)
+    verify(store, manifest.name)
+
+
+def test_a_file_is_never_written_twice(store: Store) -> None:
+    save_section(store, "x", 0, section_tensors(0))
+    with pytest.raises(CheckpointError, match=r"section-0\.safetensors exists"):
+        save_section(store, "x", 0, section_tensors(0))
+
+
+def truncate(store: Store, name: str) -> None:
+    store.put(name, store.get(name)[:-1])
+
+
+def flip_a_bit(store: Store, name: str) -> None:
+    content = bytearray(store.get(name))
+    content[-3] ^= 16
+    store.put(name, bytes(content))
+
+
+def remove(store: Store, name: str) -> None:
+    store.delete([name])
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove])
+def test_a_damaged_file_is_named_and_never_used(
+    store: Store, damage: Callable[[Store, str], None]
+) -> None:
+    old, new = save(store, 1), save(store, 2)
+    damage(store, f"{new.name}/section-1.safetensors")
+    with pytest.raises(CheckpointError, match=f"{new.name}/section-1.safetensors"):
+        load_section(store, new, 1)
+    assert_equal(load_section(store, new, 0), section_tensors(0))
+    assert newest_valid(store) == (old.name, 1)
+
+
+def test_tensors_must_be_those_of_the_manifest(store: Store) -> None:
+    name = new_name(1, 1)
+    right = save_section(store, name, 0, section_tensors(0))
+    renamed = FileRecord(
+        section=0,
+        file=right.file,
+        num_bytes=right.num_bytes,
+        sha256=right.sha256,
+        tensors=right.tensors[1:],
+    )
+    manifest = complete(store, name, [renamed])
+    with pytest.raises(CheckpointError, match="tensors are not the manifest's"):
+        load_section(store, manifest, 0)
+
+
+def test_a_tensor_may_not_come_twice(store: Store) -> None:
+    name = new_name(1, 1)
+    files = [save_section(store, name, 0, section_tensors(0), part) for part in (0, 1)]
+    with pytest.raises(CheckpointError, match="is in two files"):
+        load_section(store, complete(store, name, files), 0)
+
+
+def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path)
+    old = save(store, 1)
+    killed = textwrap.dedent(
+        """
+        import os, signal, sys, torch
+        from spottrain.pipeline.state.checkpoint import save_section
+        from spottrain.storage.store import open_store
+        save_section(open_store(sys.argv[1]), sys.argv[2], 0, {"w": torch.ones(9)})
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    name = new_name(2, 1)
+    done = subprocess.run(
+        [sys.executable, "-c", killed, str(tmp_path), name], check=False
+    )
+    assert done.returncode == -9
+    assert (tmp_path / name / "section-0.safetensors").exists()
+    assert list_checkpoints(store) == [(old.name, 1)]
+    assert newest_valid(store) == (old.name, 1)
+
+
+# --- In the background ----------------------------------------------------------------------
+
+
+def test_a_snapshot_is_written_while_its_owner_goes_on(store: Store) -> None:
+    name = new_name(4, 1)
+    with SnapshotWriter(store) as writer:
+        assert writer.poll() is None
+        assert writer.wait() is None
+        writer.submit(name, {k: section_tensors(k) for k in (1, 0)})
+        assert writer.num_pending == 1
+        outcome = writer.wait()
+    assert outcome is not None
+    assert (outcome.name, outcome.error, writer.num_pending) == (name, None, 0)
+    manifest = complete(store, name, list(outcome.files))
+    assert_equal(load_section(store, manifest, 1), section_tensors(1))
+
+
+def test_outcomes_come_in_the_order_of_snapshots_also_after_the_end(
+    store: Store,
+) -> None:
+    names = [new_name(step, 1) for step in range(3)]
+    writer = SnapshotWriter(store)
+    for name in names:
+        writer.submit(name, {0: section_tensors(0)}, part=1)
+    writer.close()
+    writer.close()
+    outcomes = [writer.poll() for _ in names]
+    assert [outcome.name for outcome in outcomes if outcome] == names
+    assert writer.poll() is None
+
+
+def test_trouble_with_one_snapshot_does_not_touch_the_next(tmp_path: Path) -> None:
+    good, bad = new_name(2, 1), new_name(1, 1)
+    (tmp_path / bad).write_text("a file where a folder must be")
+    with SnapshotWriter(open_store(tmp_path)) as writer:
+        writer.submit(bad, {0: section_tensors(0)})
+        writer.submit(good, {0: section_tensors(0)})
+        failed, written = writer.wait(), writer.wait()
+    assert failed is not None
+    assert failed.error is not None
+    assert failed.error.startswith(f"cannot write {tmp_path / bad}")
+    assert failed.files == ()
+    assert written is not None
+    assert written.error is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a file system of 256 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a full disk is a small tmpfs here: mounting needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
+    small_disk: Path,
+) -> None:
+    store = open_store(small_disk)
+    old, name = save(store, 1), new_name(2, 1)
+    with SnapshotWriter(store) as writer:
+        writer.submit(name, {0: section_tensors(0), 1: section_tensors(1, 100_000)})
+        outcome = writer.wait()
+    assert outcome is not None
+    assert outcome.files == ()
+    assert outcome.error is not None
+    assert "No space left on device" in outcome.error
+    assert "\n" not in outcome.error
+    assert newest_valid(store) == (old.name, 1)
+    assert_equal(load_section(store, old, 1), section_tensors(1))
+
+
+def test_a_manifest_that_finds_no_room_is_an_error_of_one_line(
+    small_disk: Path,
+) -> None:
+    store = open_store(small_disk)
+    old, name = save(store, 1), new_name(2, 1)
+    files = [save_section(store, name, 0, section_tensors(0))]
+    room = os.statvfs(small_disk)
+    (small_disk / "fill").write_bytes(b"0" * room.f_bavail * room.f_bsize)
+    with pytest.raises(CheckpointError, match=r"cannot write .*No space left"):
+        complete(store, name, files)
+    assert newest_valid(store) == (old.name, 1)

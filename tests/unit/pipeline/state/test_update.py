@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.pipeline.memory import LocalHolder
+from torch import nn
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.faults import (
+    Action,
+    Fault,
+    FaultScript,
+    Hook,
+    InjectedFaultError,
+)
+from spottrain.pipeline.model.job import NamedParameters, TrainingJob
+from spottrain.pipeline.model.optimizer import optimizer_state_spec
+from spottrain.pipeline.model.sections import TensorSpec
+from spottrain.pipeline.state.agreement import Decision
+from spottrain.pipeline.state.arena import ParameterSpec, SectionArena
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
+from spottrain.wire import TiedParameter
+
+SHAPES = {"weight": (4, 3), "bias": (4,)}
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a Python number: how often it has stepped, which scales its steps."""
+
+    def __init__(self, named: NamedParameters) -> None:
+        super().__init__([p for _, p in named], {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                parameter.add_(parameter.grad, alpha=-group["lr"] * state["count"])
+
+
+OPTIMIZERS: dict[str, Callable[[NamedParameters], torch.optim.Optimizer]] = {
+    "sgd": lambda named: torch.optim.SGD(named, lr=0.1, momentum=0.9),
+    "adamw": lambda named: torch.optim.AdamW(named, lr=0.1),
+    "adamax": lambda named: torch.optim.Adamax(named, lr=0.1),
+    "nadam": lambda named: torch.optim.NAdam(named, lr=0.1),
+    "adagrad": lambda named: torch.optim.Adagrad(
+        named, lr=0.1, initial_accumulator_value=0.5
+    ),
+    "counting": Counting,
+    "plain": lambda named: torch.optim.SGD(named, lr=1.0),
+}
+
+
+def make_job(
+    optimizer: str | Callable[[NamedParameters], torch.optim.Optimizer] = "adamw",
+    **changes: Any,
+) -> TrainingJob:
+    values: dict[str, Any] = {
+        "model": lambda: nn.Linear(3, 4),
+        "dataset": [0],
+        "loss": lambda model, batch: (torch.zeros(()), 1.0),
+        "optimizer": OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer,
+        "lr_schedule": lambda step: 1.0 / (step + 1),
+    }
+    return TrainingJob(**{**values, **changes})
+
+
+def specs_of(job: TrainingJob) -> tuple[ParameterSpec, ...]:
+    named = [
+        (name, TensorSpec(shape=shape, dtype=torch.float32, requires_grad=True))
+        for name, shape in SHAPES.items()
+    ]
+    state = optimizer_state_spec(job, named)
+    return tuple(
+        ParameterSpec(name, spec.shape, spec.dtype, True, state.get(name, {}))
+        for name, spec in named
+    )
+
+
+@pytest.fixture
+def holder() -> Iterator[LocalHolder]:
+    holder = LocalHolder()
+    yield holder
+    holder.close()
+
+
+def open_memory(holder: LocalHolder, job: TrainingJob) -> SlotMemory:
+    memory = SlotMemory(holder, job, [specs_of(job)])
+    memory.hold([0])
+    return memory
+
+
+def fill(arena: SectionArena, seed: int, tensors: dict[str, torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors.values():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+
+def decision(step: int, **changes: Any) -> Decision:
+    values: dict[str, Any] = {
+        "generation": 1,
+        "step": step,
+        "loss_sum": 8.0,
+        "weight": 4.0,
+        "square_norm": 16.0,
+        "overflow": False,
+        "stop": False,
+    }
+    return Decision(**{**values, **changes})
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_taken_up_from_memory_goes_on_as_if_it_had_never_stopped(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    job = make_job(optimizer)
+    arena = open_memory(holder, job).arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.become(0, 1)
+    plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
+    plain_optimizer = job.optimizer(list(plain.items()))
+
+    for step in range(4):
+        memory = open_memory(holder, job)  # as a successor would, before every step
+        arena = memory.arenas[0]
+        fill(arena, 100 + step, arena.gradients)
+        for name, parameter in plain.items():
+            parameter.grad = arena.gradients[name] / 4
+        for group in plain_optimizer.param_groups:
+            group["lr"] = plain_optimizer.defaults["lr"] / (step + 1)
+        plain_optimizer.step()
+        memory.apply(decision(step), [0], FaultScript())
+
+    assert arena.version == 4
+    for name, parameter in plain.items():
+        assert torch.equal(arena.parameters[name], parameter.detach())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    job = make_job(optimizer, lr_schedule=None)
+    arena = open_memory(holder, job).arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.become(0, 1)
+    plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
+    plain_optimizer = job.optimizer(list(plain.items()))
+
+    open_memory(holder, job).apply(decision(0, weight=0.0), [0], FaultScript())
+    for step in (1, 2):
+        memory = open_memory(holder, job)
+        fill(memory.arenas[0], step, memory.arenas[0].gradients)
+        for name, parameter in plain.items():
+            parameter.grad = memory.arenas[0].gradients[name] / 4
+        plain_optimizer.step()
+        memory.apply(decision(step), [0], FaultScript())
+
+    assert arena.version == 3
+    for name, parameter in plain.items():
+        assert torch.equal(arena.parameters[name], parameter.detach())
+
+
+class Late(Counting):
+    """Keeps something more from its second step on."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for state in self.state.values():
+            state["late"] = None if state["count"] < 2 else 1.0
+
+
+def test_state_that_an_optimizer_makes_later_is_refused_not_lost(
+    holder: LocalHolder,
+) -> None:
+    job = make_job(optimizer=Late)
+    memory = open_memory(holder, job)
+    memory.arenas[0].become(0, 1)
+    memory.apply(decision(0), [0], FaultScript())
+
+    with pytest.raises(UserCodeError, match=r"weight .*\['count', 'late'\]"):
+        memory.apply(decision(1), [0], FaultScript())
+
+
+def test_a_gradient_too_large_to_square_overflows(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1,), torch.float64, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+    arena.gradients["weight"].fill_(1e200)
+
+    assert contribution(arena, [], (0, 0)).overflow
+
+
+def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
+    job = make_job("plain", clip_grad_norm=0.5)
+    memory = open_memory(holder, job)
+    arena = memory.arenas[0]
+    arena.become(0, 1)
+    fill(arena, 3, arena.gradients)
+    plain = {n: nn.Parameter(torch.zeros(s)) for n, s in SHAPES.items()}
+    for name, parameter in plain.items():
+        parameter.grad = arena.gradients[name] / 4
+    nn.utils.clip_grad_norm_(plain.values(), 0.5)
+    one = contribution(arena, [], (8.0, 4.0))
+
+    memory.apply(decision(0, square_norm=one.square_norm), [0], FaultScript())
+
+    for name, parameter in plain.items():
+        assert parameter.grad is not None
+        torch.testing.assert_close(arena.parameters[name], -parameter.grad)
+
+
+@pytest.mark.parametrize(
+    "change", [{"overflow": True, "square_norm": math.inf}, {"weight": 0.0}]
+)
+def test_a_minibatch_without_a_usable_gradient_counts_but_changes_nothing(
+    holder: LocalHolder, change: dict[str, Any]
+) -> None:
+    memory = open_memory(holder, make_job())
+    arena = memory.arenas[0]
+    fill(arena, 0, arena.parameters)
+    before = arena.parameters["weight"].clone()
+    arena.become(0, 1)
+    arena.gradients["weight"].fill_(math.inf)
+
+    memory.apply(decision(0, **change), [0], FaultScript())
+
+    assert (arena.version, arena.origin) == (1, 1)
+    assert torch.equal(arena.parameters["weight"], before)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("hook", [Hook.UNDO_SAVED, Hook.UPDATED, Hook.FLIPPED])
+def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
+    holder: LocalHolder, tmp_path: Any, hook: Hook, version: int
+) -> None:
+    job = make_job()
+    memory = open_memory(holder, job)
+    arena = memory.arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.become(0, 1)
+    for step in range(version):
+        fill(arena, step, arena.gradients)
+        memory.apply(decision(step), [0], FaultScript())
+    fill(arena, 50, arena.gradients)
+    before = arena.undoable.clone()
+    fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
+
+    with pytest.raises(InjectedFaultError):
+        memory.apply(decision(version), [0], FaultScript((fault,), rank=0, step=9))
+    successor = open_memory(holder, job)
+
+    arena = successor.arenas[0]
+    assert successor.control.undo_section is None
+    if hook is Hook.FLIPPED:
+        assert arena.version == version + 1
+        assert not torch.equal(arena.undoable[: before.numel()], before)
+    else:
+        assert arena.version == version
+        assert torch.equal(arena.undoable[: before.numel()], before)
+
+
+def test_a_tied_parameter_counts_once_in_the_norm(holder: LocalHolder) -> None:
+    job = make_job()
+    specs = specs_of(job)
+    arenas = [SectionArena(holder, section, specs) for section in (0, 1)]
+    for arena in arenas:
+        for gradient in arena.gradients.values():
+            gradient.fill_(1)
+    ties = [TiedParameter(name="weight", sections=(0, 1))]
+
+    norms = [contribution(arena, ties, (0, 0)).square_norm for arena in arenas]
+
+    assert norms == pytest.approx([12 + 4, 4])
+
+
+def test_a_gradient_that_is_not_finite_overflows(holder: LocalHolder) -> None:
+    arena = SectionArena(holder, 0, specs_of(make_job()))
+    arena.gradients["bias"][0] = math.nan
+
+    assert contribution(arena, [], (0, 0)).overflow
+
+
+def test_the_norm_and_the_scale_are_of_the_mean_gradient() -> None:
+    one = decision(0)
+
+    assert gradient_norm(one) == 1.0
+    assert gradient_norm(decision(0, weight=0.0)) == 0.0
+    assert gradient_scale(one, None) == 0.25
+    assert gradient_scale(one, 2.0) == 0.25
+    assert gradient_scale(one, 0.5) == pytest.approx(0.125, rel=1e-5)

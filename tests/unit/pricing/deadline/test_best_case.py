@@ -1,0 +1,119 @@
+"""The best case: what no luck with spot VMs can better."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+
+from spottrain.pricing.deadline.best_case import SOONEST, best, conceivable, too_slow
+from spottrain.pricing.deadline.model import Held
+
+
+def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
+    found = best(standing(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
+    assert found is not None
+    assert (found.vms, found.usd_per_hour) == (4, 0.5)
+    assert found.takes_s == pytest.approx(100.0 + SOONEST * 10 * HOUR_S)
+    # One VM trains most for its money, however long it takes.
+    assert found.usd == pytest.approx(0.5 * (SOONEST * 34 + 100.0 / HOUR_S))
+
+
+def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
+    at = replace(standing(hours=None, work=10), kept_s=720.0)
+    found = best(at, FLEET, (spot(),), (Held(name="spot", ready=0, booting=1),))
+    assert found is not None
+    assert found.takes_s == pytest.approx(SOONEST * 10 * HOUR_S)
+    assert found.usd == pytest.approx(SOONEST * 34 + 0.2)
+
+
+def test_the_hourly_cap_bounds_the_fleet() -> None:
+    found = best(standing(hours=None, work=10, cap=2.0), FLEET, (spot(),))
+    assert found is not None
+    assert found.vms == 2
+
+
+@pytest.mark.parametrize("cap", [0.5, None])
+def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
+    at = standing(hours=1, work=1000, usd=1.0, cap=cap)
+    supplies = () if cap is None else (spot(),)
+    assert best(at, FLEET, supplies) is None
+    answer = conceivable(at, FLEET, supplies)
+    assert (answer.possible, answer.reason) == (True, "")
+    fast = replace(at, min_examples_per_s=3.4 / SOONEST)
+    assert not too_slow(fast, FLEET, None)
+    assert "4 VMs train 3.78" in too_slow(
+        replace(fast, min_examples_per_s=3.8), FLEET, None
+    )
+
+
+def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> None:
+    at = standing(hours=None, work=1000, usd=5.0)
+    answer = conceivable(at, FLEET, (spot(),))
+    assert answer.possible
+    assert answer.reason == (
+        "the budget ends the job before it is done: undisturbed and at today's lowest "
+        "price of $1.00 per hour it costs $3,060.03, to be spent: $5.00; raise the budget "
+        "to $3,060.03 at the least"
+    )
+    soon = conceivable(replace(at, deadline_s=1e9), FLEET, (spot(),))
+    assert not soon.possible
+    assert soon.least_usd == pytest.approx(3060.03, abs=0.01)
+
+
+def test_all_that_is_out_of_reach_is_told_at_once() -> None:
+    at = replace(standing(hours=1, work=1000, usd=5.0), min_examples_per_s=1e9)
+    answer = conceivable(at, FLEET, (spot(),))
+    assert not answer.possible
+    for part in (
+        "deadline and budget cannot both be met: 4 VMs that nobody takes away need 900.",
+        "h, the deadline is in 1.000 h",
+        "slo.min_examples_per_s: 1e+09 is out of reach: 4 VMs train 3.78 examples/s",
+        "move the deadline to 900.05 h from now at the earliest",
+        "raise the budget to",
+        "lower slo.min_examples_per_s",
+    ):
+        assert part in answer.reason
+
+
+@given(
+    hours=st.floats(0.001, 100),
+    work=st.floats(0.01, 50),
+    usd=st.floats(0.0, 1000),
+    least=st.floats(0.01, 10),
+)
+def test_what_is_named_as_a_cure_is_one(
+    hours: float, work: float, usd: float, least: float
+) -> None:
+    at = replace(standing(hours=hours, work=work, usd=usd), min_examples_per_s=least)
+    answer = conceivable(at, FLEET, (spot(),))
+    assert answer.possible == (not answer.reason)
+    if deadline := re.search(r"deadline to ([0-9.,]+) h", answer.reason):
+        at = replace(at, deadline_s=float(deadline[1].replace(",", "")) * HOUR_S)
+    if budget := re.search(r"budget to \$([0-9.,]+[0-9])", answer.reason):
+        at = replace(at, usd_left=float(budget[1].replace(",", "")))
+    if "lower slo" in answer.reason:
+        at = replace(at, min_examples_per_s=None)
+    assert conceivable(at, FLEET, (spot(),)).possible
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    usd=st.floats(0.1, 100.0),
+    hours=st.floats(0.01, 30.0),
+)
+def test_no_fleet_does_what_is_said_to_be_out_of_reach(
+    sizes: list[int], usd: float, hours: float
+) -> None:
+    """A fleet of any sizes, half an hour each, that boots once."""
+    trained = sum(FLEET.rates[size] for size in sizes) * 0.5 * HOUR_S
+    took_s = FLEET.boot_s + 0.5 * HOUR_S * len(sizes)
+    cost = sum(sizes) * 0.5 + max(sizes) * FLEET.boot_s / HOUR_S
+    work = trained / HOUR_S / FLEET.rates[-1]
+    at = standing(hours=hours, work=work, usd=usd)
+    if took_s <= hours * HOUR_S and cost <= usd:
+        assert conceivable(at, FLEET, (spot(),)).possible

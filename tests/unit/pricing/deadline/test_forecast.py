@@ -1,0 +1,119 @@
+"""Finish and cost to expect: honest where the promise cannot be made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+
+from spottrain.pricing.deadline.forecast import project
+from spottrain.pricing.deadline.model import Held, Supply
+from spottrain.pricing.deadline.outlook import Outlook
+
+SPOT_ONLY = (spot(),)
+BOTH = (spot(), ON_DEMAND)
+SEEN = Outlook(looks=(((1.0, 4),),) * 9, looked_at_s=0.0)
+
+
+@pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
+@pytest.mark.parametrize("hours", [None, 9.0])
+def test_where_the_hourly_cap_bears_no_vm_there_is_no_end(
+    supplies: tuple[Supply, ...], hours: float | None
+) -> None:
+    at = standing(hours=hours, work=5, cap=0.5)
+    told = project(at, FLEET, supplies, (), SEEN, thrifty=False)
+    assert told.finish_s.expected == told.finish_s.high == math.inf
+    assert told.usd.expected == math.inf
+
+
+def test_the_hourly_cap_slows_the_job_down() -> None:
+    at = standing(hours=None, work=5, cap=2.0)
+    held = (Held(name="spot", ready=2),)
+    for supplies in (SPOT_ONLY, (spot("b", 3.0), *SPOT_ONLY)):
+        told = project(at, FLEET, supplies, held, SEEN)
+        assert told.finish_s.expected == pytest.approx(5 * HOUR_S * 3.4 / 1.9)
+
+
+def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
+    at = standing(hours=None, work=5, cap=4.0)
+    risky = replace(spot(), losses_per_hour=0.5)
+    seen = Outlook(looks=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
+    told = project(at, FLEET, (risky,), (), seen)
+    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
+
+
+@pytest.mark.parametrize("thrifty", [True, False])
+def test_spot_vms_alone_have_no_latest_finish(thrifty: bool) -> None:
+    at = standing(hours=9, work=5)
+    told = project(at, FLEET, SPOT_ONLY, (), SEEN, thrifty=thrifty)
+    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
+    assert told.finish_s.high == math.inf
+
+
+def test_spot_vms_that_are_late_say_when_they_would_be_done() -> None:
+    at = standing(hours=1, work=5000)
+    told = project(at, FLEET, SPOT_ONLY, (), SEEN)
+    assert 1 * HOUR_S < told.finish_s.low < told.finish_s.expected < math.inf
+    assert told.finish_s.high == math.inf
+
+
+def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None:
+    told = project(standing(hours=1, work=5000), FLEET, BOTH, (), SEEN)
+    finish = told.finish_s
+    assert finish.low < finish.expected < finish.high < math.inf
+    assert finish.high - finish.low > 0.1 * finish.expected
+
+
+@pytest.mark.parametrize("hours", [None, 1e6])
+def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> None:
+    at = replace(standing(hours=hours, work=5000, usd=5.0), kept_s=900.0)
+    told = project(at, FLEET, BOTH, (), SEEN)
+    assert told.finish_s.low == told.finish_s.expected == told.finish_s.high == math.inf
+    # A quarter of an hour of four VMs is kept back.
+    assert (told.usd.low, told.usd.expected, told.usd.high) == (4.0, 4.0, 5.0)
+
+
+@given(
+    hours=st.floats(-1, 50) | st.none(),
+    work=st.floats(0, 5000),
+    usd=st.floats(0, 1000) | st.none(),
+    cap=st.floats(0, 20) | st.none(),
+    kept_s=st.floats(0, 1000),
+    free=st.integers(0, 5) | st.none(),
+    ready=st.integers(0, 4),
+    price=st.floats(0, 4),
+    looks=st.lists(st.tuples(st.floats(0.1, 4), st.integers(1, 4)), max_size=4),
+    allowed=st.booleans(),
+    thrifty=st.booleans(),
+)
+def test_every_interval_is_one_and_costs_no_more_than_there_is(
+    hours: float | None,
+    work: float,
+    usd: float | None,
+    cap: float | None,
+    kept_s: float,
+    free: int | None,
+    ready: int,
+    price: float,
+    looks: list[tuple[float, int]],
+    allowed: bool,
+    thrifty: bool,
+) -> None:
+    at = standing(hours=hours, work=work, usd=usd, cap=cap)
+    at = replace(at, kept_s=kept_s)
+    supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
+    held = (Held(name="spot", ready=ready),)
+    outlook = Outlook(looks=tuple((look,) for look in looks))
+    told = project(at, FLEET, supplies, held, outlook, thrifty=thrifty)
+    for one in (told.finish_s, told.usd):
+        assert 0 <= one.low <= one.expected
+        assert one.low <= one.high
+    assert told.finish_s.expected <= told.finish_s.high
+    assert usd is None or told.usd.high <= usd
+    promised = allowed and hours is not None
+    if work > 0 and not promised:
+        assert told.finish_s.high == math.inf

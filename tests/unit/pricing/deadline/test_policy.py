@@ -1,0 +1,389 @@
+"""The promise: what is rented in which straits, and the net under it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+
+from spottrain.errors import ConfigError
+from spottrain.pricing.deadline.fallback import feasible, net
+from spottrain.pricing.deadline.model import Decision, Fleet, Held, Standing, Supply
+from spottrain.pricing.deadline.outlook import KEPT, SAMPLE_S, Outlook, look
+from spottrain.pricing.deadline.policy import decide
+
+NOTHING: tuple[Held, ...] = ()
+DRY = spot(available=0)
+
+
+def decided(
+    at: Standing,
+    supplies: tuple[Supply, ...] = (spot(), ON_DEMAND),
+    held: tuple[Held, ...] = NOTHING,
+    outlook: Outlook | None = None,
+) -> Decision:
+    return decide(at, FLEET, supplies, held, outlook or Outlook())
+
+
+def test_spot_vms_are_rented_while_there_is_time() -> None:
+    decision = decided(standing(hours=10, work=5))
+    assert decision.mode == "pace"
+    assert decision.count("spot") > 0
+    assert decision.count("on-demand") == 0
+
+
+def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
+    sizes = [
+        decided(standing(hours=hours, work=5)).count("spot") for hours in (6, 12, 30)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+
+
+def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() -> None:
+    seen = Outlook(looks=(((1.0, 4),),) * 50, looked_at_s=0.0)
+    decision = decided(standing(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
+    assert decision.mode == "wait"
+    assert decision.wanted == ()
+
+
+def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
+    at = standing(hours=5.07, work=5)
+    held = (Held(name="spot", ready=1),)
+    decision = decided(at, (DRY, ON_DEMAND), held)
+    assert decision.mode == "edge"
+    assert dict(decision.wanted) == {"on-demand": 3, "spot": 1}
+
+
+def test_a_job_without_a_vm_that_trains_risks_no_boot_in_vain_near_the_deadline() -> (
+    None
+):
+    decision = decided(standing(hours=5.07, work=5))
+    assert dict(decision.wanted) == {"on-demand": 4}
+
+
+def test_with_no_slack_left_all_vms_are_on_demand() -> None:
+    decision = decided(standing(hours=5 + 120 / HOUR_S, work=5))
+    assert decision.mode == "net"
+    assert dict(decision.wanted) == {"on-demand": 4}
+
+
+def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
+    at = standing(hours=5 + 125 / HOUR_S, work=5)
+    held = (Held(name="spot", ready=4),)
+    assert dict(decided(at, held=held).wanted) == {"on-demand": 4, "spot": 4}
+    booted = (*held, Held(name="on-demand", ready=4))
+    assert dict(decided(at, held=booted).wanted) == {"on-demand": 4}
+
+
+def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
+    at = standing(hours=20, work=5)
+    least = feasible(at, FLEET, (ON_DEMAND,)).least_usd
+    assert least is not None
+    tight = replace(at, usd_left=least + 0.1)
+    assert decided(tight).count("spot") == 0
+    assert decided(replace(at, usd_left=least + 1)).count("spot") > 0
+
+
+def test_a_vm_elsewhere_must_be_clearly_cheaper_than_one_that_is_held() -> None:
+    at, held = standing(hours=6, work=5), (Held(name="a", ready=4),)
+    near = decided(at, (spot("a"), spot("b", 0.9), ON_DEMAND), held)
+    assert near.count("b") == 0
+    far = decided(at, (spot("a"), spot("b", 0.5), ON_DEMAND), held)
+    assert (far.count("a"), far.count("b")) == (4, 4)  # until those of b are ready
+
+
+def test_a_zone_that_takes_its_vms_back_all_the_time_counts_as_dearer() -> None:
+    rough = replace(spot("rough", 0.9), losses_per_hour=10.0)
+    decision = decided(standing(hours=6, work=5), (rough, spot("calm"), ON_DEMAND))
+    assert decision.count("rough") == 0
+
+
+def test_the_cap_of_an_hours_price_bounds_the_fleet() -> None:
+    decision = decided(standing(hours=6, work=1, cap=2.5))
+    assert decision.count("spot") <= 2
+
+
+def test_without_a_deadline_all_spot_vms_are_taken_and_none_on_demand() -> None:
+    decision = decided(standing(hours=None, work=5))
+    assert (decision.mode, dict(decision.wanted)) == ("spot", {"spot": 4})
+
+
+def test_without_on_demand_vms_nothing_is_promised_and_all_spot_is_taken() -> None:
+    decision = decided(standing(hours=9, work=5), (spot(available=3),))
+    assert (decision.mode, decision.count("spot")) == ("spot", 3)
+    assert "nothing can be promised" in decision.reason
+
+
+def test_a_rate_below_the_least_one_rents_on_demand_until_spot_suffices() -> None:
+    at = replace(
+        standing(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0
+    )
+    lacking = decided(at, (spot(available=1), ON_DEMAND))
+    assert dict(lacking.wanted) == {"on-demand": 2, "spot": 1}
+    held = (Held(name="spot", ready=3), Held(name="on-demand", ready=2))
+    fine = replace(at, recent_examples_per_s=2.7)
+    assert decided(fine, (spot(available=0), ON_DEMAND), held).count("on-demand") == 0
+
+
+def test_a_finished_job_wants_nothing() -> None:
+    assert decided(standing(hours=5, work=0)).wanted == ()
+
+
+@pytest.mark.parametrize("hours", [-1.0, 0.0, 1.0])
+def test_a_job_that_is_late_goes_on_with_all_it_has(hours: float) -> None:
+    decision = decided(standing(hours=hours, work=5))
+    assert (decision.mode, decision.count("on-demand")) == ("late", 4)
+
+
+def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> None:
+    held = (Held(name="on-demand", ready=4),)
+
+    def hastened(hours: float) -> dict[str, int]:
+        at = standing(hours=hours, work=5)
+        supplies = (spot(), ON_DEMAND)
+        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+
+    assert hastened(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
+    assert hastened(5 + 400 / HOUR_S) == {"on-demand": 4}, "just off it"
+    assert hastened(9)["spot"] == 4
+
+
+def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
+    def hastened(*supplies: Supply, held: tuple[Held, ...] = ()) -> dict[str, int]:
+        at = standing(hours=20, work=5, usd=500.0)
+        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+
+    dear = spot(usd=3.0, available=0)
+    assert hastened(DRY, ON_DEMAND) == {}
+    assert hastened(dear, ON_DEMAND) == {"on-demand": 4}
+    assert hastened(ON_DEMAND) == {"on-demand": 4}
+    training = (Held(name="spot", ready=3),)
+    assert hastened(dear, ON_DEMAND, held=training) == {"spot": 3, "on-demand": 1}
+    rented = (Held(name="on-demand", ready=4),)
+    assert hastened(spot(), ON_DEMAND, held=rented)["spot"] == 4
+
+
+def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> None:
+    at = standing(hours=5 + 294 / HOUR_S, work=5)
+    four = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=4),))
+    assert (four.mode, four.count("on-demand")) == ("edge", 2)
+    one = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=1),))
+    assert dict(one.wanted) == {"on-demand": 3, "spot": 1}
+    rented = (Held(name="spot", ready=1), Held(name="on-demand", ready=3))
+    assert dict(decided(at, (DRY, ON_DEMAND), rented).wanted) == dict(one.wanted)
+
+
+# --- Before anything is rented ---
+
+
+def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
+    at = standing(hours=5.2, work=5, usd=40.0)
+    answer = feasible(at, FLEET, (spot(), ON_DEMAND))
+    assert not answer.possible
+    assert answer.least_usd == pytest.approx(4 * 3 * (5 + 120 / HOUR_S))
+    assert f"raise the budget to ${answer.least_usd:,.2f}" in answer.reason
+    assert answer.earliest_finish_s is None or answer.earliest_finish_s > 5.2 * HOUR_S
+    assert feasible(
+        replace(at, usd_left=answer.least_usd), FLEET, (ON_DEMAND,)
+    ).possible
+
+
+def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
+    at = standing(hours=4, work=5)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    assert (answer.possible, answer.least_usd) == (False, None)
+    assert answer.earliest_finish_s == pytest.approx(5 * HOUR_S + 120)
+    later = replace(at, deadline_s=answer.earliest_finish_s)
+    assert feasible(later, FLEET, (ON_DEMAND,)).possible
+
+
+@given(work=st.floats(0.01, 50), ending_s=st.floats(0.0, 100.0))
+def test_the_deadline_that_is_named_does_a_minute_later(
+    work: float, ending_s: float
+) -> None:
+    at = replace(standing(hours=0.001, work=work), ending_s=ending_s)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    named = re.search(r"move the deadline to ([0-9.,]+) h from now", answer.reason)
+    assert named is not None
+    moved = replace(at, deadline_s=float(named[1]) * HOUR_S)
+    assert feasible(moved, FLEET, (ON_DEMAND,)).possible
+    assert feasible(replace(moved, now_s=59.9), FLEET, (ON_DEMAND,)).possible
+
+
+def test_without_on_demand_vms_no_promise_can_be_made() -> None:
+    answer = feasible(standing(hours=50, work=5), FLEET, (spot(),))
+    assert not answer.possible
+    assert "no promise can be made" in answer.reason
+
+
+@given(
+    hours=st.floats(0.1, 100),
+    work=st.floats(0.01, 50),
+    usd=st.floats(0.0, 1000),
+    most=st.integers(1, 4),
+)
+def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
+    hours: float, work: float, usd: float, most: int
+) -> None:
+    at = standing(hours=hours, work=work, usd=usd)
+    supply = replace(ON_DEMAND, available=most)
+    by_hand = []
+    for size in range(1, most + 1):
+        train_s = at.examples_left / FLEET.rates[size]
+        seconds = train_s + FLEET.boot_s + FLEET.morph_s
+        cost = size * 3.0 * seconds / HOUR_S
+        if seconds <= hours * HOUR_S * (1 + 1e-9) and cost <= usd * (1 + 1e-9):
+            by_hand.append(size)
+    answer = feasible(at, FLEET, (supply,))
+    assert answer.possible == bool(by_hand)
+
+
+@given(
+    least=st.floats(0.01, 10),
+    hours=st.floats(0.1, 100) | st.none(),
+    usd=st.floats(0.0, 1000),
+    most=st.integers(1, 4),
+)
+def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
+    least: float, hours: float | None, usd: float, most: int
+) -> None:
+    at = replace(standing(hours=hours, work=5, usd=usd), min_examples_per_s=least)
+    supply = replace(ON_DEMAND, available=most)
+    fast = [n for n in range(1, most + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
+    answer = feasible(at, FLEET, (supply,))
+    if hours is None:  # it is kept for as long as the budget lasts
+        assert answer.possible == bool(fast)
+        return
+    by_hand = []
+    for size in fast:
+        seconds = at.examples_left / FLEET.rates[size] + FLEET.boot_s + FLEET.morph_s
+        in_time = seconds <= hours * HOUR_S * (1 + 1e-9)
+        if in_time and size * 3.0 * seconds / HOUR_S <= usd * (1 + 1e-9):
+            by_hand.append(size)
+    assert answer.possible == bool(by_hand)
+
+
+def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
+    at = replace(standing(hours=100, work=5), min_examples_per_s=1e9)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    assert not answer.possible
+    assert "1e+09 cannot be promised: 4 on-demand VMs train 3.4 examples/s" in (
+        answer.reason
+    )
+
+
+def test_a_least_rate_costs_what_vms_so_fast_cost() -> None:
+    slow = standing(hours=None, work=5, usd=10.0)
+    at = replace(slow, min_examples_per_s=3.0)
+    answer = feasible(at, FLEET, (ON_DEMAND,))
+    assert answer.possible
+    assert answer.least_usd == pytest.approx(4 * 3.0 * (5 + 120 / HOUR_S))
+    assert (
+        "4 on-demand VMs alone would keep up 3 examples/s to the end" in answer.reason
+    )
+    assert "to be spent: $10.00, where the job ends" in answer.reason
+
+
+@given(
+    hours=st.floats(-1, 50) | st.none(),
+    work=st.floats(0, 50),
+    usd=st.floats(0, 1000) | st.none(),
+    cap=st.floats(0, 20) | st.none(),
+    free=st.lists(st.integers(0, 6), min_size=3, max_size=3),
+    ready=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    booting=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    prices=st.lists(st.floats(0, 3), min_size=2, max_size=2),
+    allowed=st.booleans(),
+)
+def test_a_decision_asks_for_nothing_that_is_not_there_nor_above_the_cap(
+    hours: float | None,
+    work: float,
+    usd: float | None,
+    cap: float | None,
+    free: list[int],
+    ready: list[int],
+    booting: list[int],
+    prices: list[float],
+    allowed: bool,
+) -> None:
+    names = ("a", "b", "on-demand")
+    supplies = [
+        replace(spot(name), usd_per_hour=price, available=count)
+        for name, price, count in zip(names[:2], prices, free[:2], strict=True)
+    ]
+    if allowed:
+        supplies.append(replace(ON_DEMAND, available=free[2]))
+    held = tuple(
+        Held(name=supply.name, ready=ready[n], booting=booting[n])
+        for n, supply in enumerate(supplies)
+    )
+    at = standing(hours=hours, work=work, usd=usd, cap=cap)
+    decision = decided(at, tuple(supplies), held)
+    bill = 0.0
+    for n, supply in enumerate(supplies):
+        count = decision.count(supply.name)
+        assert 0 <= count <= ready[n] + booting[n] + (supply.available or 0)
+        bill += count * supply.usd_per_hour
+    assert cap is None or bill <= cap * (1 + 1e-6)
+    assert decision.reason
+
+
+# --- Fleets, outlooks, nets ---
+
+
+def test_vms_that_add_nothing_are_no_size() -> None:
+    fleet = Fleet(examples_per_s=(0.0, 0.0, 2.0, 1.5, 3.0))
+    assert fleet.rates == (0.0, 0.0, 2.0, 2.0, 3.0)
+    assert fleet.sizes == (0, 2, 4)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
+def test_no_size_lies_above_the_hull_of_the_sizes(rates: list[float]) -> None:
+    if not any(rates):
+        return
+    fleet = Fleet(examples_per_s=(0.0, *rates))
+    for few, many in zip(fleet.sizes, fleet.sizes[1:], strict=False):
+        slope = (fleet.rates[many] - fleet.rates[few]) / (many - few)
+        for size in range(few, many):
+            above = fleet.rates[few] + slope * (size - few)
+            assert fleet.rates[size] <= above + 1e-6
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="examples_per_s"):
+        Fleet(examples_per_s=(0.0, rate))
+
+
+@pytest.mark.parametrize("usd", [-1.0, float("nan"), float("inf")])
+def test_a_price_that_cannot_be_is_refused(usd: float) -> None:
+    with pytest.raises(ConfigError, match="usd_per_hour"):
+        spot(usd=usd)
+
+
+def test_a_number_that_is_none_is_refused_where_the_job_stands() -> None:
+    with pytest.raises(ConfigError, match="examples_left"):
+        replace(standing(hours=5, work=1), examples_left=float("nan"))
+
+
+def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
+    outlook = Outlook()
+    for number in range(2 * KEPT):
+        outlook = look(outlook, number * SAMPLE_S, FLEET, (spot(),), {})
+        outlook = look(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), {})
+    assert len(outlook.looks) == KEPT
+    assert outlook.looks[0] == ((1.0, 4),)
+
+
+def test_the_net_counts_boots_of_those_that_are_not_rented_yet() -> None:
+    at = standing(hours=9, work=5)
+    fresh = net(at, FLEET, (ON_DEMAND,), ())
+    paid = net(at, FLEET, (ON_DEMAND,), (Held(name="on-demand", ready=4),))
+    boot_usd = 4 * 3.0 * (FLEET.boot_s + FLEET.morph_s) / HOUR_S
+    work = at.examples_left
+    assert fresh.usd(4, work) - paid.usd(4, work) == pytest.approx(boot_usd)

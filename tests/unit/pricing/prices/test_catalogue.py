@@ -1,0 +1,92 @@
+"""The catalogue that ships: its facts fit together and are what cards can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from spottrain.errors import ConfigError
+from spottrain.pricing.prices.catalogue import CLOUDS, DATA, PRECISIONS, catalogue
+from spottrain.pricing.prices.hazard import BANDS
+
+FACTS = catalogue()
+
+
+@pytest.mark.parametrize("name", [name for _, name in FACTS.types])
+def test_a_machine_has_as_many_gpus_as_machines_have(name: str) -> None:
+    (kind,) = (kind for kind in FACTS.types.values() if kind.name == name)
+    assert kind.cloud in CLOUDS
+    assert kind.gpus in (1, 2, 4, 8, 16)
+    assert kind.vcpus >= kind.gpus
+    assert kind.memory_bytes >= kind.gpus * 2**32
+    network = kind.network_bytes_per_s
+    assert network is None or 5e9 / 8 <= network <= 6400e9 / 8
+
+
+def test_more_precision_is_never_faster() -> None:
+    for gpu in FACTS.gpus.values():
+        peaks = [gpu.peak_flops[name] for name in PRECISIONS if name in gpu.peak_flops]
+        assert peaks == sorted(peaks), gpu.name
+        assert all(1e12 <= peak <= 1e16 for peak in peaks), gpu.name
+        assert 8e9 <= gpu.memory_bytes <= 300e9, gpu.name
+
+
+def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None:
+    assert {kind.gpu.name for kind in FACTS.types.values()} == set(FACTS.gpus)
+    text = "".join(path.read_text() for path in DATA.glob("[!s]*.csv"))
+    assert all(text.count(name) for name in FACTS.sources)
+
+
+def test_published_prices_are_of_known_machines_and_plausible() -> None:
+    prices = list(FACTS.published())
+    places = Counter((p.cloud, p.region, p.instance_type) for p in prices)
+    assert max(places.values()) == 1
+    for price in prices:
+        kind = FACTS.find(price.cloud, price.instance_type)
+        assert kind is not None
+        assert 0.2 <= price.usd_per_hour / kind.gpus <= 30, price
+
+
+def test_published_bands_are_of_known_machines() -> None:
+    for (cloud, _, name), band in FACTS.bands().items():
+        assert FACTS.find(cloud, name) is not None
+        assert 0 <= band < len(BANDS)
+
+
+def test_facts_agree_with_what_is_well_known() -> None:
+    kind = FACTS.types["aws", "p4d.24xlarge"]
+    assert (kind.gpu.name, kind.gpus, kind.vcpus) == ("A100", 8, 96)
+    assert kind.gpu.memory_bytes == 40 * 2**30
+    assert kind.gpu.peak_flops["bf16"] == 312e12
+    assert kind.network_bytes_per_s == 50e9
+
+
+def test_a_gpu_is_asked_for_with_or_without_its_memory() -> None:
+    every = FACTS.matching(gpus=["a100"])
+    assert {kind.gpu.name for kind in every} == {"A100", "A100-80GB"}
+    assert {kind.gpu.name for kind in FACTS.matching(gpus=["A10"])} == {"A10"}
+    large = FACTS.matching(gpus=["A100-80GB"], clouds=["aws"])
+    assert [kind.name for kind in large] == ["p4de.24xlarge"]
+    assert len(FACTS.matching()) == len(FACTS.types)
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"gpus": ["A1000"]}, "no such GPU: got A1000; take one of P100"),
+        ({"clouds": ["oci"]}, "no such cloud: got oci; take one of aws"),
+        ({"names": ["p4d"]}, "no such instance type in the catalogue: got p4d"),
+    ],
+)
+def test_names_that_nothing_has_are_refused(
+    filters: dict[str, list[str]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FACTS.matching(**filters)
+
+
+def test_the_data_travels_with_the_package() -> None:
+    project = Path(__file__).parents[4] / "pyproject.toml"
+    assert '"spottrain.pricing.prices.price" = ["data/*.csv"]' in project.read_text()

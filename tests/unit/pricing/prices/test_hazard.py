@@ -1,0 +1,111 @@
+"""Hazards: laws of the estimate, and its bounds against published tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.pricing.prices.hazard import (
+    BANDS,
+    PRIOR_VM_HOURS,
+    Exposure,
+    Hazards,
+    _bounds,
+    band_per_hour,
+)
+from spottrain.pricing.ranking.frictions import Place
+
+HERE = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
+BESIDE = HERE._replace(zone="us-east-1b")
+FAR = HERE._replace(region="us-west-2", zone="us-west-2a")
+BANDED = {("aws", "us-east-1", "p4d.24xlarge"): 1}
+
+hours = st.floats(0.0, 1e4)
+losses = st.integers(0, 1000)
+
+
+def seen(place: Place, vm_hours: float, count: int) -> Exposure:
+    return Exposure(place=place, vm_hours=vm_hours, losses=count)
+
+
+def test_a_band_is_a_share_lost_in_a_month() -> None:
+    assert 1 - math.exp(-band_per_hour(0) * 730.5) == pytest.approx(0.025)
+    assert [band_per_hour(b) for b in range(5)] == sorted(map(band_per_hour, range(5)))
+    with pytest.raises(ValueError, match="got 5"):
+        band_per_hour(len(BANDS))
+
+
+def test_without_anything_seen_it_is_what_is_published() -> None:
+    hazard = Hazards([], BANDED).of(HERE)
+    assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))
+    assert (hazard.vm_hours, hazard.losses) == (0.0, 0)
+
+
+def test_where_nothing_is_published_the_worst_band_is_assumed() -> None:
+    hazard = Hazards([], BANDED).of(FAR)
+    assert hazard.losses_per_hour == pytest.approx(band_per_hour(4))
+
+
+def test_a_few_losses_of_our_own_outweigh_what_is_published() -> None:
+    """20 losses in 200 VM-hours, as in traces of 2021; published: one in 9,400."""
+    hazard = Hazards([seen(HERE, 200.0, 20)], BANDED).of(HERE)
+    assert hazard.losses_per_hour == pytest.approx(20 / 224, rel=0.01)
+    assert hazard.low < 0.1 < hazard.high
+
+
+def test_what_one_zone_suffers_is_feared_in_the_next_but_not_elsewhere() -> None:
+    hazards = Hazards([seen(HERE, 100.0, 10)], BANDED)
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(10 / 124, rel=0.01)
+    assert hazards.of(FAR) == Hazards([], BANDED).of(FAR)
+
+
+def test_bounds_are_garwoods() -> None:
+    """Chi-squared tables: 1 and 3 events, one-sided 95 %."""
+    assert _bounds(1.0) == pytest.approx((0.0513, 4.7439), abs=1e-4)
+    assert _bounds(3.0) == pytest.approx((0.8177, 7.7537), abs=1e-4)
+
+
+@given(hours, losses, hours, losses)
+def test_the_estimate_lies_between_its_bounds_and_between_seen_and_prior(
+    here_h: float, here: int, beside_h: float, beside: int
+) -> None:
+    hazards = Hazards(
+        [seen(HERE, here_h, here), seen(BESIDE, beside_h, beside)], BANDED
+    )
+    hazard = hazards.of(HERE)
+    assert 0.0 <= hazard.low <= hazard.losses_per_hour <= hazard.high
+    prior = Hazards([seen(BESIDE, beside_h, beside)], BANDED).of(HERE)
+    own = here / here_h if here_h > 0 else math.inf
+    ends = sorted((prior.losses_per_hour, own))
+    if here_h > 0 or here == 0:
+        low, high = (ends[0], ends[1]) if here_h > 0 else (0.0, ends[0])
+        assert low * (1 - 1e-9) <= hazard.losses_per_hour <= high * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.sampled_from([HERE, BESIDE]), hours, losses), max_size=6))
+def test_how_exposures_are_cut_up_does_not_matter(
+    rows: list[tuple[Place, float, int]],
+) -> None:
+    whole = [
+        seen(
+            place,
+            math.fsum(h for p, h, _ in rows if p == place),
+            sum(n for p, _, n in rows if p == place),
+        )
+        for place in (HERE, BESIDE)
+    ]
+    in_parts = Hazards([seen(*row) for row in reversed(rows)], BANDED).of(HERE)
+    at_once = Hazards(whole, BANDED).of(HERE)
+    assert in_parts.losses_per_hour == pytest.approx(at_once.losses_per_hour)
+
+
+@given(hours, losses)
+def test_safe_hours_calm_and_losses_alarm(vm_hours: float, count: int) -> None:
+    def mean(more_h: float, more: int) -> float:
+        rows = [seen(HERE, vm_hours + more_h, count + more)]
+        return Hazards(rows, BANDED).of(HERE).losses_per_hour
+
+    assert mean(PRIOR_VM_HOURS, 0) < mean(0.0, 0) < mean(0.0, 1)

@@ -1,0 +1,97 @@
+"""Declared ratios between GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.pricing.ranked import FACTS, PROFILE
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.gpu_speed import (
+    NARROW,
+    WIDE,
+    gpu_speed,
+    machine_of,
+    precisions,
+    speed_ratio,
+)
+
+KNOWN = catalogue()
+V100, A100 = KNOWN.gpus["V100"], KNOWN.gpus["A100"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("V100-16GB", "V100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA A10G", "A10G"),
+        ("Tesla T4", "T4"),
+        ("a100-80gb", "A100-80GB"),
+        ("Intel(R) Xeon(R) Processor, 1 thread", None),
+    ],
+)
+def test_a_driver_s_name_means_a_gpu(device: str, gpu: str | None) -> None:
+    found = KNOWN.gpu_of(device)
+    assert (found and found.name) == gpu
+
+
+def test_the_size_of_parameters_tells_the_precision() -> None:
+    assert precisions(FACTS) == WIDE
+    assert precisions(replace(FACTS, num_parameters=32 * 10**6)) == NARROW
+
+
+def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
+    assert speed_ratio(A100, V100, WIDE) == pytest.approx(19.5 / 15.7)
+    assert speed_ratio(A100, V100, NARROW) == pytest.approx(312 / 125)
+    assert speed_ratio(KNOWN.gpus["H100"], A100, NARROW) == pytest.approx(989.5 / 312)
+    assert speed_ratio(V100, V100, ()) == 1.0
+    assert speed_ratio(KNOWN.gpus["RTX-PRO-4500"], V100, WIDE) is None
+
+
+@pytest.mark.parametrize(
+    ("cloud", "kind", "device", "speed"),
+    [
+        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", 1.0),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", 15.7 / 19.5),
+        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", 19.5 / 15.7),
+        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", 1.0),
+        ("local", "cpu", "NVIDIA A100-SXM4-40GB", 1.0),
+    ],
+)
+def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
+    cloud: str, kind: str, device: str, speed: float
+) -> None:
+    offer = Offer(
+        cloud=cloud,
+        region="r",
+        zone="z",
+        instance_type=kind,
+        spot=True,
+        usd_per_hour=1.0,
+        observed_at=0.0,
+        gpus=1,
+        gpu_memory_bytes=1,
+    )
+    profile = replace(PROFILE, device=device)
+    assert gpu_speed(offer, profile, FACTS) == pytest.approx(speed)
+    declared = replace(offer, gpu_speed=0.5)
+    assert gpu_speed(declared, profile, FACTS) == 0.5
+
+
+def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:
+    kind = KNOWN.types["aws", "p4d.24xlarge"]
+    machine = machine_of(kind, V100, FACTS)
+    assert machine is not None
+    assert machine.gpus == 8
+    assert machine.gpu_memory_bytes == kind.gpu.memory_bytes
+    assert machine.network_bytes_per_s == 400e9 / 8
+    nameless = replace(kind, gpu=KNOWN.gpus["RTX-PRO-4500"])
+    assert machine_of(nameless, V100, FACTS) is None

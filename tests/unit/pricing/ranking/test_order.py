@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.ranking.order import offer_key, preference
+
+
+def offer(**changes: Any) -> Offer:
+    values: dict[str, Any] = {
+        "cloud": "local",
+        "region": "local",
+        "zone": "a",
+        "instance_type": "cpu",
+        "spot": True,
+        "usd_per_hour": 2.0,
+        "observed_at": 0.0,
+        "gpus": 1,
+        "gpu_memory_bytes": 1,
+    }
+    return Offer(**{**values, **changes})
+
+
+def test_a_new_price_does_not_make_another_offer() -> None:
+    assert offer_key(offer()) == offer_key(offer(usd_per_hour=9.0, observed_at=5.0))
+
+
+def test_place_type_and_market_make_another_offer() -> None:
+    others = [
+        offer(cloud="aws"),
+        offer(region="eu"),
+        offer(zone="b"),
+        offer(instance_type="gpu"),
+        offer(spot=False),
+    ]
+
+    assert len({offer_key(o) for o in (offer(), *others)}) == 6
+
+
+def test_spot_comes_first_then_the_price_of_work() -> None:
+    on_demand = offer(spot=False, usd_per_hour=0.1)
+    dear = offer(zone="dear", usd_per_hour=3.0)
+    fast = offer(zone="fast", usd_per_hour=4.0, gpu_speed=3.0)
+    wide = offer(zone="wide", usd_per_hour=4.0, gpus=8)
+
+    ranked = sorted([on_demand, dear, fast, wide], key=preference)
+
+    assert ranked == [wide, fast, dear, on_demand]

@@ -1,0 +1,71 @@
+"""What fleets do: plans made once, and bounds on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.pricing.ranked import (
+    JOB,
+    MACHINE,
+    PACES,
+    TOO_SMALL,
+    machines,
+)
+
+from spottrain.pricing.ranking.throughput import Machine, Paces
+
+FOR_MONEY = Paces(replace(JOB, objective="examples_per_dollar"))
+
+
+@settings(deadline=None, max_examples=40)  # plans are made on the way
+@given(machines, st.integers(1, 5), st.sampled_from([PACES, FOR_MONEY]))
+def test_no_plan_beats_the_bounds(machine: Machine, vms: int, paces: Paces) -> None:
+    exact = paces.of(machine, vms)
+    if exact.why_not:
+        return
+    nearly, best = paces.nearly(machine, vms), paces.at_best(machine, vms)
+    each = [p.examples_per_s / p.vms for p in (exact, nearly, best)]
+    assert each[0] <= each[1] * (1 + 1e-9)
+    assert each[1] <= each[2] * (1 + 1e-9)
+    assert best.vms <= exact.vms <= vms
+
+
+def test_a_fleet_is_planned_once() -> None:
+    paces = Paces(JOB)
+    first = paces.of(MACHINE, 2)
+    assert paces.of(MACHINE, 2) is first
+    assert paces.made == 1
+
+
+def test_faster_gpus_and_networks_train_more() -> None:
+    slow, fast = (PACES.of(replace(MACHINE, speed=v), 2) for v in (1.0, 2.0))
+    assert fast.examples_per_s > 1.5 * slow.examples_per_s
+    narrow, wide = (
+        PACES.of(replace(MACHINE, network_bytes_per_s=v), 4) for v in (1e7, 1e10)
+    )
+    assert wide.examples_per_s > narrow.examples_per_s
+
+
+def test_where_the_model_does_not_fit_it_says_why() -> None:
+    pace = PACES.of(TOO_SMALL, 4)
+    assert "model needs" in pace.why_not
+    assert PACES.nearly(TOO_SMALL, 4).why_not in ("", pace.why_not)
+
+
+def test_machines_that_a_plan_for_money_leaves_out_are_not_paid_for() -> None:
+    slow_links = replace(MACHINE, network_bytes_per_s=1e6)
+    assert FOR_MONEY.of(slow_links, 4).vms < 4
+    assert PACES.of(slow_links, 4).vms == 4
+    held = Paces(replace(JOB, objective="examples_per_dollar"), min_vms=3)
+    assert held.of(slow_links, 4).vms >= 3
+
+
+def test_all_that_vms_send_each_other_counts() -> None:
+    paces = Paces(replace(JOB, schedule="varuna"))
+    pace = paces.of(MACHINE, 2)
+    assert pace.shape in ("1x2", "2x1")
+    gradients, activations = 2 * 4 * 16 * 10**6, 2 * 16 * 10**6
+    assert pace.sent_bytes == (gradients if pace.shape == "1x2" else activations)
+    assert paces.of(replace(MACHINE, gpus=2), 1).sent_bytes == 0

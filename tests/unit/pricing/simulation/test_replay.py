@@ -1,0 +1,229 @@
+"""The promise on seeded markets: in time, in budget, near the bound, intervals kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.pricing.promised import FLEET, HOUR_S, spot, standing
+from tests.unit.pricing.promised import ON_DEMAND as VMS
+
+from spottrain.pricing.deadline.forecast import project
+from spottrain.pricing.deadline.model import Held
+from spottrain.pricing.deadline.outlook import Outlook
+from spottrain.pricing.simulation.baselines import (
+    GreedyFailover,
+    OnDemandOnly,
+    Promise,
+    SpotOnlyWait,
+    UniformProgress,
+)
+from spottrain.pricing.simulation.evaluate import (
+    FREE,
+    blind_row,
+    blind_usd,
+    bound_usd,
+    examine,
+    kept,
+    rows,
+)
+from spottrain.pricing.simulation.replay import ON_DEMAND, play
+from spottrain.pricing.simulation.scenarios import World, Zone, prolonged, synthetic
+
+
+def world(lives: list[tuple[float, float]], *, hours: float, work: float) -> World:
+    """``work``: hours of the largest fleet."""
+    return World(
+        name="by hand",
+        zones=(Zone(name="spot", lives=tuple(lives), usd_per_hour=(1.0,)),),
+        on_demand_usd_per_hour=3.0,
+        notice_s=0.0,
+        fleet=FLEET,
+        examples=work * HOUR_S * FLEET.rates[-1],
+        deadline_s=hours * HOUR_S,
+        max_usd=1000.0,
+    )
+
+
+STEADY = [(0.0, math.inf)] * 4
+
+
+def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
+    outcome = play(world(STEADY, hours=9, work=5), SpotOnlyWait())
+    paid_s = FLEET.boot_s + FLEET.morph_s + 5 * HOUR_S
+    assert outcome.finished_s == pytest.approx(paid_s)
+    assert outcome.usd == pytest.approx(4 * paid_s / HOUR_S)
+    assert outcome.booting_usd == pytest.approx(4 * FLEET.boot_s / HOUR_S)
+    assert outcome.paused_usd == pytest.approx(4 * FLEET.morph_s / HOUR_S)
+
+
+def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
+    lives = [(0.0, 2 * HOUR_S), *STEADY[1:]]
+    outcome = play(world(lives, hours=9, work=5), SpotOnlyWait())
+    whole = play(world(STEADY, hours=9, work=5), SpotOnlyWait())
+    left = (5 - 2) * HOUR_S + FLEET.boot_s + FLEET.morph_s + FLEET.lost_s
+    later_s = 2 * HOUR_S + FLEET.morph_s + left * FLEET.rates[4] / FLEET.rates[3]
+    assert outcome.losses == 1
+    assert outcome.finished_s == pytest.approx(later_s)
+    assert outcome.finished_s > whole.finished_s
+
+
+def test_without_spot_vms_the_net_alone_is_in_time() -> None:
+    outcome = play(world([], hours=6, work=5), Promise())
+    assert outcome.in_time
+    assert outcome.on_demand_usd == pytest.approx(outcome.usd)
+
+
+def test_a_storm_at_the_worst_moment_does_not_break_the_promise() -> None:
+    for storm_h in (0.5, 1.0, 2.0, 4.0, 5.0):
+        lives = [(0.0, storm_h * HOUR_S)] * 4
+        outcome = play(world(lives, hours=5.2, work=5), Promise())
+        assert outcome.in_time, storm_h
+
+
+@given(st.integers(10**6, 10**9))
+@settings(max_examples=12, deadline=None)
+def test_the_promise_holds_on_any_market_and_costs_no_less_than_the_bound(
+    seed: int,
+) -> None:
+    market = synthetic(seed)
+    outcome = play(market, Promise())
+    assert outcome.in_time
+    assert outcome.in_budget
+    assert outcome.usd >= bound_usd(market) * (1 - 1e-6)
+
+
+@given(st.integers(10**6, 10**9), st.floats(0.0, 0.05), st.floats(0.0, 0.05))
+@settings(max_examples=12, deadline=None)
+def test_the_promise_holds_with_next_to_no_slack_of_time_and_money(
+    seed: int, time: float, money: float
+) -> None:
+    market = synthetic(seed)
+    paid_s, usd = market.on_demand()
+    tight = replace(market, deadline_s=paid_s * (1 + time), max_usd=usd * (1 + money))
+    outcome = play(tight, Promise())
+    assert outcome.in_time
+    assert outcome.in_budget
+
+
+def test_on_demand_only_is_in_time_and_spot_only_may_be_late() -> None:
+    dry = world([(0.0, HOUR_S)] * 4, hours=6, work=5)
+    assert play(dry, OnDemandOnly()).in_time
+    assert not play(dry, SpotOnlyWait()).in_time
+
+
+def test_failover_rents_on_demand_at_once_and_uniform_progress_when_behind() -> None:
+    short = world([(0.0, HOUR_S)] * 4, hours=12, work=5)
+    greedy, even = play(short, GreedyFailover()), play(short, UniformProgress())
+    assert greedy.in_time
+    assert even.in_time
+    assert greedy.finished_s < even.finished_s
+
+
+def test_a_world_is_the_same_for_the_same_seed_and_feasible() -> None:
+    assert synthetic(7) == synthetic(7)
+    assert synthetic(7) != synthetic(8)
+    for seed in range(20):
+        market = synthetic(seed)
+        paid_s, usd = market.on_demand()
+        assert paid_s <= market.deadline_s
+        assert usd <= market.max_usd * (1 + 1e-9)
+        for zone in market.zones:
+            assert all(a < b for a, b in zone.lives)
+            assert max(zone.usd_per_hour) <= market.on_demand_usd_per_hour
+
+
+def test_markets_begin_anew_for_those_who_are_late() -> None:
+    short = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    assert not play(short, SpotOnlyWait()).finished
+    late = play(prolonged(short), SpotOnlyWait())
+    assert late.finished
+    assert not late.in_time
+    assert late.finished_s == pytest.approx(3 * HOUR_S * (1 + late.late_by))
+    assert 3 * HOUR_S < late.finished_s < 4 * HOUR_S
+    assert play(prolonged(short), OnDemandOnly()) == play(short, OnDemandOnly())
+
+
+def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> None:
+    dry = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
+    cases = [examine(one) for one in (world(STEADY, hours=9, work=5), dry, gone)]
+    found = {row.rule: row for row in rows(cases)}
+    row, ours = found["spot only, wait"], found["promise"]
+    assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
+    assert row.late_by == pytest.approx(cases[1].outcomes[3].late_by)
+    easy = cases[0]
+    assert row.in_time_over_bound == pytest.approx(
+        easy.outcomes[3].usd / easy.bound_usd
+    )
+    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.bound_usd)
+    assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
+
+
+def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
+    lives = [(at_h * HOUR_S, (at_h + 2) * HOUR_S) for at_h in (0, 0, 1, 2, 3, 4)]
+    market = world(lives, hours=6, work=2)
+    assert blind_usd(replace(market, zones=market.zones * 2)) is None
+    row = blind_row([examine(market)])
+    assert row is not None
+    assert row.jobs == 1
+    assert row.over_bound > row.blind_over_bound
+    assert row.over_blind == pytest.approx(row.over_bound / row.blind_over_bound)
+    assert blind_row([]) is None
+
+
+def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
+    cases = [examine(world(STEADY, hours=9, work=5))]
+    found = {row.rule: row for row in rows(cases)}
+    assert found["promise"].in_time == 1
+    assert found["on-demand only"].on_demand == pytest.approx(1.0)
+    assert 1.0 <= found[FREE].over_bound < found["promise"].over_bound
+    assert found["spot only, wait"].late_by is None
+    assert len(cases[0].foretold) == len(cases[0].foretold_in_haste) == 3
+    told = cases[0].foretold
+    assert kept(told) == (
+        sum(one.finish_kept for one in told) / 3,
+        sum(one.usd_kept for one in told) / 3,
+    )
+
+
+# --- Projections ---
+
+
+def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> None:
+    at = standing(hours=9, work=5)
+    told = project(at, FLEET, (spot(), VMS), (Held(name="spot", ready=4),), Outlook())
+    finish, usd = told.finish_s, told.usd
+    assert 5 * HOUR_S <= finish.low <= finish.expected <= finish.high <= 9 * HOUR_S
+    assert usd.low <= usd.expected <= usd.high <= 4 * 3 * 5.1
+
+
+def test_a_job_that_is_late_costs_what_on_demand_vms_cost() -> None:
+    at = standing(hours=2, work=5)
+    for thrifty in (True, False):
+        told = project(at, FLEET, (spot(), VMS), (), Outlook(), thrifty=thrifty)
+        assert told.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
+        assert told.usd.low < told.usd.expected < told.usd.high
+
+
+def test_without_a_deadline_the_end_is_open() -> None:
+    at = standing(hours=None, work=5, usd=99.0)
+    told = project(at, FLEET, (spot(), VMS), (), Outlook())
+    assert told.finish_s.high == math.inf
+    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
+    assert told.usd.high == 99.0
+    dry = project(at, FLEET, (spot(available=0), VMS), (), Outlook())
+    assert dry.finish_s.expected == math.inf
+
+
+def test_a_finished_job_costs_no_more() -> None:
+    at = standing(hours=5, work=0)
+    told = project(at, FLEET, (spot(), VMS), (), Outlook())
+    assert (told.usd.high, told.finish_s.high) == (0.0, 0.0)
+
+
+def test_the_name_of_the_supply_on_demand_is_that_of_the_replay() -> None:
+    assert VMS.name == ON_DEMAND

@@ -1,0 +1,96 @@
+"""Prices over time as pictures: a line of text, and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+
+from spottrain.pricing.prices.price import Price
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH, _HEIGHT, _MARGIN, _LINE = 800, 320, 60, 18
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def usd_at(series: Sequence[Price], at_s: float) -> float | None:
+    """Return what held at a moment: the newest price that had begun by then."""
+    begun = [price for price in series if price.since_s <= at_s]
+    return begun[-1].usd_per_hour if begun else None
+
+
+def sparkline(
+    series: Sequence[Price], from_s: float, to_s: float, width: int = 12
+) -> str:
+    """Return a price over time in one line of text; blank where nothing is known.
+
+    Args:
+        series: Prices of one offer, oldest first.
+        from_s: Seconds since the epoch; so is to_s.
+        to_s: The right end.
+        width: Characters.
+    """
+    step_s = (to_s - from_s) / max(1, width - 1)
+    values = [usd_at(series, from_s + i * step_s) for i in range(width)]
+    seen = [usd for usd in values if usd is not None]
+    if not seen:
+        return " " * width
+    low, span = min(seen), max(seen) - min(seen)
+    return "".join(
+        " " if usd is None else _BARS[_level(usd - low, span)] for usd in values
+    )
+
+
+def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> str:
+    """Return a picture of prices over time, one stepped line a name.
+
+    Args:
+        series: Prices by name, oldest first, USD per hour.
+        from_s: Left end, seconds since the epoch.
+        to_s: Right end, later.
+    """
+    top = max((p.usd_per_hour for line in series.values() for p in line), default=1.0)
+    height = _HEIGHT + _LINE * len(series)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}">',
+        _stroke(f"M{_MARGIN} 20V{_HEIGHT - 40}H{_WIDTH - 20}", "#888"),
+        _text(8, 24, f"${top:.2f}"),
+        _text(8, _HEIGHT - 40, "$0"),
+        _text(_MARGIN, _HEIGHT - 20, _day(from_s)),
+        _text(_WIDTH - 100, _HEIGHT - 20, _day(to_s)),
+    ]
+    for number, (name, line) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        parts.append(_stroke(_path(line, from_s, to_s, top), colour))
+        y = _HEIGHT + _LINE * number
+        parts.append(_text(_MARGIN, y, name, colour))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _level(above: float, span: float) -> int:
+    return round(above / span * (len(_BARS) - 1)) if span > 0 else 0
+
+
+def _path(line: Sequence[Price], from_s: float, to_s: float, top: float) -> str:
+    """Return steps: a price holds until the next one begins."""
+    plot_width, plot_height = _WIDTH - 20 - _MARGIN, _HEIGHT - 60
+    path = ""
+    for price in line:
+        share = min(1.0, max(0.0, (price.since_s - from_s) / (to_s - from_s)))
+        x = _MARGIN + share * plot_width
+        y = _HEIGHT - 40 - price.usd_per_hour / top * plot_height
+        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
+    return f"{path}H{_WIDTH - 20}" if path else ""
+
+
+def _text(x: float, y: float, text: str, colour: str = "#333") -> str:
+    font = 'font-family="sans-serif" font-size="12"'
+    return f'<text x="{x}" y="{y}" fill="{colour}" {font}>{escape(text)}</text>'
+
+
+def _stroke(path: str, colour: str) -> str:
+    return f'<path d="{path}" fill="none" stroke="{colour}"/>'
+
+
+def _day(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
