@@ -31,7 +31,7 @@ from spottrain.cloud.port.provider import (
     Vm,
 )
 
-AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent")
+AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Starts an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
 
 _START_TIMEOUT_S = 30.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
@@ -65,7 +65,7 @@ def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
 def hand_over(
     command: RunGeneration,
     rank: int,
-    store: Store,
+    store: RendezvousStore,
     memory: SlotMemory,
     checkpoints: Store,
     timeout_s: float,

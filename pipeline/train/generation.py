@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
@@ -140,7 +140,7 @@ class _Training:
         context: WorkerContext,
         command: RunGeneration,
         rank: int,
-        store: Store,
+        store: RendezvousStore,
     ) -> None:
         plan, spec = command.plan, context.spec
         self._context, self._command, self._plan = context, command, plan

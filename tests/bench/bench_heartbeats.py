@@ -23,20 +23,20 @@ import uvloop
 from tests.bench.processes import cpu_s, status_bytes
 
 from spottrain import wire
-from spottrain.varuna_manager.certificates import (
-    Identity,
-    client_context,
-    ensure_identity,
-    token_sha256,
-)
-from spottrain.varuna_manager.links import Links
-from spottrain.varuna_manager.server import (
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.server import (
     Channel,
     listen,
     make_server,
     serve_many,
 )
-from spottrain.varuna_manager.settings import Limit
+from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.jobs.identity import (
+    Identity,
+    client_context,
+    ensure_identity,
+    token_sha256,
+)
 from spottrain.wire import JobSpec
 
 FLEET = 10_000

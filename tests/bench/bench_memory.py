@@ -22,7 +22,7 @@ from tests.bench.processes import ROOT, status_bytes
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain import wire
-from spottrain.varuna_manager.jobs import JobDir
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.wire import JobSpec
 
 DEPTH = 4
@@ -57,7 +57,7 @@ def manager_peak_bytes(folder: Path) -> int:
     job_file = folder / "job.yaml"
     job_file.write_text(JOB.format(workdir=ROOT / "tests" / "integration"))
     environment = {**os.environ, "SPOTTRAIN_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "spottrain.varuna_manager.cli"]
+    command = [sys.executable, "-m", "spottrain.varuna_manager.cli.main"]
     log = open(folder / "launch.log", "w+")  # noqa: SIM115
     with log:
         launch = subprocess.Popen(

@@ -15,7 +15,7 @@ from spottrain.pricing.simulation.baselines import OnDemandOnly, Promise, SpotOn
 from spottrain.pricing.simulation.evaluate import blind_usd, bound_usd
 from spottrain.pricing.simulation.replay import ON_DEMAND, View, play
 from spottrain.pricing.simulation.scenarios import World
-from spottrain.varuna_manager.cli_promise import on_trace, promise
+from spottrain.varuna_manager.cli.simulate.deadlines import on_trace, promise
 
 
 class Mixed(SpotOnlyWait):

@@ -31,13 +31,13 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.transport.keys import ensure_key
-from spottrain.varuna_manager.clouds import open_cloud
-from spottrain.varuna_manager.config_cloud import (
+from spottrain.varuna_manager.config.clouds import (
     AnyCloud,
     AwsConfig,
     AzureConfig,
     GcpConfig,
 )
+from spottrain.varuna_manager.launch.providers import open_cloud
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
 _CLIENTS = 2

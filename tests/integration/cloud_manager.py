@@ -27,10 +27,10 @@ from spottrain.cloud.ssh.on_vm.package import Package, package
 from spottrain.cloud.ssh.rented.provider import Rented
 from spottrain.cloud.ssh.rented.vm import Access
 from spottrain.cloud.ssh.transport.hosts import Payload
-from spottrain.varuna_manager.events import Event
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.manager import manage, only_manager
+from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.daemon.main import manage, only_manager
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
 _REPLACED = "spottrain/pipeline/supervisor.py"
@@ -89,7 +89,7 @@ def main() -> int:
     job = JobDir(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         DyingJournal.event, DyingJournal.when = sys.argv[2:]
-        sys.modules["spottrain.varuna_manager.manager"].Journal = DyingJournal  # type: ignore[attr-defined]
+        sys.modules["spottrain.varuna_manager.daemon.main"].Journal = DyingJournal  # type: ignore[attr-defined]
     with only_manager(job.path):
         provider = open_cloud(job)
         try:

@@ -26,18 +26,18 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.provider import Vm
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager.control import open_provider
-from spottrain.varuna_manager.events import Event, ReportReceived
-from spottrain.varuna_manager.follow import Follower, read_state
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.records import GenerationPhase
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.events import Event, ReportReceived
+from spottrain.varuna_manager.core.model.records import GenerationPhase
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import Follower, read_state
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.control import open_provider
 
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-SPOTTRAIN = (sys.executable, "-m", "spottrain.varuna_manager.cli")
+SPOTTRAIN = (sys.executable, "-m", "spottrain.varuna_manager.cli.main")
 DEADLINE_S = 150.0
 """How long a test waits for anything."""
 POLL_S = 0.05

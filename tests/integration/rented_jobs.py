@@ -12,8 +12,8 @@ from tests.integration.jobs import Job, trains
 
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
-from spottrain.varuna_manager.records import VmPhase
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.state import State
 
 
 def full_and_training(state: State) -> State | None:

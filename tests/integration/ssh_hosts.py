@@ -15,7 +15,7 @@ from tests.fakes.sshd import Sshd, keygen
 from tests.integration.jobs import Job, until
 
 from spottrain.cloud.port.provider import AgentBootstrap
-from spottrain.varuna_manager.certificates import ensure_identity
+from spottrain.varuna_manager.jobs.identity import ensure_identity
 
 
 class SshJob(Job):

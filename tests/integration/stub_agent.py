@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from spottrain.varuna_manager import agent
+from spottrain.varuna_manager.agent import main
 
 if __name__ == "__main__":
     supervisor = Path(__file__).with_name("stub_supervisor.py")
-    os._exit(agent.main([sys.argv[-1], sys.executable, str(supervisor)]))
+    os._exit(main.main([sys.argv[-1], sys.executable, str(supervisor)]))

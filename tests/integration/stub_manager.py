@@ -16,10 +16,10 @@ import uvloop
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.varuna_manager import journal
-from spottrain.varuna_manager.events import Event
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.manager import manage, only_manager
+from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.daemon.main import manage, only_manager
+from spottrain.varuna_manager.jobs import journal
+from spottrain.varuna_manager.jobs.folder import JobDir
 
 AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
@@ -52,7 +52,7 @@ def main() -> int:
     job = JobDir(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         CrashingJournal.crash_at = int(sys.argv[2])
-        sys.modules["spottrain.varuna_manager.manager"].Journal = CrashingJournal  # type: ignore[attr-defined]
+        sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
     with only_manager(job.path):
         outcome = uvloop.run(manage(job, open_cloud(job.path)))
     return 143 if outcome is None else outcome.exit_code

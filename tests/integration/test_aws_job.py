@@ -31,9 +31,9 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 from spottrain import wire
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager.certificates import load_identity
-from spottrain.varuna_manager.manager_client import FencedError, ManagerClient
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.agent.client import FencedError, ManagerClient
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.identity import load_identity
 
 pytestmark = [
     pytest.mark.timeout(500),

@@ -20,10 +20,10 @@ from tests.integration.cloud_vms import FAKES, CloudVms, cloud_vms
 from tests.integration.test_manager_process import settings
 
 from spottrain.cloud.port.provider import ReleasesJob
-from spottrain.varuna_manager.events import JobSubmitted
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
 
 pytestmark = [
     pytest.mark.timeout(400),

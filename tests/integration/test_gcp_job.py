@@ -41,7 +41,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
     pytest.mark.timeout(500),

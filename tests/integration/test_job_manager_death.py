@@ -13,7 +13,7 @@ from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
-from spottrain.varuna_manager.events import ManagerStarted
+from spottrain.varuna_manager.core.model.events import ManagerStarted
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -12,7 +12,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.cloud.port.provider import VmState
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -12,8 +12,12 @@ from tests.fakes.object_store import CREDENTIALS, S3, serve_s3
 from tests.integration.jobs import Job, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain.varuna_manager.events import JobMoved, JobSubmitted, ManagerStarted
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.events import (
+    JobMoved,
+    JobSubmitted,
+    ManagerStarted,
+)
+from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = pytest.mark.timeout(400)
 

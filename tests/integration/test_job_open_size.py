@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import STEPS, Job
 
-from spottrain.varuna_manager.events import PlanComputed
+from spottrain.varuna_manager.core.model.events import PlanComputed
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -22,17 +22,14 @@ from spottrain import wire
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.control import request_stop
-from spottrain.varuna_manager.events import (
-    JobSubmitted,
-    VmsLaunched,
-)
-from spottrain.varuna_manager.follow import Follower
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.manager import ManagerError, only_manager
-from spottrain.varuna_manager.settings import JobSettings
-from spottrain.varuna_manager.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.events import JobSubmitted, VmsLaunched
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.daemon.main import ManagerError, only_manager
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import Follower
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.control import request_stop
 
 SCRIPT = Path(__file__).with_name("stub_manager.py")
 END_S = 40.0

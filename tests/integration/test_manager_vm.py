@@ -23,8 +23,8 @@ from tests.integration.jobs import Answer, Job, until
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager import away
-from spottrain.varuna_manager.config_manager_vm import DEFAULTS
+from spottrain.varuna_manager.config.manager_vm import DEFAULTS
+from spottrain.varuna_manager.jobs import manager_location
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -74,7 +74,7 @@ class RemoteJob(Job):
 
     def there(self) -> str:
         """Return the VM of its manager."""
-        found = away.read(self.dir)
+        found = manager_location.read(self.dir)
         assert found is not None
         return found.vm_id
 

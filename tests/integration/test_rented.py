@@ -36,7 +36,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.ssh.rented.provider import Rented
 from spottrain.cloud.ssh.transport.hosts import SetupError
-from spottrain.varuna_manager.certificates import Identity, ensure_identity
+from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 

@@ -14,8 +14,8 @@ from tests.integration.ssh_hosts import SshJob, kill_vms, ssh_hosts, vm_processe
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager.records import VmPhase
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
     pytest.mark.timeout(400),

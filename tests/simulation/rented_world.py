@@ -24,13 +24,13 @@ from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.pricing.billing.ledger import Line
-from spottrain.varuna_manager import commands as c
-from spottrain.varuna_manager import core
-from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.certificates import Identity
-from spottrain.varuna_manager.errands import Errands
-from spottrain.varuna_manager.links import Links
-from spottrain.varuna_manager.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.daemon.effects import Errands
+from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.jobs.identity import Identity
 
 MAX_VMS = 12
 CLOSE_S = 0.1
@@ -241,7 +241,7 @@ class RentedWorld:
         for manager in self._managers:
             manager.alive = False
         for event in self._journal[self._replayed_events :]:
-            self._replayed, _ = core.step(self._replayed, event)
+            self._replayed, _ = step.step(self._replayed, event)
         self._replayed_events = len(self._journal)
         assert self._replayed == self.state, "the journal is the memory"
         self._queue.clear()
@@ -260,7 +260,7 @@ class RentedWorld:
         while self._queue:
             event = self._queue[0]
             self._journal.append(event)
-            self.state, commands = core.step(self.state, event)
+            self.state, commands = step.step(self.state, event)
             check_invariants(self.state)
             if self._dies(0.01):
                 self._restart()

@@ -11,10 +11,11 @@ import pytest
 from tests.simulation.test_simulation import SPEC, torment, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager import core, views
-from spottrain.varuna_manager.chronicle import Chronicle
-from spottrain.varuna_manager.report_page import page
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.reporting import documents
+from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.html.page import page
 
 WORLDS = range(3)
 
@@ -22,7 +23,7 @@ WORLDS = range(3)
 def past_of(job: World) -> Chronicle:
     state, past = State(), Chronicle()
     for event in job.journal:
-        before, (state, _) = state, core.step(state, event)
+        before, (state, _) = state, step.step(state, event)
         past.note(before, event, state)
     return past
 
@@ -39,7 +40,7 @@ def tormented(seed: int) -> World:
 def check(state: State, past: Chronicle) -> dict[str, Any]:
     """Return a job's costs after checking that all of it adds up."""
     told_s = state.now_s
-    report = views.report(state, past, False, told_s)
+    report = documents.report(state, past, False, told_s)
     cost: dict[str, Any] = report["cost"]
     seconds = dict(cost["vm_seconds"])
     billed_s = seconds.pop("billed")
@@ -73,7 +74,7 @@ def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
 def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:
     job, past, state = tormented(0), Chronicle(), State()
     for number, event in enumerate(job.journal):
-        before, (state, _) = state, core.step(state, event)
+        before, (state, _) = state, step.step(state, event)
         past.note(before, event, state)
         if number % 100 == 0 and state.settings is not None:
             check(state, past)
@@ -84,7 +85,7 @@ def test_productive_time_is_that_of_the_mini_batches_that_count() -> None:
     job = world(0, spec=replace(SPEC, steps=60))
     job.run()
     cost = check(job.state, past_of(job))
-    (plan,) = views.plans(job.state)
+    (plan,) = documents.plans(job.state)
     progress = job.state.progress
     assert progress.last_commit_at_s is not None
     trained_s = progress.last_commit_at_s - plan.started_at_s
@@ -100,7 +101,7 @@ def test_what_is_computed_twice_is_lost_once() -> None:
     for seed in WORLDS:
         job = tormented(seed)
         again = job.state.progress.minibatches_recomputed
-        cost = views.cost(job.state, past_of(job), False, job.state.now_s)
+        cost = documents.cost(job.state, past_of(job), False, job.state.now_s)
         if again:
             undone += 1
             fastest_s = min(plan.predicted_step_s for plan in job.state.generations)
@@ -111,5 +112,5 @@ def test_what_is_computed_twice_is_lost_once() -> None:
 def test_a_cruel_job_has_a_page() -> None:
     job = tormented(1)
     past = past_of(job)
-    report = views.report(job.state, past, False, job.state.now_s)
+    report = documents.report(job.state, past, False, job.state.now_s)
     assert len(page(report, job.state, past)) < 1_000_000

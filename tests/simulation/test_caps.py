@@ -8,10 +8,10 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core_settings import SHED_S
-from spottrain.varuna_manager.events import LimitsChanged
-from spottrain.varuna_manager.settings import Limit
-from spottrain.varuna_manager.state import JobPhase, budget
+from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.model.events import LimitsChanged
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase, budget
 
 LONG = replace(SPEC, steps=100_000, checkpoint_every_steps=1000)
 

@@ -15,7 +15,7 @@ from tests.simulation.test_simulation import (
 )
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core_planning import UNUSED_S
+from spottrain.varuna_manager.core.planning import UNUSED_S
 
 
 def thrifty(seed: int, steps: int = 400, **changes: Any) -> World:

@@ -17,11 +17,11 @@ from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.hazard import Hazards
-from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.appraisal import Appraiser
-from spottrain.varuna_manager.promises import FleetTerms
-from spottrain.varuna_manager.settings import JobSettings
-from spottrain.varuna_manager.state import State
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.offers.ranker import Appraiser
 
 ON_DEMAND_USD_PER_HOUR = 3.0
 CALM = Hazards((), {})

@@ -10,10 +10,15 @@ from tests.simulation.market import Cloud
 from tests.simulation.world import World
 
 from spottrain import wire
-from spottrain.varuna_manager import core
-from spottrain.varuna_manager.events import StopRequested
-from spottrain.varuna_manager.settings import JobSettings
-from spottrain.varuna_manager.state import JobPhase, State, on_demand_usd, spent_usd
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.events import StopRequested
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    on_demand_usd,
+    spent_usd,
+)
 from spottrain.wire import JobSpec, ModelFacts, SectionFacts
 
 FACTS = ModelFacts(
@@ -115,7 +120,7 @@ def check_end(world: World) -> None:
     assert abs(spent.microusd - 1e6 * world.cloud.bill_usd(world.now_s)) <= bound
     replayed = State()
     for event in world.journal:
-        replayed, _ = core.step(replayed, event)
+        replayed, _ = step.step(replayed, event)
     assert replayed == world.state
 
 

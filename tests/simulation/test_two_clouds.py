@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, settings, torment
 from tests.simulation.two_clouds import Sky, TwoClouds
 
-from spottrain.varuna_manager.core_fleet import BOOT_BOUND_S
+from spottrain.varuna_manager.core.fleet import BOOT_BOUND_S
 
 
 def world(seed: int, **changes: object) -> TwoClouds:

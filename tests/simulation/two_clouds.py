@@ -8,9 +8,9 @@ from tests.simulation.market import Cloud
 from tests.simulation.world import World
 
 from spottrain.cloud.port.provider import Offer, Vm
-from spottrain.varuna_manager import commands as c
-from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.settings import JobSettings
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.settings import JobSettings
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tests.simulation.market import SimulatedVm
 
 from spottrain import wire
 from spottrain.morphing.adapt.stragglers import expected_busy_s
-from spottrain.varuna_manager.events import CheckpointRef
+from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.wire import Slot
 
 if TYPE_CHECKING:

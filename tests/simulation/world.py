@@ -19,12 +19,12 @@ from tests.simulation.workers import Workers
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
-from spottrain.varuna_manager import commands as c
-from spottrain.varuna_manager import core
-from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.records import VmPhase
-from spottrain.varuna_manager.settings import JobSettings
-from spottrain.varuna_manager.state import State, check_invariants
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import State, check_invariants
 from spottrain.wire import Report, SupervisorReady
 
 SUSPECT_S = 5.0
@@ -97,7 +97,7 @@ class World:
     def fold(self, event: e.Event) -> tuple[c.Command, ...]:
         self.journal.append(event)
         before = self.state.generation
-        self.state, commands = core.step(self.state, event)
+        self.state, commands = step.step(self.state, event)
         check_invariants(self.state)
         after = self.state.generation
         assert before is None or after is None or before.number <= after.number
@@ -116,7 +116,7 @@ class World:
     def start_manager(self) -> None:
         """Replay, then reconcile."""
         for event in self.journal[self.replayed_events :]:
-            self.replayed, _ = core.step(self.replayed, event)
+            self.replayed, _ = step.step(self.replayed, event)
         self.replayed_events = len(self.journal)
         assert self.replayed == self.state, "the journal is the memory"
         self.epoch += 1

@@ -64,7 +64,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     code = (
-        "import sys, spottrain.varuna_manager.cli\n"
+        "import sys, spottrain.varuna_manager.cli.main\n"
         "assert not {'torch', 'boto3', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

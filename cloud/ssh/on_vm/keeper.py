@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     die = str(Path(tree.__file__).with_name("die_with_parent.py"))
     shim = [sys.executable, "-I", "-S", die, str(os.getpid())]
-    agent = [sys.executable, "-P", "-m", "spottrain.varuna_manager.agent"]
+    agent = [sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main"]
     address = json.loads((folder / "agent.json").read_text())["private_address"]
     if interface := interface_of(address):
         # A host's own name often leads to its loopback, where others do not find it.

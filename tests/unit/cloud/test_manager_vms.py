@@ -14,7 +14,7 @@ from spottrain.cloud.gcp.requests import Place, bulk_insert
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import LaunchRequest, Offer
-from spottrain.varuna_manager.config_manager_vm import DEFAULTS, ManagerMachine
+from spottrain.varuna_manager.config.manager_vm import DEFAULTS, ManagerMachine
 
 FAKES: dict[str, Any] = {"aws": aws_fake, "azure": azure_fake}
 

@@ -14,16 +14,16 @@ import pytest
 import uvicorn
 
 from spottrain import wire
-from spottrain.varuna_manager.certificates import (
+from spottrain.varuna_manager.agent.client import ManagerClient
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.server import Channel, listen, make_server
+from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.jobs.identity import (
     Identity,
     ensure_identity,
     token_sha256,
 )
-from spottrain.varuna_manager.limits import LimitsRefusedError
-from spottrain.varuna_manager.links import Links
-from spottrain.varuna_manager.manager_client import ManagerClient
-from spottrain.varuna_manager.server import Channel, listen, make_server
-from spottrain.varuna_manager.settings import Limit
+from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 
 SPEC = wire.JobSpec(
     name="job",

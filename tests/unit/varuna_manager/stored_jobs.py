@@ -8,13 +8,13 @@ from pathlib import Path
 import yaml
 from tests.unit.varuna_manager.story import FACTS
 
-from spottrain.varuna_manager import launch
-from spottrain.varuna_manager.config import load_config
-from spottrain.varuna_manager.events import Event, VmHeard
-from spottrain.varuna_manager.jobs import JobDir
-from spottrain.varuna_manager.journal import Journal
-from spottrain.varuna_manager.journal_copy import uid_of
-from spottrain.varuna_manager.stored_job import StoredJob
+from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.core.model.events import Event, VmHeard
+from spottrain.varuna_manager.jobs.bucket import StoredJob
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replication import uid_of
+from spottrain.varuna_manager.launch import submit as submission
 
 
 def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
@@ -32,7 +32,7 @@ def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
         "checkpoint": {"path": place},
     }
     path.write_text(yaml.safe_dump(data))
-    job, _ = launch.submit(load_config(path), FACTS)
+    job, _ = submission.submit(load_config(path), FACTS)
     return job
 
 

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.varuna_manager import commands as c
-from spottrain.varuna_manager import core
-from spottrain.varuna_manager import events as e
-from spottrain.varuna_manager.records import Calibration, Generation
-from spottrain.varuna_manager.settings import JobSettings
-from spottrain.varuna_manager.state import State, check_invariants
+from spottrain.varuna_manager.core import step as core
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import Calibration, Generation
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import State, check_invariants
 from spottrain.wire import Plan, Slot
 
 Wish = TypeVar("Wish")

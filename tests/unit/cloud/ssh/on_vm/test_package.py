@@ -13,7 +13,7 @@ from tests.fakes.object_store import CREDENTIALS
 
 from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
 
-AGENT = "import spottrain.varuna_manager.agent, spottrain.cloud.ssh.on_vm.keeper, sys; "
+AGENT = "import spottrain.varuna_manager.agent.main, spottrain.cloud.ssh.on_vm.keeper, sys; "
 THEIRS = "print([m for m in sys.modules if 'site-packages' in str(sys.modules[m])])"
 
 

@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.fakes.machines import connections_to, is_dead
+from tests.fakes.metadata import running as metadata_service
+from tests.integration.jobs import until
+
+from spottrain import wire
+from spottrain.cloud.notices.hear import URL_VARIABLE
+from spottrain.cloud.ssh.on_vm.relay import Relay
+from spottrain.varuna_manager.agent import main
+from spottrain.varuna_manager.agent.client import AgentError, Backoff
+from spottrain.varuna_manager.agent.supervisor import Outbox
+
+Manager = Any
+"""The class behind the ``manager`` fixture (conftest files cannot be imported)."""
+
+STUB = """
+import json, subprocess, sys
+from spottrain import wire
+def say(report):
+    print(wire.encode(report), flush=True)
+greeting = json.loads(sys.stdin.readline())
+worker = subprocess.Popen(["sleep", "600"])
+with open("heard", "w", buffering=1) as heard:
+    heard.write(json.dumps(greeting | {"worker": worker.pid}) + "\\n")
+    say(wire.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
+    print("a stray line of the user's code", flush=True)
+    for line in sys.stdin:
+        heard.write(line)
+        match wire.decode(wire.Command, line):
+            case wire.Initialise():
+                for step in range(1000):
+                    say(wire.CheckpointSaved(name=f"c{step}", step=step))
+            case wire.StopGeneration(generation=g):
+                say(wire.GenerationStopped(generation=g, slot=1, step=3, done=False))
+            case wire.OpenStore():
+                say(wire.UserCodeFailed(message="boom", traceback="tb"))
+                sys.exit(1)
+    say(wire.CheckpointSaved(name="last", step=7))
+worker.kill()
+"""
+PLAN = wire.Plan(
+    pipeline_depth=1,
+    data_parallel_width=1,
+    microbatch_size=2,
+    minibatch_size=4,
+    schedule="varuna",
+    recompute=True,
+    stage_bounds=(0, 2),
+    replica_bounds=(0, 2),
+    slots=(wire.Slot(vm_id="vm-1", index=1),),
+    predicted_step_s=1.0,
+)
+RUN = wire.RunGeneration(
+    generation=4,
+    plan=PLAN,
+    participants=PLAN.slots,
+    store_host="127.0.0.1",
+    store_port=1,
+    checkpoint="c0",
+    evaluate_first=False,
+)
+
+
+class VmUnderTest:
+    """The agent's process in a VM folder, with a stub for its supervisor."""
+
+    def __init__(
+        self, manager: Manager, folder: Path, notices: dict[str, str] | None = None
+    ) -> None:
+        folder.mkdir()
+        self.folder = folder
+        bootstrap = {
+            "vm_id": "vm-1",
+            "manager_url": manager.url,
+            "ca_pem": manager.identity.ca_pem,
+            "token": manager.admit("vm-1"),
+            "private_address": "10.1.2.3",
+            "num_slots": 2,
+            "notices": notices or {"kind": "none"},
+        }
+        (folder / "agent.json").write_text(json.dumps(bootstrap))
+        (folder / "stub.py").write_text(STUB)
+        command = [
+            sys.executable,
+            "-m",
+            "spottrain.varuna_manager.agent.main",
+            "agent.json",
+        ]
+        with (folder / "agent.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, sys.executable, "stub.py"], cwd=folder, stderr=log
+            )
+
+    def heard(self) -> list[Any]:
+        """What the supervisor got on its stdin."""
+        lines = (self.folder / "heard").read_text().splitlines()
+        return [lines[0], *(wire.decode(wire.Command, line) for line in lines[1:])]
+
+    def worker_is_gone(self, within_s: float = 20.0) -> bool:
+        return is_dead(json.loads(self.heard()[0])["worker"], within_s)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if (self.folder / "heard").exists() and not self.worker_is_gone(0.0):
+            pid = json.loads(self.heard()[0])["worker"]
+            subprocess.run(["kill", "-9", str(pid)], check=True)
+
+
+@pytest.fixture
+def start_vm(manager: Manager, tmp_path: Path) -> Iterator[Callable[[], VmUnderTest]]:
+    vms: list[VmUnderTest] = []
+
+    def start() -> VmUnderTest:
+        vms.append(VmUnderTest(manager, tmp_path / f"vm{len(vms)}"))
+        return vms[-1]
+
+    yield start
+    for vm in vms:
+        vm.end()
+
+
+@pytest.fixture
+def vm(manager: Manager, start_vm: Callable[[], VmUnderTest]) -> VmUnderTest:
+    started = start_vm()
+    manager.desk.wait_for(lambda: manager.desk.reports)
+    return started
+
+
+def test_agent_goes_where_its_calls_are_taken_from_now_on(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    relay = Relay("127.0.0.1", urlsplit(manager.url).port or 0)
+    draft = vm.folder / "draft"
+    draft.write_text(f"127.0.0.1:{relay.port}")
+    draft.replace(vm.folder / main.MANAGER_ADDRESS)
+    until("a call by way of the relay", lambda: connections_to(relay.port))
+    manager.send("vm-1", wire.Initialise())
+    manager.desk.wait_for(lambda: len(manager.desk.reports) > 1)
+
+
+def test_agent_joins_with_the_users_code_and_a_ready_supervisor(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    registered = manager.desk.registrations
+    assert [(r.vm_id, r.num_slots, r.private_address) for r in registered] == [
+        ("vm-1", 2, "10.1.2.3")
+    ]
+    ready = wire.SupervisorReady(num_slots=2, torch_version="none")
+    assert manager.desk.reports == [ready]
+    greeting = json.loads(vm.heard()[0])
+    assert greeting["spec"]["name"] == "job"
+    assert greeting["vm_id"] == "vm-1"
+    assert greeting["private_address"] == "10.1.2.3"
+    assert (Path(greeting["workdir"]) / "train.py").read_text() == "x = 1\n"
+
+
+def test_commands_go_down_and_reports_come_up_in_order_and_once(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    sent = [wire.Calibrate(), wire.Initialise(), RUN]
+    for command in sent:
+        manager.send("vm-1", command)
+    manager.send("vm-1", wire.StopGeneration(generation=4, checkpoint=False))
+    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1002)
+    assert [r.step for r in manager.desk.reports[1:-1]] == list(range(1000))
+    assert vm.heard()[1:4] == sent
+
+
+def test_nothing_is_lost_or_repeated_while_the_manager_is_away(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    manager.send("vm-1", wire.Initialise())
+    manager.desk.wait_for(lambda: len(manager.desk.reports) > 1)
+    manager.stop()
+    manager.start()
+    manager.send("vm-1", wire.StopGeneration(generation=1, checkpoint=False))
+    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1002)
+    assert [r.step for r in manager.desk.reports[1:-1]] == list(range(1000))
+    kinds = [command.kind for command in vm.heard()[1:]]
+    assert kinds == ["initialise", "stop_generation"]
+
+
+def test_a_retired_vm_delivers_its_last_reports_and_ends(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    manager.send("vm-1", wire.Retire())
+    assert vm.process.wait(20) == main.RETIRED
+    assert manager.desk.reports[-1] == wire.CheckpointSaved(name="last", step=7)
+    assert vm.worker_is_gone()
+
+
+def test_a_fenced_vm_ends_at_once_and_takes_its_workers_along(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    assert vm.process.wait(20) == main.FENCED
+    assert vm.worker_is_gone()
+
+
+def test_a_vm_that_was_silent_and_wakes_is_fenced(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    vm.process.send_signal(signal.SIGSTOP)
+    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    vm.process.send_signal(signal.SIGCONT)
+    assert vm.process.wait(20) == main.FENCED
+    assert vm.worker_is_gone()
+
+
+def test_sigterm_ends_the_agent_and_its_workers(vm: VmUnderTest) -> None:
+    vm.process.terminate()
+    assert vm.process.wait(20) == main.TERMINATED
+    assert vm.worker_is_gone()
+
+
+def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    manager.send("vm-1", wire.OpenStore(generation=1))
+    assert vm.process.wait(20) == main.FAILED
+    failed = wire.UserCodeFailed(message="boom", traceback="tb")
+    assert manager.desk.reports[-1] == failed
+    assert vm.worker_is_gone()
+
+
+def test_a_second_agent_of_the_same_vm_is_sent_away(
+    manager: Manager, vm: VmUnderTest, start_vm: Callable[[], VmUnderTest]
+) -> None:
+    manager.send("vm-1", wire.Calibrate())
+    assert start_vm().process.wait(20) == main.FENCED
+    assert vm.process.poll() is None
+
+
+def test_without_a_manager_a_vm_checkpoints_and_returns_itself(
+    manager: Manager, start_vm: Callable[[], VmUnderTest]
+) -> None:
+    manager.use(replace(manager.channel.spec, lease_s=0.5))
+    vm = start_vm()
+    manager.send("vm-1", RUN)
+    manager.send("vm-1", wire.Initialise())
+    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1001)
+    manager.stop()
+    assert vm.process.wait(30) == main.RETIRED
+    assert vm.heard()[-1] == wire.StopGeneration(generation=4, checkpoint=True)
+    assert vm.worker_is_gone()
+
+
+def test_unreadable_bootstrap_is_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text('{"vm_id": 1}')
+    with pytest.raises(AgentError, match=r"agent\.json"):
+        main.Bootstrap.load(path)
+    assert main.main([str(path)]) == main.FAILED
+
+
+def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with metadata_service("azure") as service:
+        monkeypatch.setenv(URL_VARIABLE, service.url("x"))
+        vm = VmUnderTest(manager, tmp_path / "vm", {"kind": "azure"})
+        try:
+            manager.desk.wait_for(lambda: manager.desk.reports)
+            service.ask("preempt", vm="x", lead_s=29.5)
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 2)
+            noticed = manager.desk.reports[1]
+            assert noticed.kind == "interruption_noticed"
+            assert 20 < noticed.lead_s < 30
+            service.ask("withdraw", vm="x")
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 3)
+            assert manager.desk.reports[2] == wire.InterruptionCancelled()
+            event_id = service.ask("preempt", vm="x", lead_s=29.5)
+            manager.desk.wait_for(lambda: len(manager.desk.reports) == 4)
+            assert service.ask("acknowledged") == []
+            vm.process.terminate()
+            assert vm.process.wait(20) == main.TERMINATED
+            assert service.ask("acknowledged") == [event_id]
+            assert service.ask("drifts") == []
+        finally:
+            vm.end()
+
+
+def test_notices_from_nowhere_are_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "agent.json"
+    known = dict.fromkeys(("vm_id", "manager_url", "ca_pem", "token"), "x")
+    bootstrap = {**known, "private_address": "x", "num_slots": 1}
+    path.write_text(json.dumps({**bootstrap, "notices": {"kind": "moon"}}))
+    assert main.main([str(path)]) == main.FAILED
+
+
+def test_agent_needs_the_standard_library_alone() -> None:
+    code = "import sys, spottrain.varuna_manager.agent.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "spottrain" in loaded
+    assert not {"torch", "pydantic", "starlette", "cryptography", "numpy"} & loaded
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> Any:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        [member("../escaped")],
+        [member("/tmp/spottrain-escaped")],
+        [member("a/../../escaped")],
+        [member("link", tarfile.SYMTYPE, "/etc")],
+        [member("link", tarfile.SYMTYPE, "../..")],
+        [member("a/link", tarfile.SYMTYPE, "../../escaped")],
+        [member("hard", tarfile.LNKTYPE, "/etc/passwd")],
+        [member("device", tarfile.CHRTYPE)],
+        [member("pipe", tarfile.FIFOTYPE)],
+    ],
+)
+def test_workdir_cannot_reach_outside_of_its_folder(
+    tmp_path: Path, evil: list[tarfile.TarInfo]
+) -> None:
+    archive = tmp_path / "workdir.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for info in evil:
+            tar.addfile(info)
+    with pytest.raises(AgentError, match="not a plain file"):
+        main.unpack(archive, tmp_path / "workdir")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_workdir_comes_out_as_it_was_packed(tmp_path: Path) -> None:
+    archive = tmp_path / "workdir.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        script = member("sub/run.sh")
+        script.size, script.mode = 2, 0o755
+        tar.addfile(script, io.BytesIO(b"hi"))
+        tar.addfile(member("sub/link", tarfile.SYMTYPE, "run.sh"))
+    main.unpack(archive, tmp_path / "workdir")
+    assert (tmp_path / "workdir/sub/link").read_text() == "hi"
+    assert (tmp_path / "workdir/sub/run.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_damaged_archive_is_named(tmp_path: Path) -> None:
+    archive = tmp_path / "workdir.tar.gz"
+    archive.write_bytes(b"junk")
+    with pytest.raises(AgentError, match="cannot be unpacked"):
+        main.unpack(archive, tmp_path / "workdir")
+
+
+def test_outbox_keeps_reports_until_they_are_acknowledged() -> None:
+    outbox = Outbox()
+    reports = tuple(wire.CheckpointSaved(name="c", step=i) for i in range(5))
+    for report in reports:
+        outbox.add(report)
+    assert outbox.peek(2) == (0, reports[:2])
+    outbox.drop_before(2)
+    outbox.drop_before(1)
+    assert outbox.peek(9) == (2, reports[2:])
+    assert not outbox.wait_empty(0.0)
+    outbox.drop_before(5)
+    assert outbox.wait_empty(0.0)
+
+
+def test_outbox_wakes_who_waits_for_a_report() -> None:
+    outbox = Outbox()
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(outbox.peek(1)))
+    waiting.start()
+    report = wire.CheckpointSaved(name="c", step=1)
+    outbox.add(report)
+    waiting.join(10)
+    assert got == [(0, (report,))]
+
+
+def test_waits_grow_and_stay_bounded() -> None:
+    backoff = Backoff()
+    waits = [backoff.next_s() for _ in range(50)]
+    assert 0.05 <= waits[0] <= 0.1
+    assert max(waits) <= 2.0
+    assert min(waits[20:]) >= 1.0
+    backoff.reset()
+    assert backoff.next_s() <= 0.1

@@ -1,0 +1,68 @@
+"""``spottrain simulate promise``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spottrain.varuna_manager.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        words = ["spottrain", "simulate", "promise", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, " ".join(err.split())
+
+    return answer
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rows = [f"0,add,vm{n}" for n in range(20)]
+    rows += ["7200000,remove,vm3", "20000000,add,vm20"]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_a_group_of_markets_answers_with_a_row_for_each_rule(run: Run) -> None:
+    code, out, _ = run("--markets", "2", "--processes", "1", "-o", "json")
+    assert code == 0
+    group = json.loads(out)["markets 1 to 2"]
+    rules = {row["rule"]: row for row in group["rules"]}
+    assert rules["promise"]["in_time"] == rules["promise"]["in_budget"] == 2
+    assert rules["promise"]["over_bound"] < rules["on-demand only"]["over_bound"]
+    assert sum(row["jobs"] for row in group["by_slack"]) == 2
+    assert group["broken"] == []
+
+
+def test_a_trace_is_played_with_jobs_of_several_deadlines(
+    run: Run, trace: Path
+) -> None:
+    code, out, _ = run("--trace", trace, "--markets", "0", "--processes", "1")
+    assert code == 0
+    assert "trace.csv" in out
+    assert "6 of 6" in out
+    assert "intervals of 90 %" in out
+
+
+def test_nothing_to_play_and_a_missing_trace_are_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    code, _, err = run("--markets", "0")
+    assert code == 2
+    assert "nothing to play" in err
+    code, _, err = run("--trace", tmp_path / "none.csv")
+    assert code == 2
+    assert "no such file" in err

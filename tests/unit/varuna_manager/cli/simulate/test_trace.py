@@ -1,0 +1,134 @@
+"""``spottrain simulate trace``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.morphing.spot import workload
+
+from spottrain.varuna_manager.cli.main import main
+from spottrain.wire import encode
+
+Run = Callable[..., tuple[int, str, str]]
+ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, " ".join(err.split())
+
+    return answer
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "spot.csv"
+    file.write_text("\n".join(ROWS))
+    return file
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    file = tmp_path / "profile.json"
+    file.write_text(encode(workload()))
+    return file
+
+
+def test_the_answer_tells_examples_lost_time_and_dollars_of_every_rule(
+    run: Run, trace: Path, profile: Path
+) -> None:
+    command = ("simulate", "trace", trace, "--profile", profile)
+    code, out, _ = run(*command, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    assert [row["rule"] for row in document["rules"]] == [
+        "when it pays",
+        "at every change",
+        "width only",
+        "restart all",
+    ]
+    for row in document["rules"]:
+        assert row["usd"] == pytest.approx(document["vm_hours"] * 2.0)
+        assert 0 < row["examples"] <= document["all_knowing"]["examples"]
+        spent_s = row["training_s"] + sum(row["lost_s"].values())
+        assert spent_s == pytest.approx(document["trace_s"])
+    assert document["profile_origin"] == "written"
+    code, out, _ = run(*command)
+    assert code == 0
+    assert "all-knowing" in out
+
+
+def test_a_file_needs_no_command_before_it(
+    run: Run, trace: Path, profile: Path
+) -> None:
+    code, out, _ = run("simulate", trace, "--profile", profile, "-o", "json")
+    assert code == 0
+    assert json.loads(out)["trace"] == "spot.csv"
+    code, _, err = run("simulate", "trase", "--profile", profile)
+    assert code == 2
+    assert "No such command" in err
+
+
+def test_what_was_put_right_is_said(run: Run, trace: Path, profile: Path) -> None:
+    trace.write_text("\n".join([*reversed(ROWS), ROWS[0]]))
+    code, out, err = run("simulate", trace, "--profile", profile, "-o", "json")
+    assert code == 0
+    assert "sorted by time" in err
+    assert "1 duplicate rows" in err
+    assert len(json.loads(out)["notices"]) == 2
+
+
+def test_a_calibrated_profile_is_taken_with_facts(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    bare, facts = tmp_path / "bare.json", tmp_path / "facts.json"
+    bare.write_text(encode(workload().profile))
+    facts.write_text(encode(workload().facts))
+    command = ("simulate", trace, "--profile", bare)
+    code, _, err = run(*command)
+    assert code == 2
+    assert "--facts" in err
+    code, _, err = run(*command, "--facts", facts)
+    assert code == 2
+    assert "--gpu-memory-gib" in err
+    sizes = ("--minibatch-size", "64", "--gpu-memory-gib", "1", "--usd-per-hour", "2")
+    code, out, _ = run(*command, "--facts", facts, *sizes, "-o", "json")
+    assert code == 0
+    assert json.loads(out)["minibatch_size"] == 64
+
+
+def test_bad_input_is_one_line_and_exit_code_2(
+    run: Run, trace: Path, profile: Path, tmp_path: Path
+) -> None:
+    def told(*arguments: str | Path) -> str:
+        code, out, err = run("simulate", *arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        return err
+
+    assert "no such file" in told("trace", "nowhere", "--profile", profile)
+    assert "no such file" in told(trace, "--profile", "nowhere")
+    assert "multiple" in told(trace, "--profile", profile, "--minibatch-size", "7")
+    assert "notice_s" in told(trace, "--profile", profile, "--notice-s", "nan")
+    for many in ("nan", "inf"):
+        said = told(trace, "--profile", profile, "--gpu-memory-gib", many)
+        assert f"--gpu-memory-gib must be a number above 0: got {many}" in said
+    assert "no such file" in told("nowhere.csv", "--profile", profile)
+    tiny = tmp_path / "tiny.json"
+    tiny.write_text(encode(replace(workload(), gpu_memory_bytes=76 << 20)))
+    assert "take larger or more GPUs" in told(trace, "--profile", tiny)
+    profile.write_text("{")
+    assert "JSON" in told(trace, "--profile", profile)
+    trace.write_text("what is this")
+    profile.write_text(encode(workload()))
+    assert "row 1" in told(trace, "--profile", profile)

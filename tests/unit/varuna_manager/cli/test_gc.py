@@ -1,0 +1,68 @@
+"""What ``gc`` returns, and what it says of what it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.aws import KIND as AWS_KIND
+from tests.fakes.aws import FakeAws
+from tests.fakes.aws import running as aws_running
+from tests.fakes.gcp import KIND, PROJECT, ZONE, FakeGcp
+from tests.fakes.gcp import running as gcp_running
+
+from spottrain.cloud.aws.provider import AwsProvider
+from spottrain.cloud.gcp.provider import GcpProvider
+from spottrain.cloud.port.provider import LaunchRequest, VmState
+from spottrain.varuna_manager.cli.gc import _sweep
+from spottrain.varuna_manager.config.clouds import AwsConfig, GcpConfig
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def gcp() -> Iterator[FakeGcp]:
+    with gcp_running() as fake:
+        fake.reset()
+        yield fake
+
+
+@pytest.fixture
+def aws() -> Iterator[FakeAws]:
+    with aws_running() as fake:
+        fake.reset()
+        yield fake
+
+
+def rent(provider: AwsProvider | GcpProvider) -> str:
+    offer = next(offer for offer in provider.offers() if offer.spot)
+    request = LaunchRequest(
+        token="t", job="lost", intent="intent-0", offer=offer, count=1, lease_s=60
+    )
+    (vm,) = provider.launch(request).vms
+    return vm.vm_id
+
+
+def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -> None:
+    vm_id = rent(gcp.provider())
+    gcp.ask("switch_off", zone=ZONE, name=vm_id.partition(".")[0])
+    config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url)
+    (vm,), left = _sweep(config, (), yes=True)
+    assert (vm.vm_id, vm.state, left) == (vm_id, VmState.STOPPING, [])
+    assert gcp.ask("left") == []
+
+
+def test_vms_that_were_returned_are_shown_though_something_else_is_left(
+    aws: FakeAws,
+) -> None:
+    vm_id = rent(aws.provider())
+    aws.ask("deny", operation="DeleteSecurityGroup")
+    config = AwsConfig(instance_types=(AWS_KIND,), endpoint_url=aws.url)
+    (vm,), (told,) = _sweep(config, (), yes=True)
+    assert vm.vm_id == vm_id
+    assert "lost" in told
+    assert all(each.vm_id != vm_id for each in _sweep(config, (), yes=False)[0])

@@ -1,0 +1,330 @@
+"""The command line: answers, errors and exit codes."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from spottrain.varuna_manager.cli.main import EXIT_CODES, main
+from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
+from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.core.model.events import StopRequested
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch import submit as submission
+from spottrain.wire import ModelFacts, SectionFacts
+
+ROOT = Path(__file__).parents[4]
+FACTS = ModelFacts(
+    fingerprint="f",
+    num_parameters=10,
+    blocks="blocks",
+    sections=(
+        SectionFacts(
+            index=0,
+            param_bytes=40,
+            optimizer_bytes=80,
+            activation_bytes_per_example=0,
+        ),
+    ),
+    tied=(),
+    dataset_len=1,
+    heldout_len=0,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that begins with ``error:``."""
+        (line,) = (x for x in self.err.splitlines() if x.startswith("error: "))
+        return line
+
+
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+
+    def answer(*arguments: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        code = end.value.code
+        assert code is None or isinstance(code, int)
+        return Answer(code or 0, out, err)
+
+    return answer
+
+
+def job_file(folder: Path, **changes: Any) -> Path:
+    workdir = folder / "code"
+    workdir.mkdir(exist_ok=True)
+    (workdir / "train.py").write_text("def raises():\n    raise OSError('no data')\n")
+    data = {
+        "name": "demo",
+        "entrypoint": "train:raises",
+        "workdir": "code",
+        "minibatch_size": 8,
+        "steps": 5,
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({**data, **changes}))
+    return path
+
+
+def submit(folder: Path) -> JobDir:
+    job, _ = submission.submit(load_config(job_file(folder)), FACTS)
+    return job
+
+
+def test_vms_get_the_time_that_data_and_setup_may_take(tmp_path: Path) -> None:
+    host = {"address": "127.0.0.1"}
+    path = job_file(
+        tmp_path,
+        resources={"provider": "ssh"},
+        checkpoint={"path": str(tmp_path)},
+        ssh={"hosts": [host]},
+        setup="true",
+        data={"words": "s3://bucket/words"},
+    )
+    job = JobDir(tmp_path / "job")
+    settings = submission.settings_of(load_config(path), FACTS, job, 0.0)
+    assert settings.busy_s == 600.0 + 3600.0
+    local = submission.settings_of(load_config(job_file(tmp_path)), FACTS, job, 0.0)
+    assert local.busy_s == 0.0
+
+
+def end(job: JobDir) -> None:
+    """Let a job that never rented anything end: a person stops it."""
+    with contextlib.closing(Journal(job.journal)) as journal:
+        journal.append(StopRequested(at_s=time.time(), by="a test", now=True))
+
+
+def test_help_tells_commands_and_exit_codes(run: Run) -> None:
+    text = " ".join(run("--help").out.split())
+    commands = "launch plan status logs events report stop resume down inspect config"
+    for command in [*commands.split(), "calibrate"]:
+        assert f" {command} " in text
+    assert " ".join(EXIT_CODES.split()) in text
+
+
+def test_the_readme_tells_the_same_exit_codes() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for part in EXIT_CODES.removeprefix("Exit codes: ").rstrip(".").split(", "):
+        code, meaning = part.split(" ", 1)
+        assert f"| {code} | {meaning} |" in readme
+
+
+@pytest.mark.parametrize(
+    "arguments", [["lauch"], ["status", "--nope"], ["launch"], ["status", "--watch"]]
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: list[str]) -> None:
+    answer = run(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+
+
+def test_the_schema_is_one_json_document(run: Run) -> None:
+    assert "minibatch_size" in json.loads(run("config", "schema").out)["properties"]
+
+
+MISSPELT: dict[str, Any] = {"budgets": {}}
+POOR = {"budget": {"max_usd": 1e-9}}
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "code", "message"),
+    [
+        ("launch", MISSPELT, 2, "job.yaml: budgets: unknown key; did you mean budget?"),
+        ("plan", MISSPELT, 2, "job.yaml: budgets: unknown key"),
+        ("launch --dry-run", MISSPELT, 2, "job.yaml: budgets: unknown key"),
+        ("launch", {"entrypoint": "train:nothing"}, 3, "nothing"),
+        ("launch", POOR, 4, "below the cost of one step"),
+        ("plan", POOR, 4, "below the cost of one step"),
+    ],
+)
+def test_a_wrong_job_file_starts_nothing(
+    run: Run,
+    tmp_path: Path,
+    command: str,
+    change: dict[str, Any],
+    code: int,
+    message: str,
+) -> None:
+    answer = run(*command.split(), job_file(tmp_path, **change), "-o", "json")
+    assert answer.code == code
+    assert answer.out == ""
+    assert message in answer.error
+    assert not list((tmp_path / "home" / "jobs").glob("*"))
+
+
+def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
+    answer = run("launch", job_file(tmp_path))
+    assert answer.code == 3
+    assert "no data" in answer.error
+    assert "raise OSError('no data')" in answer.err
+    assert "varuna_manager" not in answer.err
+
+
+def test_a_model_is_inspected_once_until_its_code_changes(
+    run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    arguments = ("inspect", tmp_path / "examples" / "quickstart.yaml", "-o", "json")
+    facts = json.loads(run(*arguments).out)
+    assert len(facts["sections"]) >= 8
+    (kept,) = (tmp_path / "home" / "cache" / "inspect").iterdir()
+    kept.write_text(json.dumps({**facts, "blocks": "kept"}))
+    assert json.loads(run(*arguments).out)["blocks"] == "kept"
+    (tmp_path / "examples" / "new.py").write_text("")
+    assert json.loads(run(*arguments).out) == facts
+
+
+def test_no_capacity_exits_with_5(run: Run, tmp_path: Path) -> None:
+    local = {"zones": [{"capacity": 1}]}
+    path = job_file(tmp_path, resources={"min_vms": 2}, local=local)
+    answer = run("plan", path)
+    assert answer.code == 5
+    assert "2 VMs wanted, 1 can be had" in answer.error
+
+
+def test_a_cap_below_what_enough_machines_cost_exits_with_4(
+    run: Run, tmp_path: Path
+) -> None:
+    local = {"zones": [{"spot_usd_per_hour": 3.0}]}
+    path = job_file(
+        tmp_path,
+        resources={"min_vms": 4, "max_vms": 4},
+        budget={"max_usd_per_hour": 7},
+        local=local,
+    )
+    for command in ("plan", "launch"):
+        answer = run(command, path)
+        assert answer.code == 4
+        assert "budget.max_usd_per_hour: 7.0 does not pay for 4" in answer.error
+
+
+def test_debug_shows_our_own_traceback(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["spottrain", "--debug", "report", "nobody"])
+    with pytest.raises(Exception, match="no job nobody"):
+        main()
+
+
+def test_a_machine_without_jobs_has_an_empty_status(run: Run) -> None:
+    assert json.loads(run("status", "-o", "json").out) == []
+    assert run("status").code == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "report", "events", "logs", "stop", "resume", "down"]
+)
+def test_an_unknown_job_exits_with_2(run: Run, command: str) -> None:
+    answer = run(command, "nobody")
+    assert (answer.code, answer.out) == (2, "")
+    assert "no job nobody on this machine" in answer.error
+
+
+def test_a_job_without_a_manager_can_be_looked_at(run: Run, tmp_path: Path) -> None:
+    job = submit(tmp_path)
+    job.log.write_text("first\nsecond\nunfinis")
+    status = json.loads(run("status", "demo", "-o", "json").out)
+    assert (status["state"], status["steps"]) == ("unmanaged", 5)
+    assert json.loads(run("report", "demo", "-o", "json").out)["steps_done"] == 0
+    (event,) = json.loads(run("events", "demo", "-o", "json").out)
+    assert event["kind"] == "JobSubmitted"
+    assert "submitted" in run("events", "demo").out
+    assert "demo  unmanaged" in run("status").out
+    logs = run("logs", "demo").out
+    assert logs == "manager.log: first\nmanager.log: second\n"
+
+
+def test_stopping_a_job_without_a_manager_says_what_to_do(
+    run: Run, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    answer = run("stop", "demo")
+    assert answer.code == 2
+    assert "spottrain down demo" in answer.error
+
+
+def test_a_name_in_use_is_refused_before_the_model_is_looked_at(
+    run: Run, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    answer = run("launch", job_file(tmp_path))
+    assert answer.code == 2
+    assert "'spottrain resume demo'" in answer.error
+
+
+def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
+    job = submit(tmp_path)
+    assert run("down", "demo").code == 0
+    assert run("down", "demo").code == 0
+    status = json.loads(run("status", "demo", "-o", "json").out)
+    assert (status["state"], status["fleet"]) == ("down", [])
+    answer = run("resume", "demo")
+    assert answer.code == 2
+    assert "has ended" in answer.error
+    assert not job.is_managed()
+
+
+def test_a_damaged_journal_is_one_line_and_down_still_works(
+    run: Run, tmp_path: Path
+) -> None:
+    job = submit(tmp_path)
+    job.journal.write_bytes(b"not a journal " * 500)
+    for command in (["status"], ["status", "demo"]):
+        answer = run(*command)
+        assert answer.code == 1
+        assert "journal is damaged" in answer.error
+    assert "'spottrain resume demo'" in run("launch", job_file(tmp_path)).error
+    assert run("down", "demo").code == 0
+    submission.check_name("demo")
+
+
+def watcher_of(job: JobDir, **options: Any) -> tuple[Watcher, Console]:
+    console = Console(record=True, width=120, quiet=True)
+    return Watcher(job, console, **options), console
+
+
+def test_the_watcher_ends_with_the_exit_code_of_the_job(
+    run: Run, tmp_path: Path
+) -> None:
+    job = submit(tmp_path)
+    watcher, _ = watcher_of(job)
+    end(job)
+    assert watcher.run() == 130
+
+
+def test_the_watcher_tells_when_the_manager_is_gone(run: Run, tmp_path: Path) -> None:
+    job = submit(tmp_path)
+    manager = subprocess.Popen([sys.executable, "-c", ""])
+    watcher, _ = watcher_of(job, manager=manager)
+    with pytest.raises(ManagerGoneError, match="'spottrain resume demo' goes on"):
+        watcher.run()
+    assert manager.poll() == 0

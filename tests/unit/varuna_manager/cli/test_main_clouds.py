@@ -1,0 +1,355 @@
+"""doctor, gc and ssh from the command line, against AWS's fake."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.aws import KIND, REGION, FakeAws, running
+from tests.fakes.sshd import WHY_NOT, Sshd, keygen
+from tests.unit.varuna_manager.story import FACTS
+
+from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.errors import BudgetError, CapacityError, ConfigError
+from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.cli.ssh import argv_to, choose, ssh_argv
+from spottrain.varuna_manager.config.clouds import BastionConfig
+from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.daemon.main import only_manager
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.submit import submit
+
+Run = Callable[..., tuple[int, str, str]]
+QUOTA = "L-3819A6DF"
+
+
+@pytest.fixture(scope="module")
+def fake_aws() -> Iterator[FakeAws]:
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def aws(
+    fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeAws]:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
+    fake_aws.reset()
+    yield fake_aws
+    assert fake_aws.ask("drifts") == []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def job_file(fake: FakeAws, folder: Path, name: str = "job", **changes: Any) -> Path:
+    section = {
+        "instance_types": [KIND],
+        "endpoint_url": fake.url,
+        "ssh_from": ["192.0.2.0/24"],
+    }
+    config: dict[str, Any] = {
+        "name": name,
+        "entrypoint": "train:job",
+        "minibatch_size": 8,
+        "steps": 1,
+        "resources": {"provider": "aws"},
+        "checkpoint": {"path": "saved"},
+        "aws": section | changes.pop("aws", {}),
+        **changes,
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(json.dumps(config))
+    return file
+
+
+def rent(aws: FakeAws, job: str) -> str:
+    provider = aws.provider()
+    offer = next(offer for offer in provider.offers() if offer.spot)
+    request = LaunchRequest(
+        token=job, job=job, intent="intent-0", offer=offer, count=1, lease_s=60
+    )
+    (vm,) = provider.launch(request).vms
+    return vm.vm_id
+
+
+# --- before launch --------------------------------------------------------------------
+
+
+def test_a_launch_tells_what_it_found_and_what_happens_in_sleep(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    lines, rented = control.check_machines(load_config(job_file(aws, tmp_path)))
+    offers, *_, asleep = lines
+    assert rented
+    assert offers == "aws: 1 offers in 1 zones"
+    assert asleep == (
+        "if this machine sleeps or goes offline: VMs train on for 600 s "
+        "(manager.lease_s), then checkpoint and end themselves; 'spottrain resume job' "
+        "goes on from there"
+    )
+    assert aws.ask("left") == []
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"aws": {"regions": ["eu-nowhere-7"]}}, CloudError, "no region of this account"),
+    ({"aws": {"image": "ami-00000000"}}, CloudError, "image us-east-1"),
+    ({"aws": {"zones": ["us-east-1f"]}}, CapacityError, "no spot price is known of"),
+    ({"budget": {"max_usd_per_hour": 0.01}}, BudgetError, "does not pay for one"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "told"), REFUSED)
+def test_what_cannot_be_rented_is_refused_before_money_is_spent(
+    aws: FakeAws,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    kind: type[Exception],
+    told: str,
+) -> None:
+    config = load_config(job_file(aws, tmp_path, **changes))
+    with pytest.raises(kind, match=told):
+        control.check_machines(config)
+    assert not any(
+        r["operation"] == "RunInstances" and "DryRun" not in r["body"]
+        for r in aws.ask("requests")
+    )
+
+
+def test_what_one_region_or_family_lacks_is_told_and_leaves_the_others(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    aws.ask("quota", code=QUOTA, vcpus=0)
+    section = {"instance_types": [KIND, "p4d.24xlarge"]}
+    lines, rented = control.check_machines(
+        load_config(job_file(aws, tmp_path, aws=section))
+    )
+    assert rented
+    told = "aws quota us-east-1 G and VT spot: 0 virtual CPUs: nothing can be rented"
+    assert any(line.startswith(told) for line in lines), lines
+    alone = load_config(job_file(aws, tmp_path, name="alone"))
+    with pytest.raises(CloudError, match="G and VT spot: 0 virtual CPUs"):
+        control.check_machines(alone)
+
+
+# --- doctor ---------------------------------------------------------------------------
+
+
+def test_doctor_says_one_line_each_and_ends_with_0(
+    aws: FakeAws, tmp_path: Path, run: Run
+) -> None:
+    code, out, _ = run("doctor", str(job_file(aws, tmp_path)))
+    lines = out.splitlines()
+    assert code == 0, out
+    assert all(line.startswith("ok ") for line in lines), out
+    assert "ok   aws SSH: VMs will let in 192.0.2.0/24" in lines
+
+
+def test_doctor_names_what_is_wrong_and_ends_with_6(
+    aws: FakeAws, tmp_path: Path, run: Run
+) -> None:
+    aws.ask("quota", code=QUOTA, vcpus=0)
+    code, out, _ = run("doctor", str(job_file(aws, tmp_path)), "-o", "json")
+    wrong = [each for each in json.loads(out)["findings"] if not each["ok"]]
+    assert code == 6
+    assert [each["what"] for each in wrong] == [f"quota {REGION} G and VT spot"]
+
+
+def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "{name: job, entrypoint: 'train:job', minibatch_size: 8, steps: 1, "
+        "secrets: [NOBODY_HAS_SET_THIS], checkpoint: {path: /proc/nowhere}}"
+    )
+    code, out, _ = run("doctor", str(file))
+    assert code == 6
+    assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not in the" in out
+    assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
+    assert "ok   local machines: this machine, nothing else" in out
+
+
+# --- gc -------------------------------------------------------------------------------
+
+
+def test_gc_shows_orphans_and_returns_them_only_when_told_to(
+    aws: FakeAws, tmp_path: Path, run: Run
+) -> None:
+    vm_id = rent(aws, "lost")
+    asked = ("gc", str(job_file(aws, tmp_path)))
+    code, out, err = run(*asked)
+    assert code == 0
+    assert vm_id in out
+    assert "1 VMs without a manager here" in err
+    assert aws.ask("left") != []
+    code, out, _ = run(*asked, "--yes", "-o", "json")
+    document = json.loads(out)
+    assert document["returned"] is True
+    assert [vm["vm_id"] for vm in document["vms"]] == [vm_id]
+    assert aws.ask("left") == []
+    assert run(*asked)[2].startswith("0 VMs without a manager here")
+
+
+def test_gc_leaves_managed_jobs_and_those_not_named_alone(
+    aws: FakeAws, tmp_path: Path, run: Run
+) -> None:
+    mine, named, other = (rent(aws, job) for job in ("mine", "named", "other"))
+    folder = job_dir("mine").path
+    folder.mkdir(parents=True)
+    file = str(job_file(aws, tmp_path))
+    with only_manager(folder):
+        shown = json.loads(run("gc", file, "-o", "json")[1])["vms"]
+        assert {vm["vm_id"] for vm in shown} == {named, other}
+        run("gc", file, "--job", "named", "--job", "mine", "--yes")
+    live = {vm.vm_id for vm in aws.provider().list_all() if vm.state == "running"}
+    assert live == {mine, other}
+
+
+def test_gc_tells_which_cloud_it_could_not_ask(
+    aws: FakeAws, tmp_path: Path, run: Run
+) -> None:
+    aws.ask("expire", expired=True)
+    code, _, err = run("gc", str(job_file(aws, tmp_path)))
+    assert code == AuthError.exit_code
+    assert "aws: not asked: AWS, asking for regions: RequestExpired" in err
+
+
+# --- several clouds -------------------------------------------------------------------
+
+
+def test_of_several_clouds_one_that_can_be_used_is_enough(
+    aws: FakeAws, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_SUBSCRIPTION_ID", raising=False)
+    azure = {"gpus": ["A10"], "ssh_from": ["192.0.2.0/24"]}
+    wanted: dict[str, Any] = {"resources": {"provider": ["azure", "aws"]}}
+    wanted["azure"] = azure
+    file = job_file(aws, tmp_path, **wanted)
+    lines, offers = control.check_machines(load_config(file))
+    assert lines[0].startswith("goes on without azure")
+    assert lines[1:3] == [
+        "aws: 1 offers in 1 zones",
+        "aws: VMs will let in 192.0.2.0/24",
+    ]
+    assert offers is not None
+    assert {offer.cloud for offer in offers} == {"aws"}
+    told = json.loads(run("doctor", str(file), "-o", "json")[1])["findings"]
+    found = {(each["provider"], each["ok"]) for each in told}
+    assert {("azure", False), ("aws", True)} <= found
+    assert ("aws", False) not in found
+
+
+def test_ssh_finds_the_cloud_of_a_vm_among_several(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    wanted: dict[str, Any] = {
+        "resources": {"provider": ["aws", "gcp"]},
+        "gcp": {"gpus": ["L4"], "project": "p"},
+    }
+    (tmp_path / "train.py").write_text("")
+    job = submit(load_config(job_file(aws, tmp_path, **wanted)), FACTS)[0]
+    vm_id = rent(aws, "job")
+    instance_id = vm_id.partition(".")[0]
+    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAAC3Nza root@vm")
+    argv = ssh_argv(job, f"aws.{vm_id}", ["true"])
+    assert argv[argv.index("-i") + 1] == str(job.cloud / "ssh_key")
+
+
+# --- ssh ------------------------------------------------------------------------------
+
+
+def submitted(aws: FakeAws, folder: Path) -> JobDir:
+    (folder / "train.py").write_text("")
+    return submit(load_config(job_file(aws, folder)), FACTS)[0]
+
+
+def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    job, vm_id = submitted(aws, tmp_path), rent(aws, "job")
+    with pytest.raises(CloudError, match="boots still"):
+        ssh_argv(job, vm_id, [])
+    key = "ssh-ed25519 AAAAC3Nza"
+    instance_id = vm_id.partition(".")[0]
+    aws.ask("console", instance_id=instance_id, keys=f"{key} root@vm")
+    argv = ssh_argv(job, vm_id, ["nvidia-smi", "-L"])
+    assert argv[-2:] == ["nvidia-smi", "-L"]
+    assert argv[-4] == "--"
+    assert argv[argv.index("-i") + 1] == str(job.cloud / "ssh_key")
+    assert "StrictHostKeyChecking=yes" in argv
+    known = (job.path / "known_hosts").read_text()
+    assert known == f"{argv[-3]} {key}\n"
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
+    tmp_path: Path,
+) -> None:
+    job = JobDir(tmp_path / "a job")
+    job.path.mkdir()
+    hosts = []
+    for name in ("vm", "bastion"):
+        folder = tmp_path / name
+        folder.mkdir()
+        keygen(folder / "key")
+        hosts.append(Sshd(folder / "sshd", folder / "key"))
+    vm, door = hosts
+    user = getpass.getuser()
+    with ExitStack() as stack:
+        for host in hosts:
+            host.folder.mkdir()
+            host.start()
+            stack.callback(host.stop)
+        target = SshTarget(
+            host=vm.address, port=vm.port, user=user, host_keys=(vm.host_key,)
+        )
+        bastion = BastionConfig(
+            address=door.address,
+            port=door.port,
+            host_key=door.host_key,
+            key_file=str(door.key_file.rename(job.path / "the key")),
+        )
+
+        def enters(bastion: BastionConfig) -> subprocess.CompletedProcess[str]:
+            argv = argv_to(job, target, vm.key_file, bastion, ["echo", "$HOME"])
+            return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+        assert enters(bastion).stdout == f"{vm.home}\n"
+        other = bastion.model_copy(update={"host_key": vm.host_key})
+        assert "Host key verification failed" in enters(other).stderr
+        known = tmp_path / "known"
+        known.write_text(f"[{door.address}]:{door.port} {door.host_key}\n")
+        listed = {"host_key": None, "known_hosts": str(known)}
+        assert enters(bastion.model_copy(update=listed)).returncode == 0
+        assert enters(bastion.model_copy(update={"key_file": None})).returncode == 255
+
+
+def test_ssh_asks_which_vm_is_meant(aws: FakeAws, tmp_path: Path) -> None:
+    job = submitted(aws, tmp_path)
+    with pytest.raises(ConfigError, match="job job has no VMs now"):
+        choose(job, None)
+
+
+def test_an_unknown_profile_of_credentials_is_told_in_one_line(
+    aws: FakeAws, tmp_path: Path
+) -> None:
+    config = load_config(job_file(aws, tmp_path, aws={"profile": "nobody"}))
+    with pytest.raises((CloudError, MisconfiguredError), match="nobody"):
+        control.check_machines(config)

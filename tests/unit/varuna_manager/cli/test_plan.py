@@ -1,0 +1,191 @@
+"""``spottrain plan`` for a profile as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import Price
+from spottrain.varuna_manager.cli.main import main
+
+PROFILES = Path(__file__).parents[4] / "examples" / "profiles"
+SLOW = PROFILES / "slow-link.json"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", "plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return answer
+
+
+def test_a_plan_is_explained_by_all_that_was_weighed(run: Run) -> None:
+    code, out, _ = run(SLOW, "--gpus", "4", "--explain", "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    best, *others = document["candidates"]
+    assert best["shape"] == document["plan"]
+    assert best["why_not"] == ""
+    assert all(other["why_not"] for other in others)
+    assert {c["pipeline_depth"] for c in document["candidates"]} == {1, 2, 3, 4}
+    assert {"step_s", "examples_per_s", "usd_per_million_examples"} <= best.keys()
+    assert best["stage_bytes"] <= best["device_bytes"]
+    assert document["profile_origin"] == "written"
+
+
+def test_the_table_is_short_unless_it_is_to_explain(run: Run) -> None:
+    _, short, _ = run(SLOW, "--gpus", "4")
+    _, long, _ = run(SLOW, "--gpus", "4", "--explain")
+    assert "more with --explain" in short
+    assert len(long.splitlines()) > len(short.splitlines())
+    assert "chosen" in short
+    assert "slower than" in long
+
+
+def test_rows_that_differ_in_nothing_but_a_name_are_one(run: Run) -> None:
+    _, out, _ = run(SLOW, "--gpus", "4", "--explain")
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert ["2x2", "varuna/1f1b/gpipe"] in rows
+    assert ["2x2", "gpipe"] not in rows
+
+
+def test_memory_is_told_in_megabytes(run: Run) -> None:
+    _, out, _ = run(PROFILES / "small-memory.json", "--gpus", "2", "--explain")
+    assert " MB, a device has 1,200.0 MB" in out
+    assert " bytes" not in out
+
+
+def test_wishes_replace_what_the_file_says(run: Run) -> None:
+    _, out, _ = run(
+        *(SLOW, "--gpus", "4", "--schedule", "1f1b", "--recompute", "-o", "json"),
+        *("--objective", "examples_per_dollar", "--minibatch-size", "64"),
+    )
+    document = json.loads(out)
+    assert document["objective"] == "examples_per_dollar"
+    assert document["minibatch_size"] == 64
+    assert {c["schedule"] for c in document["candidates"]} == {"1f1b"}
+
+
+def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
+    code, out, err = run(PROFILES / "gpt2-2.5b-v100.json", "--gpus", "2")
+    assert code == 5
+    assert "the model needs" in " ".join(out.split())
+    assert err.startswith("error: gpt2-2.5b-v100.json: no plan: the model needs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--gpus says on how many"),
+        (("--gpus", "4", "--schedule", "fifo"), "--schedule must be one of"),
+        (("--gpus", "4", "--objective", "fame"), "--objective must be one of"),
+        (("--gpus", "4", "--minibatch-size", "6"), "multiple of one of"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = run(SLOW, *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())
+
+
+def test_a_job_file_says_its_own_machines(run: Run, tmp_path: Path) -> None:
+    code, _, err = run(tmp_path / "job.yaml", "--gpus", "4")
+    assert code == 2
+    assert "go with a profile as JSON" in " ".join(err.split())
+
+
+def test_a_calibrated_profile_is_planned_with_facts(run: Run, tmp_path: Path) -> None:
+    whole = json.loads(SLOW.read_text())
+    bare, facts = tmp_path / "bare.json", tmp_path / "facts.json"
+    bare.write_text(json.dumps(whole["profile"]))
+    facts.write_text(json.dumps(whole["facts"]))
+    code, _, err = run(bare, "--gpus", "4")
+    assert code == 2
+    assert "needs --facts" in err
+    sizes = ("--minibatch-size", "512", "--gpu-memory-gib", "15", "--usd-per-hour", "1")
+    code, out, _ = run(bare, "--gpus", "4", "--facts", facts, *sizes, "-o", "json")
+    assert code == 0
+    _, same, _ = run(SLOW, "--gpus", "4", "-o", "json")
+    assert json.loads(out)["plan"] == json.loads(same)["plan"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def remember(home: Path, *prices: Price) -> None:
+    with History(home / "market.sqlite") as history:
+        history.record_prices(prices)
+
+
+def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) -> None:
+    now_s = time.time()
+    spot = Price(
+        cloud="aws",
+        region="us-east-1",
+        zone="us-east-1a",
+        instance_type="p4d.24xlarge",
+        spot=True,
+        usd_per_hour=8.0,
+        since_s=now_s - 60.0,
+        seen_s=now_s - 60.0,
+        source="test",
+    )
+    old = replace(spot, zone="us-east-1c", seen_s=now_s - 3e5, since_s=now_s - 3e5)
+    remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=9.0), old)
+    model = PROFILES / "gpt2-2.5b-v100.json"
+    asked = (model, "--gpus", "16", "--clouds", "aws", "--offline")
+    code, out, err = run(*asked, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    best, second = document["offers"][:2]
+    assert [best["zone"], second["zone"]] == ["us-east-1a", "us-east-1b"]
+    assert document["choice"] == "aws us-east-1a p4d.24xlarge spot"
+    assert best["examples_per_usd"] > second["examples_per_usd"]
+    assert best["is_estimate"]
+    assert best["vms"] == 2
+    assert 60 <= best["age_s"] < 100
+    stale = next(row for row in document["offers"] if row["zone"] == "us-east-1c")
+    assert stale["why_not"] == "its price is too old to rent by"
+    assert "too old to rent by" in " ".join(document["warnings"])
+    code, out, err = run(*asked)
+    assert code == 0
+    assert "12.5% more than aws us-east-1b" in " ".join(out.split())
+    assert "out of the question" in out
+    assert "too old to rent by" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--clouds", "aws,lunar"), "no such cloud: got lunar"),
+        (("--clouds", "aws", "--measured-on", "Z80"), "no such GPU: got Z80"),
+        (("--clouds", "aws"), "of which no published peak is known"),
+    ],
+)
+def test_clouds_that_cannot_be_compared_are_refused(
+    run: Run, home: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    known = () if "no such cloud" not in message else ("--measured-on", "T4")
+    code, _, err = run(SLOW, "--gpus", "4", "--offline", *arguments, *known)
+    assert code == 2
+    assert message in " ".join(err.split())

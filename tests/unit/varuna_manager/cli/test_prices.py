@@ -1,0 +1,167 @@
+"""``spottrain prices``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.fakes.prices import DAY_S, KEY, FakePrices, aws_product, azure_item
+
+from spottrain.pricing.prices.history import VmLife
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.jobs.vm_history import open_history
+
+Run = Callable[..., tuple[int, str, str]]
+A100 = "Standard_NC24ads_A100_v4"
+ZONE = "us-east-1a"
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", "prices", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return answer
+
+
+@pytest.fixture
+def clouds(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePrices]:
+    now_s = datetime.now(UTC).timestamp()
+    fake = FakePrices()
+    fake.azure = [azure_item(A100, 3.67), azure_item(A100, 1.2, spot=True)]
+    fake.aws_products = [aws_product("p4d.24xlarge", "21.957642")]
+    fake.aws_spot = [
+        (ZONE, "p4d.24xlarge", "8.0", now_s - 5 * DAY_S),
+        (ZONE, "p4d.24xlarge", "6.4", now_s - DAY_S),
+        ("us-east-1b", "p4d.24xlarge", "21.957642", now_s - DAY_S),
+        ("us-east-1c", "p4d.24xlarge", "nan", now_s - DAY_S),
+    ]
+    with fake.serving():
+        for name, value in (
+            ("AWS_ENDPOINT_URL", fake.url),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_EC2_METADATA_DISABLED", "true"),
+            ("AWS_CONFIG_FILE", "/nonexistent"),
+            ("SPOTTRAIN_AZURE_PRICES_URL", fake.url),
+            ("SPOTTRAIN_GCP_PRICES_URL", fake.url),
+            ("GOOGLE_API_KEY", KEY),
+        ):
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+def test_prices_of_all_clouds_come_cheapest_gpu_first(
+    run: Run, clouds: FakePrices
+) -> None:
+    code, out, err = run("--gpu", "A100", "--spot", "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    spot = [
+        (offer["cloud"], offer["zone"], offer["usd_per_gpu_hour"])
+        for offer in document["offers"]
+    ]
+    assert spot == [("aws", ZONE, 0.8), ("azure", "eastus", 1.2)]
+    p4d = document["offers"][0]
+    assert [step["usd_per_hour"] for step in p4d["history"]] == [8.0, 6.4]
+    assert p4d["peak_flops"]["bf16"] == 312e12
+    assert p4d["age_s"] == 0.0
+    assert not p4d["stale"]
+    assert "us-east-1c p4d.24xlarge spot: price: got nan" in err
+    assert any("us-east-1b" in warning for warning in document["warnings"])
+
+
+def test_without_network_the_last_known_prices_come_with_their_age(
+    run: Run, clouds: FakePrices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("--gpu", "A100")
+    monkeypatch.setattr("time.time", lambda: datetime.now(UTC).timestamp() + 7200)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("GOOGLE_API_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    clouds.faults = [(404, {})]
+    code, out, err = run("--gpu", "A100", "--spot")
+    assert code == 0
+    (line,) = (x for x in err.splitlines() if x.startswith("not refreshed"))
+    assert "Unable to locate credentials; run 'aws configure'" in line
+    assert "azure: 127.0.0.1 refuses: HTTP 404" in line
+    assert "gcp: no credentials; set GOOGLE_API_KEY" in line
+    rows = [row for row in out.splitlines() if " aws " in row]
+    assert len(rows) == 1
+    assert "$6.40" in rows[0]
+    assert " 2 h " in rows[0]
+    assert "█" in rows[0]
+
+
+def test_offline_asks_nobody(run: Run, clouds: FakePrices) -> None:
+    code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws")
+    assert (code, clouds.asked) == (0, [])
+    assert "p3.2xlarge" in out
+    assert "stale: too old to rent by" in err
+
+
+def test_what_is_not_known_of_is_said(run: Run) -> None:
+    code, out, err = run("--offline", "--type", "a2-highgpu-1g")
+    assert (code, out) == (0, "")
+    assert "no price is known" in err
+    code, _, err = run("--gpu", "A1000")
+    assert code == 2
+    assert "error: no such GPU: got A1000" in err
+
+
+def test_losses_that_jobs_have_seen_count(run: Run, clouds: FakePrices) -> None:
+    now_s = datetime.now(UTC).timestamp()
+    place = Place("aws", "us-east-1", ZONE, "p4d.24xlarge")
+    with open_history() as history:
+        history.record_vms(
+            VmLife(
+                job="j",
+                vm_id=f"vm-{n}",
+                place=place,
+                spot=True,
+                from_s=now_s - 36000.0,
+                until_s=now_s,
+                ended="kill",
+            )
+            for n in range(10)
+        )
+    _, out, _ = run("--type", "p4d.24xlarge", "--spot", "-o", "json")
+    (offer,) = json.loads(out)["offers"]
+    hazard = offer["hazard"]
+    assert (hazard["losses"], hazard["vm_hours"]) == (10, pytest.approx(100))
+    assert hazard["losses_per_hour"] == pytest.approx(10 / 124, rel=0.01)
+    assert hazard["low"] < hazard["losses_per_hour"] < hazard["high"]
+
+
+def test_history_can_be_drawn_and_exported(
+    run: Run, clouds: FakePrices, tmp_path: Path
+) -> None:
+    code, _, _ = run(
+        *("--gpu", "A100", "--svg", tmp_path / "p.svg", "--export", tmp_path / "all")
+    )
+    assert code == 0
+    root = ElementTree.parse(tmp_path / "p.svg").getroot()
+    assert any("p4d.24xlarge spot" in (e.text or "") for e in root.iter())
+    with (tmp_path / "all" / "prices.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["zone"] == ZONE]
+    assert [float(row["usd_per_hour"]) for row in rows] == [8.0, 6.4]
+    header = (tmp_path / "all" / "vms.csv").read_text()
+    assert header.startswith("job,vm_id,cloud,region,zone")
+    code, _, err = run("--offline", "--svg", "/proc/none/p.svg")
+    assert code == 2
+    assert "cannot be written" in err

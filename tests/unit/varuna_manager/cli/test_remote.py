@@ -1,0 +1,222 @@
+"""Commands about a job whose manager was on a VM of its own, against AWS's fake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.aws import FakeAws, running
+from tests.unit.varuna_manager.cli.test_main_clouds import job_file
+from tests.unit.varuna_manager.story import FACTS
+
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.ssh.transport.hosts import UnfitHostError
+from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.cli.remote import launching
+from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.jobs import manager_location
+from spottrain.varuna_manager.jobs.bucket import folder_mark
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.manager_location import Away
+from spottrain.varuna_manager.jobs.replication import begin_copy
+from spottrain.varuna_manager.launch.submit import check_name, submit
+
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("ssh") is None, reason="needs OpenSSH's client"
+)
+
+
+@pytest.fixture(scope="module")
+def fake_aws() -> Iterator[FakeAws]:
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def aws(
+    fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeAws]:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
+    fake_aws.reset()
+    yield fake_aws
+    assert fake_aws.ask("drifts") == []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def job(aws: FakeAws, tmp_path: Path) -> JobDir:
+    """A job whose manager runs on a VM that does not answer."""
+    (tmp_path / "train.py").write_text("")
+    store = (tmp_path / "store").as_uri()
+    file = job_file(
+        aws,
+        tmp_path,
+        checkpoint={"path": store},
+        manager_vm={"identity": "manager"},
+    )
+    job, _ = submit(load_config(file), FACTS)
+    provider = aws.provider()
+    (offer,) = (one for one in provider.offers() if one.spot)
+    request = LaunchRequest(
+        token="t",
+        job="job",
+        intent=tags.MANAGER,
+        offer=replace(offer, spot=False),
+        count=1,
+        lease_s=60.0,
+    )
+    (vm,) = provider.launch(request).vms
+    nobody = SshTarget(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 A",), port=9)
+    there = Away(requests=(request,), networks=(), vm_id=vm.vm_id, target=nobody)
+    manager_location.write(job, replace(there, started=True))
+    return job
+
+
+def copied(job: JobDir, folder: Path, *events: e.Event) -> None:
+    """Let its manager have written down more, and copied it into the store."""
+    folder_mark(job)
+    there = JobDir(folder / "job")
+    shutil.copytree(job.path, there.path)
+    journal = Journal(there.journal)
+    journal.append(*events)
+    journal.close()
+
+    async def copy() -> None:
+        made = begin_copy(there)
+        assert made is not None
+        assert await made.finish()
+        made.close()
+
+    asyncio.run(copy())
+
+
+STOPPED: tuple[Any, ...] = (
+    e.StopRequested(at_s=2e9, by="somebody", now=True),
+    e.VmsListed(at_s=2e9 + 1, asked_at_s=2e9, vms=()),
+    e.JobReleased(at_s=2e9 + 2),
+)
+
+
+def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
+    job: JobDir, run: Run
+) -> None:
+    code, out, err = run("status", "job")
+    assert (code, out) == (1, "")
+    assert "the VM of its manager (i-" in err
+    assert "does not answer, though it runs" in err
+    assert job.away.exists()
+
+
+def test_when_its_vm_is_gone_it_is_told_once_how_to_go_on(
+    aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
+) -> None:
+    copied(job, tmp_path, e.TimerFired(at_s=2e9))
+    aws.provider().terminate([vm.vm_id for vm in aws.provider().list_vms("job")])
+    code, out, err = run("status", "job", "-o", "json")
+    assert code == 0
+    assert json.loads(out)["state"] == "unmanaged"
+    (line,) = (x for x in err.splitlines() if "is gone" in x)
+    assert f"'spottrain resume {(tmp_path / 'store').as_uri()}' on any machine" in line
+    assert not job.away.exists()
+    journal = Journal(job.journal, read_only=True)
+    assert journal.last_seq() == 2  # what it wrote down there
+    journal.close()
+    assert "is gone" not in run("status", "job", "-o", "json")[2]
+
+
+def test_a_job_that_is_over_comes_home_and_leaves_nothing_behind(
+    aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
+) -> None:
+    copied(job, tmp_path, *STOPPED)
+    assert aws.ask("left") != []
+    aws.provider().terminate([vm.vm_id for vm in aws.provider().list_vms("job")])
+    code, out, _ = run("status", "job", "-o", "json")
+    assert code == 0
+    assert json.loads(out)["state"] == "stopped"
+    assert aws.ask("left") == []
+
+
+def test_down_ends_the_vm_of_the_manager_as_well(
+    aws: FakeAws, job: JobDir, run: Run
+) -> None:
+    code, _, err = run("down", "job")
+    assert code == 0, err
+    assert "VMs returned after its manager: 1" in err
+    assert aws.ask("left") == []
+    assert job.is_down
+
+
+def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
+    aws: FakeAws, job: JobDir, run: Run
+) -> None:
+    known = manager_location.read(job)
+    assert known is not None
+    manager_location.write(job, replace(known, started=False))
+    code, _, err = run("status", "job")
+    assert code == 2
+    assert "'spottrain resume job' goes on with it, 'spottrain down job' returns" in err
+    assert run("down", "job")[0] == 0
+    assert aws.ask("left") == []
+
+
+def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
+    aws: FakeAws, job: JobDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnfitHostError), launching(job):
+        raise UnfitHostError("host i-1: needs Python 3.11 or newer")
+    assert "job job: its VM cannot be used and was returned" in capfd.readouterr().err
+    assert aws.ask("left") == []
+    assert (job.is_down, job.away.exists()) == (True, False)
+    check_name("job")
+
+
+def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
+    aws: FakeAws, job: JobDir, run: Run
+) -> None:
+    known = manager_location.read(job)
+    assert known is not None
+    aws.provider().terminate([known.vm_id])
+    manager_location.write(job, replace(known, started=False))
+    code, _, err = run("resume", "job")
+    assert code == 6
+    told, error = err.splitlines()[-2:]
+    assert "'spottrain resume job' goes on with it, 'spottrain down job' ret" in told
+    assert error.startswith("error: ")
+    assert (job.is_down, job.away.exists()) == (False, True)
+
+
+def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(
+    aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "job.yaml")
+    _, out, err = run("gc", file)
+    assert "job (manager)" in out
+    assert "job job has its manager on a VM of its own: not an orphan" in err
+    assert "0 VMs without a manager here" in err
+    run("gc", file, "--yes")
+    assert aws.ask("left") != []
+    run("gc", file, "--yes", "--job", "job")
+    assert aws.ask("left") == []

@@ -1,0 +1,239 @@
+"""``spottrain schedule`` and ``spottrain simulate step``."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spottrain.varuna_manager.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+TIMES = {"forward_s": 1.0, "backward_s": 2.0}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return answer
+
+
+@pytest.fixture
+def simulate(run: Run, tmp_path: Path) -> Callable[[Any], tuple[int, str, str]]:
+    def answer(spec: Any) -> tuple[int, str, str]:
+        file = tmp_path / "spec.json"
+        file.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+        return run("simulate", "step", file, "-o", "json")
+
+    return answer
+
+
+Simulate = Callable[[Any], tuple[int, str, str]]
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    plain = {
+        "schedule": "1f1b",
+        "num_microbatches": 8,
+        "stages": [dict(TIMES) for _ in range(4)],
+        "links": [{"send_s": 0} for _ in range(3)],
+        "allreduce_s": 0.5,
+    }
+    return {**plain, **changes}
+
+
+def test_a_schedule_is_printed_one_string_a_stage(run: Run) -> None:
+    code, out, err = run("schedule", "varuna", "-P", "4", "-M", "8", "-o", "json")
+    assert (code, err) == (0, "")
+    lists = json.loads(out)
+    assert len(lists) == 4
+    assert lists[2].startswith("F0 F1 F2 R0 B0 R1 B1 R2 B2 F3")
+    assert lists[3].startswith("F0 B0 F1 B1")
+
+
+def test_a_long_schedule_is_plain_lines(run: Run) -> None:
+    code, out, _ = run("schedule", "gpipe", "-P", "2", "-M", "5000")
+    lines = out.splitlines()
+    assert code == 0
+    assert [line[:8] for line in lines] == ["0: F0 F1", "1: F0 F1"]
+    assert all(line.endswith((" B4999", " B0")) for line in lines)
+
+
+def test_a_schedule_has_options(run: Run) -> None:
+    _, out, _ = run(
+        *["schedule", "gpipe", "-P", "2", "-M", "2", "--no-recompute", "-o", "json"]
+    )
+    assert json.loads(out) == ["F0 F1 B0 B1"] * 2
+    _, out, _ = run(
+        *["schedule", "interleaved", "-P", "2", "-M", "2", "-v", "2", "-o", "json"]
+    )
+    assert "R0.1" in json.loads(out)[0]
+    code, out, _ = run(*["schedule", "1f1b", "-P", "1", "-M", "1"])
+    assert code == 0
+    assert "F0 B0" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("pipedream -P 4 -M 8", "no such schedule: got pipedream"),
+        ("interleaved -P 4 -M 6 -v 2", "got 6 for 4; take 4 or 8"),
+        ("varuna -P 0 -M 8", "needs a stage and a micro-batch"),
+        ("varuna -P 4 -M 8 -v 2", "only interleaved has several chunks"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(
+    run: Run, arguments: str, message: str
+) -> None:
+    code, out, err = run("schedule", *arguments.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("conditions", ["original", "runtime", "in-order"])
+def test_a_step_takes_what_the_closed_form_says(
+    simulate: Simulate, kind: str, conditions: str
+) -> None:
+    code, out, err = simulate(spec(schedule=kind, conditions=conditions))
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["minibatch_s"] == pytest.approx((8 + 4 - 1) * 3.0 + 0.5)
+    assert answer["busy_s"] == [24.0] * 4
+    assert answer["idle_s"] == [9.0] * 4
+    assert answer["peak_in_flight"] == ([4, 3, 2, 1] if kind == "1f1b" else [8] * 4)
+
+
+def test_links_that_only_send_mean_the_originals_conditions(simulate: Simulate) -> None:
+    assert json.loads(simulate(spec())[1])["conditions"] == "original"
+    link = {
+        "latency_s": 0.1,
+        "bandwidth_bytes_per_s": 1e9,
+        "activation_bytes": 1_000_000,
+    }
+    answer = json.loads(simulate(spec(links=[link] * 3))[1])
+    assert answer["conditions"] == "runtime"
+    jitter = {"relative": 0.1, "seed": 3}
+    first, again = (simulate(spec(jitter=jitter))[1] for _ in range(2))
+    assert first == again
+    assert json.loads(first)["conditions"] == "runtime"
+
+
+def test_interleaving_and_names_are_known(simulate: Simulate) -> None:
+    named = [{"name": f"gpu {p}", **TIMES} for p in range(4)]
+    assert simulate(spec(stages=named)) == simulate(spec())
+    answer = json.loads(simulate(spec(schedule="interleaved", chunks=2))[1])
+    assert answer["minibatch_s"] == pytest.approx(8 * 3.0 + 3 * 3.0 / 2 + 0.5)
+
+
+def test_a_table_tells_the_same(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(spec()))
+    code, out, _ = run("simulate", "step", file)
+    assert code == 0
+    assert "mini-batch 33.500 s" in out
+    assert "9.000 s" in out
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in spec().items() if name != key}
+
+
+def stage(**changes: Any) -> dict[str, Any]:
+    return spec(stages=[{**TIMES, **changes}, *[dict(TIMES)] * 3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (without("num_microbatches"), "num_microbatches: is missing"),
+        (without("stages"), "stages: is missing"),
+        (spec(stages=[{"forward_s": 1.0}] * 4), "stages[0].backward_s: is missing"),
+        (
+            stage(forward_s=-1.0),
+            "stages[0].forward_s: must be greater than 0: got -1.0",
+        ),
+        (stage(forward_s=0), "stages[0].forward_s: must be greater than 0: got 0"),
+        (stage(backward_s=math.nan), "stages[0].backward_s: must be"),
+        (stage(backward_s=math.inf), "stages[0].backward_s: must be a finite"),
+        (stage(forward_s="1.0"), "stages[0].forward_s: must be a valid number"),
+        (stage(recompute_s=-1.0), "stages[0].recompute_s: must be greater than or"),
+        (stage(recompute_s=1.0), "stages[1].recompute_s: is missing or 0 while other"),
+        (spec(allreduce_s=math.nan), "allreduce_s: must be"),
+        (spec(links=[{"send_s": -1}] * 3), "links[0].send_s: must be greater than or"),
+        (spec(links=[{}] * 3), "links[0]: needs either send_s or all of latency_s"),
+        (
+            spec(links=[{"send_s": 1, "latency_s": 1}] * 3),
+            "links[0]: needs either send_s or all of latency_s",
+        ),
+        (spec(links=[{"send_s": 1}] * 2), "need as many stages and 3 links: got 4"),
+        (spec(num_microbatches=0), "num_microbatches: must be greater than 0"),
+        (spec(num_microbatches=2.5), "num_microbatches: must be a valid integer"),
+        (spec(schedule="pipedream"), "schedule: must be 'varuna', '1f1b', 'gpipe' or"),
+        (spec(schedule="interleaved", num_microbatches=6), "got 6 for 4; take 4 or 8"),
+        (spec(schedule="interleaved", bound=2), "has none of its own: got 2; leave"),
+        (spec(num_microbatches=10**40), "a schedule has at most 5e+18 tasks"),
+        (spec(stages=[]), "stages: "),
+        (spec(sages=[]), "sages: unknown key; did you mean stages?"),
+        (spec(bound=2, jitter={"relative": 1}, conditions="original"), "neither"),
+        ([1, 2], "must hold keys and values: got a list"),
+        ("{", "is no JSON"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    simulate: Simulate, wrong: Any, message: str
+) -> None:
+    code, out, err = simulate(wrong)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_no_file_is_said_too(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("simulate", "step", tmp_path / "none.json")
+    assert code == 2
+    assert "no such file" in err
+    code, _, err = run("simulate", "step", tmp_path)
+    assert code == 2
+    assert "cannot be read" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("schedule", "varuna", "-P", "4"), "Missing option"),
+        (("schedule", "varuna", "-P", "4", "-M", "x"), "Invalid value for"),
+        (("schedule", "varuna", "-P", "4", "-M", "4", "--fo"), "No such option: --fo"),
+        (("simulat",), "No such command 'simulat'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert " -h'\n" in err
+    assert err.count("\n") == 1
+
+
+def test_nothing_asked_shows_the_help(run: Run) -> None:
+    for arguments in ((), ("simulate",)):
+        code, out, err = run(*arguments)
+        assert code == 2
+        assert "Usage: " in out
+        assert err == ""

@@ -1,0 +1,175 @@
+"""The job file's parts about clouds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+from tests.fakes.web import serve_web
+
+from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.config.job import load_config, parse_config
+from spottrain.varuna_manager.launch.providers import own_network
+
+WANTED: dict[str, dict[str, Any]] = {
+    "aws": {"instance_types": ["g5.xlarge"]},
+    "azure": {"instance_types": ["Standard_NC24ads_A100_v4"]},
+    "gcp": {"instance_types": ["g2-standard-4"], "project": "p"},
+}
+
+
+def job(provider: str, section: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "job",
+        "entrypoint": "train:job",
+        "minibatch_size": 8,
+        "steps": 1,
+        "resources": {"provider": provider},
+        "checkpoint": {"path": "/shared"},
+        provider: section,
+        **changes,
+    }
+
+
+def several(*names: str, **changes: Any) -> dict[str, Any]:
+    """Return a job on several clouds."""
+    sections = {name: WANTED[name] for name in names}
+    data = job("aws", WANTED["aws"], resources={"provider": names}, **sections)
+    return {**data, **changes}
+
+
+def cloud_of(provider: str, **section: Any) -> AnyCloud:
+    config = parse_config(job(provider, {**WANTED[provider], **section}), "x")
+    assert config.cloud is not None
+    return config.cloud
+
+
+@pytest.mark.parametrize("provider", WANTED)
+def test_a_cloud_needs_to_know_what_to_rent_and_nothing_else(provider: str) -> None:
+    cloud = cloud_of(provider)
+    assert cloud.cloud == provider
+    settings = cloud.settings("ssh-ed25519 AAAA", ("192.0.2.1/32",))
+    assert settings.instance_types == tuple(WANTED[provider]["instance_types"])
+    assert settings.public_key == "ssh-ed25519 AAAA"
+    assert settings.ssh_from == ("192.0.2.1/32",)
+    assert len(settings.regions) == 1
+
+
+@pytest.mark.parametrize("provider", WANTED)
+def test_settings_survive_the_way_into_the_child(provider: str) -> None:
+    settings = cloud_of(provider, ssh_from=["10.0.0.0/8"]).settings("key", ())
+    plain = to_jsonable_python(settings)
+    assert TypeAdapter(type(settings)).validate_python(plain) == settings
+
+
+def test_gpus_stand_for_all_types_that_have_them_beside_those_named() -> None:
+    cloud = cloud_of("aws", gpus=["L4"])
+    kinds = cloud.kinds()
+    assert kinds[0] == "g5.xlarge"
+    assert "g6.xlarge" in kinds
+    assert not any(kind.startswith("p") for kind in kinds)
+
+
+def test_this_machines_address_must_be_one_that_vms_can_let_in() -> None:
+    cloud = cloud_of("aws")
+    with serve_web() as web:
+        web.files = {"/4": b"192.0.2.7\n", "/6": b"2001:db8::7\n"}
+        assert own_network(cloud, f"{web.url}/4") == ("192.0.2.7/32",)
+        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; name"):
+            own_network(cloud, f"{web.url}/6")
+
+
+def test_paths_of_a_bastion_are_relative_to_the_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "{name: job, entrypoint: 'train:job', minibatch_size: 8, steps: 1, resources: "
+        "{provider: aws}, checkpoint: {path: saved}, aws: {gpus: [A10G], bastion: "
+        "{address: b, user: me, key_file: key, known_hosts: hosts}}}"
+    )
+    cloud = load_config(file).cloud
+    assert cloud is not None
+    assert cloud.bastion is not None
+    assert cloud.bastion.host() == Host(
+        name="bastion",
+        address="b",
+        user="me",
+        key_file=tmp_path / "key",
+        known_hosts=tmp_path / "hosts",
+    )
+
+
+def test_several_clouds_are_taken_in_the_order_of_the_file() -> None:
+    config = parse_config(several("gcp", "aws"), "x")
+    assert config.resources.provider == ("gcp", "aws")
+    assert [cloud.cloud for cloud in config.clouds] == ["gcp", "aws"]
+    assert config.cloud == config.gcp
+    assert parse_config(config.model_dump(mode="json"), "x") == config
+
+
+def test_a_list_of_one_cloud_is_that_cloud() -> None:
+    config = parse_config(several("gcp"), "x")
+    assert config.resources.provider == "gcp"
+    assert config.clouds == (config.gcp,)
+    own = parse_config(job("local", {}, checkpoint={}), "x")
+    assert (own.clouds, own.cloud) == ((), None)
+
+
+def test_the_example_for_several_clouds_can_be_read() -> None:
+    file = Path(__file__).resolve().parents[4] / "examples/anywhere.yaml"
+    config = load_config(file)
+    assert [cloud.cloud for cloud in config.clouds] == ["aws", "azure", "gcp"]
+    assert all(cloud.kinds() for cloud in config.clouds)
+
+
+_NAMES = "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
+MISTAKES = [
+    (several("aws", "gcp", gcp={"gpus": ["L4"]}), "needs gcp.project: who pays"),
+    (several("aws", "gcp", checkpoint={}), "provider aws needs a checkpoint.path"),
+    (several("aws", "gcp", resources={"provider": ["aws", "ssh"]}), _NAMES),
+    (several("aws", "gcp", resources={"provider": []}), _NAMES),
+    (several("aws", "gcp", resources={"provider": "ibm"}), f"{_NAMES}: got 'ibm'"),
+    (
+        several("aws", "gcp", resources={"provider": ["aws", "aws"]}),
+        "resources.provider: must name each cloud once: got aws, aws",
+    ),
+    (job("aws", {}), "resources.provider aws needs aws.instance_types or aws.gpus"),
+    (job("aws", {"instance_types": ["g5.tiny"]}), "g5.tiny"),
+    (job("aws", {"gpus": ["A1000"]}), "no such GPU: got A1000"),
+    (job("aws", {"instance_type": []}), "aws.instance_type: unknown key; did you mean"),
+    (job("aws", {"gpus": ["L4"], "ssh_from": ["here"]}), "aws.ssh_from"),
+    (
+        job("aws", {"gpus": ["L4"], "ssh_from": ["2001:db8::/32"]}),
+        "must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 address",
+    ),
+    (
+        job("gcp", {"gpus": ["L4"]}),
+        "resources.provider gcp needs gcp.project: who pays",
+    ),
+    (
+        job("aws", {"gpus": ["L4"]}, checkpoint={}),
+        "needs a checkpoint.path that all VMs",
+    ),
+    (
+        job("aws", {"gpus": ["L4"]}, resources={"provider": "aws", "span": "any"}),
+        "resources.span any needs a network of your own",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "told"), MISTAKES)
+def test_a_mistake_is_told_in_one_line(data: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "job.yaml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
+    section = {"gpus": ["L4"], "subnets": {"us-east-1a": "subnet-1"}}
+    data = job("aws", section, resources={"provider": "aws", "span": "cloud"})
+    assert parse_config(data, "x").resources.span == "cloud"

@@ -1,0 +1,301 @@
+"""The job file: what is accepted, and how a mistake is told."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from spottrain.cloud.local.market import (
+    MarketEvent,
+    MarketSpec,
+    ZoneSpec,
+    timeline,
+)
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.files import key_paths
+from spottrain.varuna_manager.config.job import (
+    JobConfig,
+    json_schema,
+    load_config,
+    parse_config,
+)
+from spottrain.varuna_manager.config.local import EventConfig, LocalConfig, ZoneConfig
+
+ROOT = Path(__file__).parents[4]
+MINIMAL = {
+    "name": "demo",
+    "entrypoint": "train:job",
+    "minibatch_size": 16,
+    "steps": 5,
+}
+
+
+def write(folder: Path, data: dict[str, Any]) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def parse(**changes: Any) -> JobConfig:
+    return parse_config({**MINIMAL, **changes}, "job.yaml")
+
+
+def test_four_keys_make_a_job(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL))
+    assert config.name == "demo"
+    assert config.workdir == str(tmp_path.resolve())
+    assert config.reduction == "fast"
+    assert config.budget.max_usd is None
+    assert config.checkpoint.path is None
+
+
+def test_toml_reads_like_yaml(tmp_path: Path) -> None:
+    toml = tmp_path / "job.toml"
+    toml.write_text(
+        'name = "demo"\nentrypoint = "train:job"\nminibatch_size = 16\nsteps = 5\n'
+        "[slo]\ndeadline = 2030-01-31T18:00:00+01:00\n[budget]\nmax_usd = 2\n"
+    )
+    data = {
+        **MINIMAL,
+        "slo": {"deadline": "2030-01-31T18:00:00+01:00"},
+        "budget": {"max_usd": 2},
+    }
+    now = datetime(2029, 1, 1, tzinfo=UTC)
+    assert load_config(toml, now) == load_config(write(tmp_path, data), now)
+
+
+def test_a_number_needs_no_dot_to_have_an_exponent(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    path.write_text(path.read_text() + "budget: {max_usd: 1e3}\n")
+    assert load_config(path).budget.max_usd == 1000.0
+
+
+def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    data = {**MINIMAL, "workdir": "code", "checkpoint": {"path": "../saved"}}
+    config = load_config(write(tmp_path, data))
+    assert config.workdir == str(tmp_path.resolve() / "code")
+    assert config.checkpoint.path == str(tmp_path.resolve().parent / "saved")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/some/prefix?region=eu-west-1", "file:///srv/check%20points"]
+)
+def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
+    file = write(tmp_path, {**MINIMAL, "checkpoint": {"path": url}})
+    assert load_config(file).checkpoint.path == url
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budgets": {}}, "budgets: unknown key; did you mean budget?"),
+        ({"step": 5}, "step: unknown key; did you mean steps?"),
+        ({"max_usd": 5}, "max_usd: unknown key; did you mean budget.max_usd?"),
+        (
+            {"budget": {"max_us": 5}},
+            "budget.max_us: unknown key; did you mean max_usd?",
+        ),
+        (
+            {"local": {"events": [{"at_s": 1, "kind": "kill", "zoen": "a"}]}},
+            "local.events[0].zoen: unknown key; did you mean zone?",
+        ),
+        ({"qqq": 1}, "qqq: unknown key; known are name, entrypoint"),
+        ({"steps": "many"}, "steps: must be a valid integer: got 'many'"),
+        ({"steps": 0}, "steps: must be greater than 0: got 0"),
+        ({"steps": True}, "steps: must be a valid integer: got True"),
+        ({"name": "Not OK"}, "name: must be at most 63 of a-z, 0-9 and -"),
+        ({"entrypoint": "train"}, "entrypoint: must be module:function"),
+        ({"reduction": "exct"}, "reduction: must be 'fast' or 'exact': got 'exct'"),
+        (
+            {"microbatch_size": 3},
+            "minibatch_size must be a multiple of microbatch_size: got 16 and 3",
+        ),
+        (
+            {"slo": {"deadline": "9999-12-31T23:59:59-12:00"}},
+            "deadline must be before the year 9000: got 9999-12-31T23:59:59-12:00",
+        ),
+        (
+            {"slo": {"deadline": "2030-01-31"}},
+            "slo.deadline: must be a moment, such as 2030-01-31T18:00:00+00:00: got",
+        ),
+        (
+            {"slo": {"deadline": "2030-01-31T18:00:00"}},
+            "slo.deadline: must have a time zone, such as +00:00 at its end",
+        ),
+        (
+            {"budget": {"max_usd": 0}},
+            "budget.max_usd: must be greater than 0: got 0",
+        ),
+        (
+            {"budget": {"max_usd": "60 EUR"}},
+            "budget.max_usd: must be a plain number of US dollars, without a currency",
+        ),
+        (
+            {"budget": {"alerts": [0.5, 1.5]}},
+            "budget.alerts[1]: must be less than 1: got 1.5",
+        ),
+        (
+            {"budget": {"zone_usd_per_gb": -1}},
+            "budget.zone_usd_per_gb: must be greater than or equal to 0",
+        ),
+        (
+            {"slo": {"min_examples_per_s": 0}},
+            "slo.min_examples_per_s: must be greater than 0: got 0",
+        ),
+        (
+            {"slo": {"max_hours": 1.0e12}},
+            "slo.max_hours: must be less than or equal to 876600: got 1000000000000.0",
+        ),
+        (
+            {"slo": {"deadline": "2030-01-31T18:00:00Z", "max_hours": 1}},
+            "slo: give deadline or max_hours, not both",
+        ),
+        (
+            {"resources": {"min_vms": 5}},
+            "resources: min_vms must be at most max_vms: got 5 > 4",
+        ),
+        (
+            {"local": {"events": [{"at_s": 1, "kind": "kill", "zone": "b"}]}},
+            "local: event kill at 1.0 s names zone 'b': the zones are local-a",
+        ),
+        (
+            {"local": {"events": [{"at_s": 1, "kind": "price"}]}},
+            "local: usd_per_hour belongs to events of kind price, and only to them",
+        ),
+        (
+            {"checkpoint": {"path": "ftp://b"}},
+            "checkpoint.path: store must be a folder",
+        ),
+        ({"checkpoint": {"path": "s3://b?key=1"}}, "knows the options endpoint_url,"),
+        ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
+        ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
+        ({"seed": {1, 2}}, "{1, 2} is no text, number, list or mapping"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(**change)
+    assert str(caught.value).startswith("job.yaml: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:
+    data = {key: value for key, value in MINIMAL.items() if key != "steps"}
+    with pytest.raises(ConfigError, match=r"^j: stpes: unknown.*steps\? \(and 1 more"):
+        parse_config({**data, "stpes": 5}, "j")
+
+
+def test_a_deadline_in_the_past_is_refused(tmp_path: Path) -> None:
+    data = {**MINIMAL, "slo": {"deadline": "2030-01-01T00:00:00Z"}}
+    path = write(tmp_path, data)
+    load_config(path, datetime(2029, 12, 31, tzinfo=UTC))
+    with pytest.raises(ConfigError, match=r"slo\.deadline: is in the past"):
+        load_config(path, datetime(2030, 1, 2, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("job.yaml", "name: a\nname: b\n", "line 2: name: given twice"),
+        ("job.yaml", "name: [", "job.yaml: while parsing"),
+        ("job.yaml", "? [a]\n: b\n", "unhashable key"),
+        ("job.yaml", "", "must hold keys and values: got nothing"),
+        ("job.yaml", "- a\n", "must hold keys and values: got a list"),
+        ("job.yaml", "a: &x [*x]\n", "job.yaml: "),
+        ("job.toml", "name = ", "job.toml: Invalid value"),
+        ("job.json", "{}", "must end in .yaml, .yml or .toml"),
+    ],
+)
+def test_a_broken_file_is_named(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_workdir_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such job file"):
+        load_config(tmp_path / "job.yaml")
+    with pytest.raises(ConfigError, match="workdir: is no folder"):
+        load_config(write(tmp_path, {**MINIMAL, "workdir": "nowhere"}))
+
+
+def test_max_hours_count_from_launch() -> None:
+    assert parse(slo={"max_hours": 2}).deadline_s(1000.0) == 8200.0
+    assert parse().deadline_s(1000.0) is None
+    deadline = parse(slo={"deadline": "1970-01-01T01:00:00+00:00"})
+    assert deadline.deadline_s(1000.0) == 3600.0
+
+
+@given(st.integers(min_value=1, max_value=10_000))
+def test_the_default_microbatch_divides_the_minibatch(minibatch_size: int) -> None:
+    m = parse(minibatch_size=minibatch_size).chosen_microbatch_size
+    assert minibatch_size % m == 0
+    assert 1 <= m <= 4
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*MINIMAL, "budget", "local"]) | st.text(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+            max_leaves=5,
+        ),
+    )
+)
+def test_anything_else_is_a_config_error_of_one_line(data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "job.yaml")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_config_survives_a_round_trip_through_json() -> None:
+    config = parse(
+        local={"events": [{"at_s": 1, "kind": "notice", "lead_s": 2}]},
+        slo={"deadline": "2030-01-31T18:00:00Z"},
+    )
+    assert JobConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    [(LocalConfig, MarketSpec), (ZoneConfig, ZoneSpec), (EventConfig, MarketEvent)],
+)
+def test_the_local_market_has_the_same_keys_as_the_local_cloud(
+    config: type[BaseModel], spec: Any
+) -> None:
+    assert list(config.model_fields) == [f.name for f in dataclasses.fields(spec)]
+
+
+def test_the_default_market_is_one_quiet_zone() -> None:
+    market = parse().local.market()
+    assert [zone.name for zone in market.zones] == ["local-a"]
+    assert timeline(market, 3600.0) == ()
+
+
+def test_the_schema_describes_every_key() -> None:
+    schema = json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    for definition in schema["$defs"].values():
+        for key, entry in definition["properties"].items():
+            assert "description" in entry, key
+
+
+def test_the_configuration_page_names_every_key() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    missing = [path for path in key_paths(JobConfig) if f"`{path}`" not in page]
+    assert missing == []

@@ -1,0 +1,122 @@
+"""The job file's part about the user's own hosts."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.job import load_config, parse_config
+from spottrain.varuna_manager.config.ssh import SshConfig, check_secrets, environment_of
+
+JOB: dict[str, Any] = {
+    "name": "job",
+    "entrypoint": "train:job",
+    "minibatch_size": 8,
+    "steps": 1,
+    "resources": {"provider": "ssh"},
+    "checkpoint": {"path": "/shared"},
+}
+
+
+def with_hosts(*hosts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**JOB, "ssh": {"hosts": list(hosts)}, **changes}
+
+
+def test_a_host_needs_an_address_and_nothing_else() -> None:
+    (host,) = parse_config(with_hosts({"address": "10.0.0.7"}), "x").ssh.fleet()
+    assert (host.name, host.port, host.python) == ("10.0.0.7", 22, "python3")
+    assert host.user == getpass.getuser()
+    assert host.known_hosts == Path("~/.ssh/known_hosts").expanduser()
+    assert (host.slots, host.usd_per_hour) == (1, 0.0)
+
+
+def test_a_host_says_what_the_others_do_not() -> None:
+    config = SshConfig.model_validate(
+        {
+            "user": "all",
+            "python": "/all/python",
+            "hosts": (
+                {"address": "a", "user": "one", "python": "/one/python"},
+                {"address": "a", "port": 2222},
+                {"address": "fe80::1"},
+            ),
+        }
+    )
+    one, other, third = config.fleet()
+    assert (one.name, one.user, one.python) == ("a", "one", "/one/python")
+    assert (other.name, other.user, other.python) == ("a-2222", "all", "/all/python")
+    assert third.name == "fe80-1"
+
+
+def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "{name: job, entrypoint: 'train:job', minibatch_size: 8, steps: 1, resources: "
+        "{provider: ssh}, checkpoint: {path: saved}, ssh: {key_file: key, known_hosts: "
+        "keys/hosts, hosts: [{address: a}]}}"
+    )
+    (host,) = load_config(file).ssh.fleet()
+    assert host.key_file == tmp_path / "key"
+    assert host.known_hosts == tmp_path / "keys" / "hosts"
+
+
+MISTAKES = [
+    (with_hosts(), "resources.provider ssh needs hosts; list them in ssh.hosts"),
+    (with_hosts({"address": "a"}, checkpoint={}), "needs a checkpoint.path that all"),
+    (with_hosts({"address": "a"}, {"address": "a"}), "two hosts have the name a"),
+    (
+        with_hosts({"address": "a"}, {"address": "b", "slots": 2}),
+        "hosts of type host must have the same slots: got 1 and 2",
+    ),
+    (
+        with_hosts({"address": "a"}, morphing={"objective": "examples_per_dollar"}),
+        "give every host its usd_per_hour",
+    ),
+    (with_hosts({"adress": "a"}), "ssh.hosts[0].adress: unknown key"),
+    (with_hosts({"address": "a", "port": 0}), "ssh.hosts[0].port"),
+    (with_hosts({"address": "a", "name": "../b"}), "ssh.hosts[0].name"),
+    ({**JOB, "ssh": {"folder": ".", "hosts": [{"address": "a"}]}}, "ssh.folder"),
+    ({**JOB, "ssh": {"folder": "a/../..", "hosts": [{"address": "a"}]}}, "ssh.folder"),
+    (with_hosts({"address": "a"}, env={"SPOTTRAIN_VM": "x"}), "spottrain does not set"),
+    (with_hosts({"address": "a"}, env={"A B": "x"}), "must be a name of a variable"),
+    (with_hosts({"address": "a"}, secrets=["A=B"]), "must be a name of a variable"),
+    (
+        {**JOB, "resources": {}, "setup": "pip install x"},
+        "setup is for VMs: the local provider's are this machine",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), MISTAKES)
+def test_a_mistake_is_told_in_one_line(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config(data, "job.yaml")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plan_is_made_for_the_hosts_of_each_type() -> None:
+    a, b = parse_config(
+        with_hosts(
+            {"address": "1", "type": "a", "slots": 4},
+            {"address": "2", "type": "b", "usd_per_hour": 2.5},
+            {"address": "3", "type": "a", "slots": 4},
+        ),
+        "x",
+    ).zones
+    assert (a.instance_type, a.capacity, a.slots) == ("a", 2, 4)
+    assert (b.instance_type, b.capacity, b.spot_usd_per_hour) == ("b", 1, 2.5)
+
+
+def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "s")
+    monkeypatch.delenv("ANOTHER", raising=False)
+    names = ("A_SECRET", "ANOTHER")
+    assert environment_of({"PLAIN": "p"}, names) == {"PLAIN": "p", "A_SECRET": "s"}
+    check_secrets(names[:1])
+    with pytest.raises(ConfigError, match="secrets: ANOTHER is not in the environment"):
+        check_secrets(names)

@@ -1,0 +1,238 @@
+"""Rounds of measuring, event by event; profiles that make them needless."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
+
+from spottrain import wire
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
+from spottrain.varuna_manager.core.calibration import RETRY_PAUSE_S
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import Calibration
+from spottrain.wire import Slot
+
+KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
+
+
+def booted(
+    *ids: str, slots: int = 1, cores: int = 0, known: tuple[e.KnownProfile, ...] = ()
+) -> Story:
+    """VMs of one computer, and the first weights written."""
+    story = Story(max_vms=max(4, len(ids)))
+    story.start()
+    story.intend()
+    story.tell(e.ProfilesListed, profiles=known)
+    (intent,) = story.state.intents
+    vms = tuple(story.vm(vm_id, intent) for vm_id in ids)
+    story.tell(e.VmsLaunched, intent=intent, vms=vms)
+    for vm_id in ids:
+        story.tell(
+            e.AgentRegistered,
+            vm_id=vm_id,
+            num_slots=slots,
+            private_address="10.0.0.1",
+        )
+        ready = wire.SupervisorReady(
+            num_slots=slots,
+            torch_version="2",
+            device=PROFILE.device,
+            software=PROFILE.software,
+            machine="computer" if cores else "",
+            cores=cores,
+        )
+        story.report(vm_id, ready)
+    story.report(ids[0], wire.CheckpointSaved(name="step-0", step=0))
+    return story
+
+
+def round_of(story: Story) -> Calibration:
+    assert story.state.calibration is not None, story.state.activity
+    return story.state.calibration
+
+
+def taking_part(story: Story) -> list[tuple[str, int]]:
+    return [(slot.vm_id, slot.index) for slot in round_of(story).participants]
+
+
+def test_every_slot_takes_part() -> None:
+    story = booted("a", "b", slots=2)
+
+    assert taking_part(story) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_no_more_slots_of_a_computer_take_part_than_it_has_cores() -> None:
+    assert taking_part(booted("a", "b", "c", cores=2)) == [("a", 0), ("b", 0)]
+    assert taking_part(booted("a", "b", slots=2, cores=3)) == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+    ]
+
+
+def test_a_slot_that_is_alone_has_itself_to_talk_to() -> None:
+    assert taking_part(booted("a")) == [("a", 0), ("a", 0)]
+
+
+def test_all_are_told_where_to_meet_and_what_to_measure() -> None:
+    story = booted("a", "b")
+    assert list(story.sent(wire.OpenStore)) == ["a"]
+
+    story.open_round()
+
+    assert set(story.sent(wire.Calibrate).values()) == {
+        wire.Calibrate(
+            generation=-1,
+            participants=(Slot(vm_id="a", index=0), Slot(vm_id="b", index=0)),
+            store_host="h",
+            store_port=1,
+            microbatch_sizes=(1,),
+            checkpoint="step-0",
+        )
+    }
+
+
+def test_progress_is_told() -> None:
+    story = booted("a", "b")
+    story.open_round()
+
+    progress = wire.CalibrationProgress(
+        generation=-1, done=1, total=3, what="sections with 4 examples"
+    )
+    story.report("a", progress)
+
+    assert story.state.last_news == "measured 1 of 3: sections with 4 examples"
+    assert story.state.activity == "measuring the model's sections (1 of 3)"
+
+
+def test_what_was_measured_is_kept_for_later_jobs() -> None:
+    story = booted("a", "b")
+
+    story.measure()
+
+    assert story.state.profile == PROFILE
+    assert story.wished(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
+    assert len(story.wished(c.ComputePlan)) == 1
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        wire.WorkerDied(generation=-1, slot=0, reason="SIGKILL"),
+        wire.GenerationBroken(generation=-1, slot=0, reason="lost a peer"),
+    ],
+)
+def test_a_participant_that_dies_ends_the_round_and_another_begins(
+    report: wire.Report,
+) -> None:
+    story = booted("a", "b")
+    story.open_round()
+
+    story.report("b", report)
+
+    abandon = wire.AbandonGeneration(generation=-1)
+    assert story.sent(wire.AbandonGeneration) == {"a": abandon, "b": abandon}
+    story.wait(RETRY_PAUSE_S)
+    assert round_of(story).number == -2
+    story.report("a", wire.WorkerDied(generation=-1, slot=0, reason="told to end"))
+    assert story.state.failed_preparations == 1
+    story.measure()
+    assert story.state.profile == PROFILE
+
+
+def test_a_vm_that_is_lost_ends_the_round_by_no_ones_fault() -> None:
+    story = booted("a", "b", "c")
+    story.open_round()
+
+    story.tell(e.VmLost, vm_id="b", reason="killed")
+    story.wait(RETRY_PAUSE_S)
+
+    assert taking_part(story) == [("a", 0), ("c", 0)]
+    assert story.state.failed_preparations == 0
+
+
+def test_measuring_that_fails_thrice_fails_the_job() -> None:
+    story = booted("a", "b")
+    for number in (-1, -2, -3):
+        story.report("a", wire.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
+        story.wait(RETRY_PAUSE_S)
+
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == "the measurement failed 3 times: a: SIGKILL"
+
+
+def test_a_profile_of_an_older_round_is_ignored() -> None:
+    story = booted("a", "b")
+    story.report("a", wire.WorkerDied(generation=-1, slot=0, reason="SIGKILL"))
+    story.wait(RETRY_PAUSE_S)
+
+    story.report("a", wire.Calibrated(profile=PROFILE, generation=-1))
+
+    assert story.state.profile is None
+
+
+def test_a_restarted_manager_repeats_what_the_round_waits_for() -> None:
+    story = booted("a", "b")
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert list(story.sent(wire.OpenStore)) == ["a"]
+    story.open_round()
+
+    story.tell(e.ManagerStarted, software_version="1", pid=3)
+
+    assert set(story.sent(wire.Calibrate)) == {"a", "b"}
+
+
+def test_a_profile_that_was_kept_makes_measuring_needless() -> None:
+    story = booted("a", "b", known=(KNOWN,))
+
+    assert story.state.profile == PROFILE
+    assert story.state.calibration is None
+    news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
+    assert story.state.last_news == news
+    assert len(story.wished(c.ComputePlan)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "other"},
+        {"software": "other"},
+        {"fingerprint": "other"},
+        {"microbatches": (replace(PROFILE.microbatches[0], microbatch_size=2),)},
+        {"sources": (BETWEEN_AS_WITHIN,)},
+        {"task_overhead_s": float("nan")},
+    ],
+)
+def test_a_profile_that_does_not_fit_is_measured_again(
+    changes: dict[str, object],
+) -> None:
+    other = replace(KNOWN, profile=replace(PROFILE, **changes))  # type: ignore[arg-type]
+
+    story = booted("a", "b", known=(other,))
+
+    assert round_of(story).number == -1
+
+
+def test_links_that_were_assumed_do_for_a_single_vm() -> None:
+    assumed = replace(PROFILE, sources=(BETWEEN_AS_WITHIN,))
+
+    story = booted("a", known=(replace(KNOWN, profile=assumed),))
+
+    assert story.state.profile == assumed
+
+
+def test_a_profile_that_the_user_gives_is_taken() -> None:
+    given = replace(PROFILE, origin="written", sources=("a book",))
+    story = Story(profile=given)
+    story.start()
+    story.intend()
+    story.boot("a", "b")
+    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+
+    assert story.state.calibration is None
+    (wish,) = story.wished(c.ComputePlan)
+    assert wish.inputs.profile == given
+    assert wish.inputs.facts == FACTS

@@ -1,0 +1,205 @@
+"""Where the core asks next, and what is left in the cloud when a job is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, Story
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.release import FIRST_PAUSE_S, TRIES
+
+BIG = replace(OFFER, instance_type="big", family="G", usd_per_hour=1.1)
+SMALL = replace(BIG, instance_type="small", usd_per_hour=1.0)
+OTHER = replace(BIG, instance_type="other", family="P", usd_per_hour=1.5)
+FAR = replace(SMALL, region="far", zone="far-z", usd_per_hour=2.0)
+
+
+def begun(*offers: Offer, **settings: Any) -> Story:
+    story = Story(**settings)
+    story.start(*offers)
+    return story
+
+
+def refuse(story: Story, refusal: e.RefusalKind) -> None:
+    (intent,) = story.state.intents
+    story.tell(e.LaunchRefused, intent=intent, reason="no", refusal=refusal)
+
+
+def test_a_quota_closes_its_family_and_another_family_is_asked() -> None:
+    story = begun(SMALL, BIG, OTHER, FAR)
+    assert story.intend().offer == SMALL
+    refuse(story, "quota")
+    assert story.intend().offer == OTHER
+
+
+def test_no_capacity_closes_one_type_in_one_zone() -> None:
+    story = begun(SMALL, BIG, OTHER)
+    story.intend()
+    refuse(story, "no_capacity")
+    assert story.intend().offer == BIG
+
+
+def test_a_type_that_does_not_fit_closes_itself_and_fails_no_job_yet() -> None:
+    story = begun(SMALL, BIG)
+    story.intend()
+    refuse(story, "misconfigured")
+    assert story.intend().offer == BIG
+    refuse(story, "misconfigured")
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 6
+
+
+def test_refused_credentials_close_the_whole_cloud() -> None:
+    elsewhere = replace(FAR, cloud="another")
+    story = begun(SMALL, BIG, elsewhere)
+    story.intend()
+    refuse(story, "auth")
+    assert story.intend().offer == elsewhere
+
+
+def test_the_cool_down_grows_with_repeats_and_success_forgets_it() -> None:
+    story = begun(SMALL, cooldown_s=30.0)
+    for pause_s in (30.0, 60.0):
+        story.intend()
+        refuse(story, "no_capacity")
+        story.wait(pause_s - 1.0)
+        assert story.wished(c.IntendLaunch) == []
+        story.wait(1.0)
+    wish = story.intend()
+    vms = (story.vm("a", wish.intent, offer=SMALL),)
+    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    story.wait(30.0)
+    assert story.intend().count == 3
+
+
+def test_zones_with_alike_prices_share_the_vms() -> None:
+    zones = [replace(SMALL, zone=zone) for zone in ("a", "b")]
+    story = begun(*zones)
+    first = story.intend()
+    second = story.intend()
+    assert {(w.offer.zone, w.count) for w in (first, second)} == {("a", 2), ("b", 2)}
+
+
+def test_vms_come_from_the_region_where_the_others_are() -> None:
+    near = replace(SMALL, usd_per_hour=3.0)
+    story = begun(near, replace(FAR, usd_per_hour=2.0, available=1))
+    assert story.intend().offer.region == "far"
+    assert story.wished(c.IntendLaunch) == []  # it is enough to train
+    story.now_s += 1.0
+    story.tell(
+        e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
+    )
+    assert story.wished(c.IntendLaunch) == []
+
+
+def test_with_a_wider_span_they_may_come_from_anywhere() -> None:
+    near = replace(SMALL, usd_per_hour=3.0)
+    story = begun(near, replace(FAR, usd_per_hour=2.0, available=1), span="cloud")
+    story.intend()
+    assert story.intend().offer == near
+
+
+def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
+    near = replace(SMALL, usd_per_hour=3.0)
+    story = begun(near, replace(FAR, available=1), min_vms=2)
+    story.intend()
+    wish = story.intend()
+    assert wish.offer == near
+    story.tell(
+        e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
+    )
+    vms = tuple(story.vm(vm_id, wish.intent, offer=near) for vm_id in "bcd")
+    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    for vm_id in "abcd":
+        story.ready(vm_id)
+    phases = {vm.vm_id: vm.phase for vm in story.state.vms.values()}
+    assert phases.pop("a") is VmPhase.RETURNING
+    assert set(phases.values()) == {VmPhase.READY}
+
+
+def test_none_are_rented_where_the_caps_leave_too_few_to_train() -> None:
+    dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
+    story = begun(dear, min_vms=4, max_usd_per_hour=7.0)
+    assert story.wished(c.IntendLaunch) == []
+    assert story.state.activity == "waiting for a price within the caps"
+    story.tell(e.OffersSeen, offers=(replace(dear, usd_per_hour=1.75),))
+    assert story.intend().count == 4
+
+
+def test_a_dear_offer_fills_up_beside_cheap_ones_if_the_cap_bears_it() -> None:
+    dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
+    cheap = replace(SMALL, available=2)
+    story = begun(dear, cheap, min_vms=4, max_usd_per_hour=8.0)
+    assert [story.intend().offer.zone, story.intend().count] == [cheap.zone, 2]
+    assert story.state.activity.startswith("waiting for")
+    assert begun(dear, cheap, min_vms=4, max_usd_per_hour=7.0).intend().count == 2
+
+
+def test_a_budget_that_pays_for_too_few_to_train_ends_the_job() -> None:
+    assert begun(min_vms=4, max_usd=1.4).state.outcome is None
+    story = begun(min_vms=4, max_usd=1.0)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 4
+
+
+# --- What VMs shared ----------------------------------------------------------------------
+
+
+def over(**settings: Any) -> Story:
+    """A job without VMs that was told to end."""
+    story = begun(**settings)
+    story.intend()
+    refuse(story, "no_capacity")
+    story.tell(e.StopRequested, by="x", now=True, checkpoint=False)
+    return story
+
+
+def test_a_job_that_shares_nothing_ends_at_once() -> None:
+    assert len(over().wished(c.Finish)) == 1
+
+
+def test_what_vms_shared_is_removed_before_the_job_is_over() -> None:
+    story = over(shares=True)
+    assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
+    assert story.wished(c.Finish) == []
+    story.tell(e.JobReleased)
+    assert len(story.wished(c.Finish)) == 1
+    assert story.state.phase is JobPhase.ENDED
+
+
+def test_a_removal_that_fails_is_tried_again_with_growing_pauses() -> None:
+    story = over(shares=True)
+    for number in range(TRIES - 1):
+        fail_release(story)
+        assert story.wished(c.ReleaseJob) == []
+        story.wait(FIRST_PAUSE_S * 2**number)
+        assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
+    fail_release(story)
+    assert len(story.wished(c.Finish)) == 1
+    assert story.state.last_news.endswith("run 'spottrain down job' to remove it")
+
+
+def fail_release(story: Story) -> None:
+    story.tell(e.CommandFailed, command="release_job", vm_ids=(), reason="in use")
+
+
+def test_a_new_manager_asks_for_the_removal_again() -> None:
+    story = over(shares=True)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    story.tell(e.StopRequested, by="x", now=True, checkpoint=False)
+    assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
+
+
+@pytest.mark.parametrize("refusal", ["throttled", "unknown"])
+def test_an_answer_that_leaves_it_open_closes_nothing(refusal: e.RefusalKind) -> None:
+    story = begun(SMALL)
+    story.intend()
+    refuse(story, refusal)
+    assert story.state.cooldowns == {}

@@ -1,0 +1,211 @@
+"""Limits that a person changes: what follows, at once and later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, Story
+
+from spottrain import wire
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
+
+FOUR = ("a", "b", "c", "d")
+SHARES = (0.5, 0.8, 0.95)
+
+
+def change(story: Story, **limits: Any) -> None:
+    told = tuple(
+        Limit(name=name, value=value)  # type: ignore[arg-type]
+        for name, value in limits.items()
+    )
+    story.tell(e.LimitsChanged, by="a person", limits=told)
+
+
+def run_out(story: Story) -> None:
+    """Let time pass until the budget ends the job."""
+    while story.state.phase is JobPhase.ACTIVE:
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+
+
+def test_new_limits_are_true_from_now_on_and_told() -> None:
+    story = Story(max_usd=10.0).training(*FOUR)
+    change(story, max_usd=20.0, deadline_s=1.9e9, min_examples_per_s=5.0)
+    job = story.state.job
+    assert (job.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
+    assert story.state.last_news == (
+        "a person: budget.max_usd is now 20 USD, slo.deadline is now "
+        "2030-03-17T17:46:40Z, slo.min_examples_per_s is now 5 examples/s"
+    )
+    change(story, max_usd=None)
+    assert story.state.job.max_usd is None
+    assert story.state.last_news == "a person: budget.max_usd is now none"
+
+
+def test_the_same_change_told_twice_changes_nothing() -> None:
+    story = Story(max_usd=10.0).training(*FOUR)
+    change(story, max_usd=20.0)
+    once = story.state
+    change(story, max_usd=20.0)
+    assert story.state == once
+
+
+def test_a_higher_budget_lets_the_job_go_on_for_longer() -> None:
+    poor, rich = (Story(max_usd=3.0).training(*FOUR) for _ in range(2))
+    change(rich, max_usd=5.0)
+    run_out(poor)
+    run_out(rich)
+    assert rich.now_s - poor.now_s == pytest.approx(1800.0)  # 2 USD at 4 USD/h
+
+
+def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
+    story = Story(max_usd=10.0).training(*FOUR)
+    change(story, max_usd=0.5)
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.state.outcome is not None
+    assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
+
+
+def test_a_job_whose_budget_was_used_up_goes_on_with_a_higher_one() -> None:
+    story = Story(max_usd=3.0).training(*FOUR)
+    run_out(story)
+    story.report("a", wire.CheckpointSaved(name="step-3", step=3))
+    story.stopped(3)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    assert story.state.phase is JobPhase.ENDED
+    ended_at_s = story.state.now_s
+    story.now_s += 5000.0
+    change(story, max_usd=30.0)
+    assert story.state.phase is JobPhase.ENDED
+    assert story.state.now_s == ended_at_s, "time stands still after the end"
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.intend().count == 4
+
+
+def test_a_deadline_that_is_moved_away_is_kept() -> None:
+    story = Story(deadline_s=2000.0).training(*FOUR)
+    change(story, deadline_s=3000.0)
+    story.wait(2500.0 - story.now_s)
+    assert story.state.phase is JobPhase.ACTIVE
+    story.wait(3000.0 - story.now_s)
+    assert story.state.outcome is not None
+    assert story.state.outcome.kind == "deadline"
+
+
+# --- The hourly cap -------------------------------------------------------------------------
+
+
+def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() -> None:
+    story = Story().training(*FOUR)
+    change(story, max_usd_per_hour=2.0)
+    going = {k for k, vm in story.state.vms.items() if vm.leaves_at_s is not None}
+    assert going == {"a", "b"}
+    assert story.wished(c.TerminateVms) == []
+    assert story.wished(c.IntendLaunch) == [], "nothing is rented in their place"
+    while story.state.plan_asked is None:
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+    story.plan("c", "d")
+    while not story.sent(wire.StopGeneration):
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
+    assert story.now_s < 1003.0 + SHED_S
+    story.now_s = 1003.0 + SHED_S
+    story.tell(e.TimerFired)
+    assert story.wished(c.TerminateVms) == [
+        c.TerminateVms(vm_ids=("a",)),
+        c.TerminateVms(vm_ids=("b",)),
+    ]
+    story.tell(e.VmsReturned, vm_ids=("a", "b"))
+    assert rate_usd_per_hour(story.state) == 2.0
+    assert story.state.tally.preemptions_unnoticed == 0, "nobody took them"
+
+
+def test_what_does_not_train_goes_first_and_at_once() -> None:
+    story = Story(max_vms=5).training(*FOUR)
+    offer = replace(OFFER, usd_per_hour=0.5)
+    story.now_s += story.state.job.cooldown_s
+    story.tell(e.OffersSeen, offers=(offer,))
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("e", intent, offer=offer),))
+    change(story, max_usd_per_hour=4.2)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
+
+
+# --- Alerts -----------------------------------------------------------------------------------
+
+
+def test_shares_of_the_budget_are_told_once_each() -> None:
+    story = Story(max_usd=10.0, alerts=SHARES).training(*FOUR)
+    news = []
+    while story.state.phase is JobPhase.ACTIVE:
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+        news.append(story.state.last_news)
+    told = [line for line in news if "of the budget" in line]
+    assert told == [
+        "50% of the budget of 10 USD is spent",
+        "80% of the budget of 10 USD is spent",
+    ], "the end comes before the third"
+    alerts = story.state.alerts
+    assert [alert.share for alert in alerts] == [0.5, 0.8]
+    assert [alert.spent_usd for alert in alerts] == pytest.approx([5.0, 8.0])
+
+
+def test_a_raised_budget_is_told_of_again() -> None:
+    story = Story(max_usd=20.0, alerts=SHARES).training(*FOUR)
+    while len(story.state.alerts) < 2:
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+    change(story, max_usd=30.0)
+    assert [alert.share for alert in story.state.alerts] == [0.5]
+    while len(story.state.alerts) < 2:
+        assert story.state.timer_at_s is not None
+        story.wait(story.state.timer_at_s - story.now_s)
+    assert story.state.alerts[-1].spent_usd == pytest.approx(24.0)
+
+
+def test_a_job_without_a_budget_is_told_nothing() -> None:
+    story = Story(alerts=SHARES).training(*FOUR)
+    story.now_s += 1e6
+    story.tell(e.TimerFired)
+    assert story.state.alerts == ()
+
+
+# --- Clocks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("by_s", "words"), [(7200.0, "forward"), (-90.0, "back")])
+def test_a_clock_that_was_set_is_told(by_s: float, words: str) -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.ClockSet, by_s=by_s)
+    assert f"was set {abs(by_s):.0f} s {words}" in story.state.last_news
+
+
+def test_time_that_goes_back_takes_nothing_off_what_is_spent() -> None:
+    story = Story(max_usd=10.0).training(*FOUR)
+    story.now_s += 1000.0
+    story.tell(e.TimerFired)
+    spent = story.state.ledger.spent(story.state.now_s)
+    story.now_s -= 5000.0
+    story.tell(e.TimerFired)
+    assert story.state.ledger.spent(story.state.now_s) == spent
+
+
+def test_replaying_changed_limits_gives_the_same_state() -> None:
+    story = Story(max_usd=20.0, alerts=SHARES).training(*FOUR)
+    change(story, max_usd=15.0, max_usd_per_hour=3.0)
+    state = State()
+    for event in story.events:
+        state, _ = step.step(state, event)
+    assert state == story.state

@@ -1,0 +1,194 @@
+"""Money, deadlines, stops and restarts: how a job ends and goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+
+from spottrain import wire
+from spottrain.pricing.billing.budget import reserve_s
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import GenerationPhase
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    on_demand_usd,
+    rate_usd_per_hour,
+    spent_usd,
+)
+
+FOUR = ("a", "b", "c", "d")
+
+
+# --- Money and time -----------------------------------------------------------------------------
+
+
+def test_spending_is_price_at_launch_times_time() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=9.0), ON_DEMAND))
+    assert story.state.tally.price_changes == 1
+    assert rate_usd_per_hour(story.state) == 4.0
+    story.now_s += 1800.0
+    story.tell(e.VmLost, vm_id="a", reason="killed")
+    story.now_s += 1800.0
+    assert spent_usd(story.state, story.now_s) == pytest.approx(3.5)
+    assert on_demand_usd(story.state, story.now_s) == pytest.approx(10.5)
+
+
+def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
+    story = Story(max_usd=2.0)
+    story.training(*FOUR)
+    assert rate_usd_per_hour(story.state) == 4.0
+    assert story.state.timer_at_s is not None
+    story.wait(story.state.timer_at_s - story.now_s)
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.state.outcome is not None
+    assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
+    reserve_usd = 4.0 * reserve_s(600.0) / 3600.0
+    spent = spent_usd(story.state, story.now_s)
+    assert spent == pytest.approx(2.0 - reserve_usd, abs=2e-6)
+
+
+def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> None:
+    story = Story(max_usd=0.01)
+    story.start()
+    assert story.wished(c.IntendLaunch) == []
+    (finish,) = story.wished(c.Finish)
+    assert finish.outcome.exit_code == 4
+
+
+def test_a_deadline_saves_and_ends_the_job() -> None:
+    story = Story(deadline_s=2000.0).training(*FOUR)
+    story.wait(2000.0 - story.now_s)
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 4
+
+
+def test_a_job_without_capacity_gives_up_after_its_patience() -> None:
+    story = Story(capacity_wait_s=60.0)
+    story.start(replace(OFFER, available=0))
+    story.wait(60.0)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("capacity", 5)
+
+
+def test_a_model_that_fits_no_fleet_ends_the_job() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan()
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 5
+
+
+# --- Stop, resume, restart ------------------------------------------------------------------------
+
+
+def test_a_stop_saves_before_it_returns_the_vms() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.wished(c.TerminateVms) == []
+    story.report("a", wire.CheckpointSaved(name="step-4", step=4))
+    story.stopped(4)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("stopped", 130)
+
+
+def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    story.tell(e.StopRequested, by="a person", now=True)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_stop_gives_up_its_checkpoint_after_a_while() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person")
+    story.wait(120.0)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    assert len(story.wished(c.Finish)) == 1
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.state.phase is JobPhase.ACTIVE
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.intend().intent == "intent-1"
+
+
+def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
+    story = Story().training(*FOUR)
+    story.commit(100)
+    story.report("a", wire.CheckpointFailed(step=100, reason="no space left"))
+    story.stopped(100, done=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("failed", 1)
+    assert "no space left" in finish.outcome.reason
+
+
+def test_a_job_that_has_succeeded_stays_so() -> None:
+    story = Story().training(*FOUR)
+    story.commit(100)
+    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
+    story.stopped(100, done=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    (finish,) = story.wished(c.Finish)
+    assert finish.outcome.kind == "succeeded"
+
+
+def test_a_manager_that_comes_back_in_mid_run_changes_nothing() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert [w for w in story.wishes if not isinstance(w, c.SetTimer)] == []
+    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
+    assert story.generation.phase is GenerationPhase.RUNNING
+    assert story.wished(c.LaunchVms) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "order"),
+    [("opening", wire.OpenStore), ("starting", wire.RunGeneration)],
+)
+def test_a_manager_that_comes_back_repeats_what_is_not_answered(
+    phase: str, order: type[wire.Command]
+) -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan(*FOUR)
+    if phase == "starting":
+        story.open()
+    before = story.sent(order)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.sent(order) == before
+
+
+def test_replaying_the_journal_gives_the_same_state() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a", "b", "c")
+    state = State()
+    for event in story.events:
+        state, _ = step.step(state, event)
+    assert state == story.state

@@ -1,0 +1,352 @@
+"""What the core writes into the ledger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
+
+from spottrain import wire
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.pricing.billing.money import ceil_us
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import JobPhase, budget, spent_usd
+from spottrain.varuna_manager.core.spending import GB, MONTH_H
+
+FOUR = ("a", "b", "c", "d")
+
+
+def test_boot_is_told_apart() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent),))
+    story.now_s += 36.0
+    story.ready("a")
+    story.now_s += 36.0
+    spending = story.state.ledger.spending(story.now_s)
+    assert (spending.boot.usd, spending.spot.usd) == (0.01, 0.02)
+
+
+def test_the_cloud_has_the_last_word_on_when_a_vm_ended() -> None:
+    story = Story().training(*FOUR)
+    launched_s = story.state.vms["a"].launched_at_s
+    story.now_s = launched_s + 3600.0
+    story.tell(e.VmLost, vm_id="a", reason="killed")
+    assert story.state.ledger.unconfirmed == {"a"}
+    gone = story.vm(
+        "a",
+        launched_at=launched_s,
+        state=VmState.TERMINATED,
+        ended_at=launched_s + 1800.0,
+    )
+    rest = tuple(story.vm(vm_id, launched_at=launched_s) for vm_id in "bcd")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(gone, *rest))
+    assert spent_usd(story.state, story.now_s) == 3.5
+    assert story.state.ledger.unconfirmed == frozenset()
+
+
+def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
+    story = Story().training(*FOUR)
+    story.now_s = 1000.0 + 1800.0
+    story.tell(e.StopRequested, by="x", now=True)
+    story.now_s += 60.0
+    vms = tuple(
+        story.vm(
+            vm_id, launched_at=1000.0, state=VmState.TERMINATED, ended_at=1000.0 + 1800
+        )
+        for vm_id in FOUR
+    )
+    story.tell(e.VmsReturned, vm_ids=FOUR, vms=vms)
+    assert spent_usd(story.state, story.now_s) == 2.0
+
+
+def test_a_vm_that_lived_and_died_between_two_looks_is_paid() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    dead = story.vm("a", intent, state=VmState.TERMINATED, ended_at=story.now_s + 36.0)
+    story.now_s += 100.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(dead,))
+    assert spent_usd(story.state, story.now_s) == 0.01
+    assert story.state.vms == {}
+
+
+def test_an_orphan_is_paid_from_its_launch_but_not_from_before_the_job() -> None:
+    story = Story()
+    story.start()
+    story.now_s += 3600.0
+    orphan = story.vm("x", "intent-9", launched_at=0.0)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
+    assert spent_usd(story.state, story.now_s) == 1.0
+
+
+def test_a_vm_that_was_believed_gone_is_never_paid_twice() -> None:
+    story = Story().training(*FOUR)
+    story.now_s = 1000.0 + 1800.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.state.vms == {}
+    back = story.vm("a", launched_at=1000.0)
+    story.now_s += 1800.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(back,))
+    assert spent_usd(story.state, story.now_s) == 3 * 0.5 + 1.0
+
+
+@pytest.mark.parametrize("price", [math.nan, -1.0, math.inf])
+def test_a_vm_without_a_price_is_counted_at_the_dearest_known(price: float) -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    vm = story.vm("a", intent, offer=replace(OFFER, usd_per_hour=price))
+    story.tell(e.VmsLaunched, intent=intent, vms=(vm,))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == ON_DEMAND.usd_per_hour
+
+
+@pytest.mark.parametrize("price", [math.nan, -1.0, math.inf])
+def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
+    story = Story()
+    story.start(replace(OFFER, usd_per_hour=price))
+    assert story.state.intents == {}
+    assert not story.state.launch_wished
+
+
+def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    story.now_s += 3600.0
+    story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=2.0),))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == 3.0
+    assert story.state.ledger.rate.usd_per_hour == 2.0
+
+
+def test_a_price_that_moved_while_a_launch_was_open_is_paid() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.now_s += 1.0
+    story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=3.0),))
+    story.now_s += 1.0
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    story.now_s += 3600.0
+    assert spent_usd(story.state, story.now_s) == 3.0
+
+
+def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None:
+    offer = replace(OFFER, cloud="aws")
+    story = Story()
+    story.start(offer)
+    story.intend()
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    for usd_per_hour in (3.0, 1.0):
+        offers = (replace(offer, usd_per_hour=usd_per_hour),)
+        story.tell(e.OffersSeen, offers=offers)
+    story.now_s += 1.0
+    story.tell(e.OffersSeen, offers=offers)
+    assert story.state.ledger.rate.usd_per_hour == 1.0
+
+
+def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
+    section = wire.SectionFacts(
+        index=0, param_bytes=10**9, optimizer_bytes=0, activation_bytes_per_example=0
+    )
+    facts = replace(Story().state.job.facts, sections=(section,))
+    story = Story(storage_usd_per_gb_month=730.0, facts=facts)
+    story.start()
+    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    story.tell(e.CheckpointsListed, checkpoints=refs)
+    story.tell(e.CheckpointsListed, checkpoints=refs[:1])
+    assert story.state.ledger.storage_rate.usd_per_hour == 2.0
+    story.now_s += 3.6
+    story.tell(e.TimerFired)
+    assert story.state.ledger.storage_rate.usd_per_hour == 1.0
+    assert story.state.ledger.spending(story.now_s + 3600.0).storage.usd == 1.002
+
+
+def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
+    section = wire.SectionFacts(
+        index=0,
+        param_bytes=10**9,
+        optimizer_bytes=2 * 10**9,
+        activation_bytes_per_example=0,
+    )
+    story = Story()
+    facts = replace(story.state.job.facts, sections=(section,))
+    story = Story(storage_usd_per_gb_month=730.0, facts=facts)
+    story.start()
+    assert story.state.ledger.spending(story.now_s).storage.usd == 0.0
+    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    story.tell(e.CheckpointsListed, checkpoints=refs)
+    story.now_s += 3600.0
+    assert story.state.ledger.spending(story.now_s).storage.usd == 6.0
+    assert (GB, MONTH_H) == (1e9, 730.0)
+
+
+def apart(here: Offer, there: Offer, **settings: Any) -> Story:
+    """Two replicas of a model of 1 GB in a place each, which train.
+
+    Two rings of two, each with 1 GB there and back, make 4 GB a mini-batch.
+    """
+    section = wire.SectionFacts(
+        index=0,
+        param_bytes=10**9,
+        optimizer_bytes=0,
+        activation_bytes_per_example=10**6,
+    )
+    facts = replace(Story().state.job.facts, sections=(section, section))
+    story = Story(facts=facts, span="any", **settings)
+    story.start(here)
+    story.intend()
+    (intent,) = story.state.intents
+    vms = [story.vm(v, intent, offer=there if v in "cd" else here) for v in ("abcd")]
+    story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
+    for vm_id in FOUR:
+        story.ready(vm_id)
+    story.prepare()
+    story.plan(*FOUR)
+    story.open()
+    story.begin(0)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "usd_per_gb"),
+    [
+        ({"cloud": "aws"}, {"cloud": "aws", "zone": "y"}, 0.02),
+        ({"cloud": "gcp"}, {"cloud": "gcp", "zone": "y"}, 0.01),
+        ({"cloud": "azure"}, {"cloud": "azure", "zone": "y"}, 0.0),
+        ({"cloud": "gcp"}, {"cloud": "gcp", "zone": "y", "region": "s"}, 0.02),
+        ({"cloud": "azure"}, {"cloud": "azure", "zone": "y", "region": "s"}, 0.02),
+        ({"cloud": "aws"}, {"cloud": "gcp"}, 0.09),
+        ({"cloud": "aws"}, {"cloud": "azure", "zone": "y", "region": "s"}, 0.09),
+    ],
+)
+def test_traffic_costs_by_where_it_goes_between(
+    here: dict[str, Any], there: dict[str, Any], usd_per_gb: float
+) -> None:
+    story = apart(replace(OFFER, **here), replace(OFFER, **there))
+    story.commit(1)
+    story.commit(2)
+    story.tell(e.TimerFired)
+    spent = story.state.ledger.spending(story.now_s).egress.usd
+    assert spent == pytest.approx(8 * usd_per_gb)
+
+
+def test_the_price_between_zones_that_is_given_counts_within_a_region_alone() -> None:
+    other = replace(OFFER, zone="y")
+    for there, usd in ((other, 0.2), (replace(other, cloud="aws"), 0.36)):
+        story = apart(OFFER, there, zone_usd_per_gb=0.05)
+        assert story.generation.egress.usd == usd
+
+
+def test_the_traffic_of_the_plan_is_kept_back_and_ends_the_job_in_time() -> None:
+    aws = replace(OFFER, cloud="aws")
+    spec = replace(SPEC, lease_s=60.0, steps=1000)
+    story = apart(aws, replace(aws, zone="y"), max_usd=60.0, spec=spec)
+    money = budget(story.state)
+    # 0.08 USD a mini-batch of half a second are 576 USD/h; four VMs cost 4.
+    assert money.side.usd_per_hour == 576.0
+    assert money.kept.usd == pytest.approx(580.0 * money.reserve_s / 3600)
+    left_s = money.lasts_s
+    assert left_s is not None
+    assert story.state.timer_at_s is not None
+    assert story.state.timer_at_s <= story.now_s + left_s
+    assert money.cap is not None
+    while story.state.outcome is None:
+        story.commit(story.state.progress.step + 1)
+        story.wait(1.0)  # mini-batches are told to take a second
+    assert story.state.outcome.kind == "budget"
+    spent = story.state.ledger.spent(story.now_s)
+    pace = story.state.ledger.rate.usd_per_hour + 0.08 * 3600
+    rest_usd = pace * money.reserve_s / 3600
+    assert spent.usd + rest_usd == pytest.approx(60.0, abs=0.2)
+
+
+CORPUS = {"aws": 1e12, "gcp": 5e11}
+
+
+@pytest.mark.parametrize(
+    ("cloud", "usd"), [("aws", 45.0), ("azure", 135.0), ("local", 0.0)]
+)
+def test_what_a_vm_fetches_from_other_clouds_is_paid_when_it_boots(
+    cloud: str, usd: float
+) -> None:
+    story = Story(data_bytes=CORPUS, max_usd=1000.0)
+    story.start(replace(OFFER, cloud=cloud))
+    story.intend()
+    (intent,) = story.state.intents
+    assert budget(story.state).coming.usd == usd * story.state.intents[intent].count
+    offer = replace(OFFER, cloud=cloud)
+    vms = tuple(story.vm(vm_id, intent, offer=offer) for vm_id in "ab")
+    story.tell(e.VmsLaunched, intent=intent, vms=vms)
+    assert story.state.ledger.spending(story.now_s).egress.usd == 0.0
+    assert budget(story.state).coming.usd == 2 * usd
+    story.ready("a")
+    story.ready("b")
+    assert budget(story.state).coming.usd == 0.0
+    story.tell(e.VmLost, vm_id="b", reason="killed")
+    assert story.state.ledger.spending(story.now_s).egress.usd == 2 * usd
+
+
+def test_no_more_vms_are_rented_than_the_budget_bears_the_data_of() -> None:
+    story = Story(data_bytes=CORPUS, max_usd=300.0)
+    story.start(replace(OFFER, cloud="azure"))
+    assert story.intend().count == 2
+
+
+def manager_vm(story: Story, **what: Any) -> Vm:
+    offer = replace(OFFER, spot=False, usd_per_hour=0.5, gpus=0, gpu_memory_bytes=0)
+    return story.vm("m", tags.MANAGER, launched_at=1000.0, offer=offer, **what)
+
+
+def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> None:
+    story = Story().training("a", "b")
+    own = manager_vm(story)
+    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
+    assert set(story.state.vms) == {"a", "b"}
+    assert not story.wished(c.TerminateVms)
+    line = story.state.ledger.open["m"]
+    assert not line.trains
+    assert line.cost(ceil_us(1000.0 + 3600)).usd == 0.5
+    assert line.spending(ceil_us(1000.0 + 3600)).boot.usd == 0.0
+    assert budget(story.state).rate.usd_per_hour == 2.5
+    story.now_s += 5.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=rest)
+    assert "m" not in story.state.ledger.open  # another machine manages now
+    story.now_s += 5.0
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
+    assert "m" in story.state.ledger.open
+
+
+def test_the_vm_of_the_manager_ends_with_the_job_as_its_cloud_says_later() -> None:
+    story = Story().training("a", "b")
+    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    own = (manager_vm(story), *rest)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=own)
+    story.tell(e.StopRequested, by="x", now=True)
+    story.tell(e.VmsReturned, vm_ids=("a", "b"))
+    assert story.state.phase is JobPhase.ENDED
+    assert not story.state.ledger.open
+    ended_at = story.now_s + 60.0
+    story.now_s += 100.0
+    told = manager_vm(story, state=VmState.TERMINATED, ended_at=ended_at)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(told,))
+    assert story.state.ledger.closed["m"].ended_us == ceil_us(ended_at)
+    assert story.state.phase is JobPhase.ENDED

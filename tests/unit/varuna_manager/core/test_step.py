@@ -1,0 +1,315 @@
+"""The life of a job, told event by event: what the core wishes for in return."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.varuna_manager.story import PROFILE, Story
+
+from spottrain import wire
+from spottrain.cloud.port.provider import VmState
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.wire import Slot
+
+FOUR = ("a", "b", "c", "d")
+
+
+# --- From nothing to training ---------------------------------------------------------------
+
+
+def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot("a", "b")
+    assert story.state.initialiser == "a"
+    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+    assert list(story.sent(wire.OpenStore)) == ["a"]
+    story.open_round()
+    assert set(story.sent(wire.Calibrate)) == {"a", "b"}
+    story.report("a", wire.Calibrated(profile=PROFILE))
+    assert story.state.profile == PROFILE
+
+
+def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot("a", "b")
+    story.tell(e.VmLost, vm_id="a", reason="killed")
+    assert list(story.sent(wire.Initialise)) == ["b"]
+
+
+def test_preparation_that_fails_thrice_fails_the_job() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot("a")
+    for _ in range(3):
+        story.report("a", wire.WorkerDied(generation=0, slot=0, reason="SIGKILL"))
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 1
+    assert "SIGKILL" in story.state.outcome.reason
+
+
+def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
+    story = Story()
+    story.start()
+    launch = story.wished(c.IntendLaunch)
+    found = (e.CheckpointRef(name="step-7", step=7),)
+    story.tell(e.CheckpointsListed, checkpoints=found)
+    story.wishes = tuple(launch)
+    story.intend()
+    story.boot("a", "b")
+    assert story.state.initialiser is None
+    assert story.state.calibration is not None
+
+
+def three_of_four_ready() -> Story:
+    story = Story(boot_wait_s=30.0)
+    story.start()
+    story.intend()
+    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
+    for vm_id in ("a", "b", "c"):
+        story.ready(vm_id)
+    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+    return story
+
+
+def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
+    story = three_of_four_ready()
+    assert story.state.calibration is None
+    story.wait(30.0)
+    story.measure()
+    assert len(story.wished(c.ComputePlan)) == 1
+
+
+def test_measuring_and_the_first_plan_begin_when_nobody_boots_any_more() -> None:
+    story = three_of_four_ready()
+    story.ready("d")
+    story.measure()
+    assert len(story.wished(c.ComputePlan)) == 1
+
+
+def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan(*FOUR)
+    assert story.sent(wire.OpenStore) == {"a": wire.OpenStore(generation=1)}
+    story.open()
+    orders = story.sent(wire.RunGeneration)
+    assert set(orders) == set(FOUR)
+    assert orders["a"].checkpoint == "step-0"
+    assert orders["a"].evaluate_first
+    assert (orders["a"].store_host, orders["a"].store_port) == ("h", 1)
+    for vm_id in FOUR[:3]:
+        story.report(vm_id, story.started(0))
+    assert story.generation.started_at_s is None
+    story.report("d", story.started(0))
+    assert story.generation.phase is GenerationPhase.RUNNING
+
+
+def test_a_stale_plan_is_ignored() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    assert story.tell(e.PlanComputed, inputs_hash="stale", plan=None) == ()
+    assert story.state.plan_asked is not None
+
+
+# --- Commits --------------------------------------------------------------------------------
+
+
+def test_a_step_is_committed_once_every_section_was_reported() -> None:
+    story = Story().training(*FOUR, steps=3)
+    story.commit(4, only=("a", "c"))  # both replicas of section 0
+    assert story.state.progress.step == 3
+    story.commit(4, only=("b",))
+    assert story.state.progress.step == 4
+    assert story.state.progress.loss_first == pytest.approx(4.99)
+    assert story.state.progress.loss_last == pytest.approx(4.96)
+
+
+def test_a_report_that_comes_twice_counts_once() -> None:
+    story = Story().training(*FOUR)
+    state = story.state
+    story.tell(
+        e.ReportReceived,
+        vm_id="a",
+        number=0,
+        report=wire.WorkerDied(generation=1, slot=0, reason="old"),
+    )
+    assert story.state == state
+
+
+def test_what_a_generation_that_is_over_reports_is_ignored() -> None:
+    story = Story().training(*FOUR)
+    phase = story.generation.phase
+    story.report("a", wire.GenerationBroken(generation=0, slot=0, reason="stale"))
+    assert story.generation.phase is phase
+
+
+def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
+    story = Story().training(*FOUR)
+    story.commit(100)
+    story.report("a", wire.Evaluated(generation=1, step=100, loss=2.5))
+    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
+    story.stopped(100, done=True)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.wished(c.Finish) == []
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.wished(c.Finish)
+    assert (finish.outcome.kind, finish.outcome.exit_code) == ("succeeded", 0)
+    assert story.state.phase is JobPhase.ENDED
+    assert story.state.progress.heldout_last == 2.5
+
+
+# --- Breaks -----------------------------------------------------------------------------------
+
+
+def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
+    story = Story().training(*FOUR)
+    story.now_s += 1.0
+    killed = story.vm("d", state=VmState.TERMINATED, ended_at=story.now_s)
+    others = tuple(story.vm(vm_id) for vm_id in FOUR[:3])
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(*others, killed))
+    assert story.generation.phase is GenerationPhase.BREAKING
+    story.broken("a", "b", "c")
+    assert story.state.generation is None
+    (question,) = story.wished(c.ComputePlan)
+    assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "c"]
+    story.plan("a", "b")
+    story.open()
+    order = story.sent(wire.RunGeneration)["c"]
+    assert order.participants[2:] == (Slot(vm_id="c", index=0),), "c is a donor"
+    story.begin(3)
+    story.now_s += 4.0
+    story.commit(4)
+    (hit,) = story.state.interruptions
+    assert (hit.interruption, hit.generation, hit.cost_s) == ("kill", 1, 4.0)
+    assert story.state.tally.preemptions_unnoticed == 1
+
+
+def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a")
+    assert story.wait(1.0) == ()
+    story.wait(2.0)
+    assert set(story.sent(wire.AbandonGeneration)) == {"b", "c"}
+    story.report("b", wire.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
+    assert story.state.tally.worker_deaths == 0, "we had it killed"
+    story.wait(20.0)
+    assert story.wished(c.AskProvider) == [c.AskProvider(vm_id="c")]
+    story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.state.generation is None
+
+
+def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:
+    story = Story().training(*FOUR)
+    story.report("b", wire.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
+    story.broken("a", "c", "d")
+    assert story.generation.number == 2, "the same slots: the same plan, at once"
+    assert {slot.vm_id for slot in story.generation.plan.slots} == set(FOUR)
+    assert story.state.tally.worker_deaths == 1
+
+
+def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.VmSilent, vm_id="c")
+    assert story.wished(c.AskProvider) == [c.AskProvider(vm_id="c")]
+    story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.state.tally.silent_losses == 1
+    assert story.generation.phase is GenerationPhase.BREAKING
+    woken = wire.MinibatchCommitted(
+        generation=1,
+        slot=0,
+        step=50,
+        sections=(0, 1),
+        loss=0.0,
+        grad_norm=0.0,
+        step_s=1.0,
+        peak_bytes=0,
+    )
+    story.report("c", woken)
+    assert story.state.progress.step == 3, "who was fenced is not heard any more"
+
+
+def test_a_vm_that_wakes_before_the_answer_is_kept() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.VmSilent, vm_id="c")
+    story.tell(e.VmHeard, vm_id="c")
+    story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
+    assert story.wished(c.TerminateVms) == []
+    assert story.generation.phase is GenerationPhase.RUNNING
+
+
+def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> None:
+    story = Story().training(*FOUR, steps=5)
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a", "b", "c")
+    story.plan("a", "b")
+    story.open()
+    story.begin(2)
+    assert story.state.progress.minibatches_recomputed == 3
+    assert story.state.progress.minibatches_lost == 3, "for now"
+    for step in range(3, 6):
+        story.commit(step)
+    assert story.state.progress.minibatches_lost == 0
+    assert story.state.interruptions[0].minibatches_recomputed == 3
+
+
+def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
+    story = Story().training(*FOUR, steps=5)
+    story.report("a", wire.CheckpointSaved(name="step-5", step=5))
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a", "b", "c")
+    story.plan("a", "b")
+    story.open()
+    assert story.sent(wire.RunGeneration)["a"].checkpoint == "step-5"
+    story.report("a", wire.CheckpointDamaged(name="step-5", reason="bad hash"))
+    story.broken("a", "b")
+    story.open()
+    assert story.generation.number == 3
+    assert story.sent(wire.RunGeneration)["a"].checkpoint == "step-0"
+
+
+def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:
+    story = Story().training(*FOUR)
+    for _ in range(9):
+        if story.state.phase is JobPhase.ACTIVE:
+            story.broken(*FOUR)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 1
+    assert "lost a peer" in story.state.outcome.reason
+
+
+def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
+    story = Story().training(*FOUR)
+    story.report("a", wire.UserCodeFailed(message="boom", traceback="line 7"))
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.state.outcome == c.Outcome(
+        kind="failed", exit_code=3, reason="boom", traceback="line 7"
+    )
+    assert story.state.generation is None
+
+
+def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
+    story = Story(max_vms=5).training(*FOUR)
+    for vm_id in ("b", "c", "d"):
+        story.tell(e.VmLost, vm_id=vm_id, reason="killed")
+    story.broken("a")
+    story.plan()
+    assert story.state.generation is None
+    assert "waiting for" in story.state.activity
+    assert story.state.vms["a"].phase is VmPhase.READY

@@ -1,0 +1,70 @@
+"""A job that goes on on another machine: what the core wishes for."""
+
+from __future__ import annotations
+
+from tests.unit.varuna_manager.story import Story
+
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import VmPhase
+
+FOUR = ("a", "b", "c", "d")
+
+
+def move(story: Story) -> None:
+    """The next machine reads the journal, notes that it is there, and starts."""
+    story.tell(e.JobMoved, epoch=2, host="elsewhere")
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+
+
+def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
+    story = Story()
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    move(story)
+    asked = [vm_id for wish in story.wished(c.TerminateVms) for vm_id in wish.vm_ids]
+    assert sorted(asked) == list(FOUR)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.state.vms == {}
+    assert story.state.tally.preemptions_unnoticed == 0
+    assert story.wished(c.IntendLaunch)[0].count == 4
+
+
+def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned() -> (
+    None
+):
+    story = Story()
+    story.start()
+    lost = story.intend()
+    move(story)
+    assert story.wished(c.LaunchVms) == []
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("x", lost.intent),))
+    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
+
+
+def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not() -> (
+    None
+):
+    story = Story()
+    story.start()
+    lost = story.intend()
+    again = Story()
+    again.start()
+    move(again)
+    again.tell(e.VmsListed, asked_at_s=again.now_s, vms=(again.vm("x", lost.intent),))
+    wish = again.intend()
+    assert wish.intent == "intent-2-0"
+    assert wish.token not in (lost.token, "uid-intent-0")
+    assert again.state.vms["x"].phase is VmPhase.RETURNING
+
+
+def test_a_stopped_job_that_has_moved_goes_on_under_new_names() -> None:
+    story = Story()
+    story.start()
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.tell(e.JobMoved, epoch=3, host="elsewhere")
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert story.intend().intent == "intent-3-0"

@@ -1,0 +1,240 @@
+"""Slow machines, as the core is told of them report by report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
+
+from spottrain import wire
+from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import Pulse
+
+FOUR = ("a", "b", "c", "d")
+SECTION = wire.SectionProfile(
+    index=0,
+    forward_s=0.1,
+    backward_s=0.1,
+    recompute_s=0.1,
+    saved_bytes=1,
+    output_bytes=1,
+)
+TIMED = replace(
+    PROFILE,
+    microbatches=(
+        wire.MicrobatchProfile(
+            microbatch_size=1, sections=(SECTION, replace(SECTION, index=1))
+        ),
+    ),
+)
+
+
+def training(**settings: int) -> Story:
+    """Two stages of two replicas on four VMs, four micro-batches each."""
+    story = Story(**settings)
+    story.training(*FOUR, steps=1)
+    story.state = replace(story.state, profile=TIMED)
+    plan = replace(story.generation.plan, replica_bounds=(0, 4, 8))
+    generation = replace(story.generation, plan=plan)
+    story.state = replace(story.state, generation=generation)
+    return story
+
+
+def beat(
+    story: Story,
+    step: int,
+    slow: dict[str, float],
+    shares: tuple[int, ...] = (4, 4),
+    only: tuple[str, ...] = FOUR,
+) -> None:
+    """Ranks report a mini-batch of which the busiest part is told."""
+    story.now_s += 1.0
+    plan = story.generation.plan
+    for rank, slot in enumerate(plan.slots):
+        share = shares[rank // 2]
+        busy_s = 0.2 * share * slow.get(slot.vm_id, 1.0)
+        if slot.vm_id in only:
+            story.report(
+                slot.vm_id,
+                wire.MinibatchCommitted(
+                    generation=story.generation.number,
+                    slot=0,
+                    step=step,
+                    sections=plan.sections_of(rank % 2),
+                    loss=1.0,
+                    grad_norm=1.0,
+                    step_s=0.9 * max(slow.values(), default=1.0),
+                    peak_bytes=1,
+                    busy_s=busy_s,
+                    microbatches=share,
+                    tasks_s=busy_s,
+                ),
+            )
+
+
+def pulse(story: Story) -> Pulse:
+    found = story.generation.pulse
+    assert found is not None
+    return found
+
+
+def test_a_minibatch_is_looked_at_once_all_ranks_have_told_of_it() -> None:
+    story = training()
+    beat(story, 2, {}, only=("a", "b", "c"))
+    beat(story, 3, {}, only=FOUR)
+    assert len(pulse(story).watch.beats) == 1
+    beat(story, 4, {})
+    assert len(pulse(story).watch.beats) == 2
+    assert pulse(story).pending == {}
+
+
+def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
+    story = training()
+    told = []
+    for step in range(2, 2 + WINDOW // 2):
+        beat(story, step, {"d": 3.0})
+        told += [w.command for w in story.wished(c.Send)]
+    shares = {share for share in told if isinstance(share, wire.ShareMinibatch)}
+    assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
+        (1, 1, (0, 6, 8))
+    }
+    assert story.generation.number == 1
+    assert "6+2 (were 4+4)" in story.state.last_news
+
+
+def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
+    story = training()
+    for step in range(2, 40):
+        beat(story, step, {"d": 3.0})
+    assert story.generation.share is not None
+    assert story.generation.share.number == 1
+    for step in range(40, 50):
+        beat(story, step, {"a": 6.0}, shares=(6, 2))
+    assert story.generation.share.number == 2
+
+
+def test_a_restarted_manager_tells_the_newest_share_again() -> None:
+    story = training()
+    for step in range(2, 12):
+        beat(story, step, {"d": 3.0})
+    share = story.generation.share
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.sent(wire.ShareMinibatch) == dict.fromkeys(FOUR, share)
+
+
+def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
+    story = training()
+    state = story.state
+    vms = {
+        vm_id: replace(vm, offer=replace(vm.offer, gpu_memory_bytes=0))
+        for vm_id, vm in state.vms.items()
+    }
+    story.state = replace(state, vms=vms)
+    for step in range(2, 40):
+        beat(story, step, {"d": 3.0})
+    assert pulse(story).controller is None
+    assert story.generation.share is None
+
+
+def found_slow(story: Story, factor: float = 3.0) -> None:
+    for step in range(2, 2 + OUTLYING):
+        beat(story, step, {"d": factor})
+
+
+@pytest.mark.parametrize("available", [0, 1])
+def test_a_vm_is_only_found_wanting_if_another_one_can_be_had(available: int) -> None:
+    story = training()
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=available),))
+    found_slow(story)
+    slow = story.state.vms["d"].slow
+    assert (slow is not None) == bool(available)
+    news = "another one is wanted" if available else "kept, as another one"
+    evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
+    assert evidence in story.state.last_news
+    assert news in story.state.last_news
+    assert bool(story.wished(c.IntendLaunch)) == bool(available)
+
+
+def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
+    story = training()
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    found_slow(story)
+    story.intend()
+    assert story.generation.phase.value == "running"
+    story.boot("e")
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.replaced_by == "e"
+    story.plan("a", "b", "c", "e")
+    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
+    assert story.wished(c.TerminateVms) == []
+    story.stopped(2 + OUTLYING)
+    assert story.generation.reason == "slow: d by e"
+    story.open()
+    assert story.wished(c.TerminateVms) == []
+    story.begin(2 + OUTLYING)
+    assert [wish.vm_ids for wish in story.wished(c.TerminateVms)] == [("d",)]
+    assert story.state.tally.slow_vms_replaced == 1
+    story.tell(e.VmsReturned, vm_ids=("d",))
+    assert story.state.tally.preemptions_unnoticed == 0
+    assert [slow.vm_id for slow in story.state.slow_vms] == ["d"]
+
+
+def test_a_fleet_never_falls_below_the_least_for_a_slow_vm() -> None:
+    story = training(min_vms=4)
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    found_slow(story)
+    story.intend()
+    story.boot("e")
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.replaced_by == "e"
+    assert sum(vm.is_usable for vm in story.state.vms.values()) == 4
+
+
+def interleaved() -> Story:
+    """The same four VMs, each with two runs of sections."""
+    story = training()
+    sections = tuple(replace(SECTION, index=k) for k in range(4))
+    measured = wire.MicrobatchProfile(microbatch_size=1, sections=sections)
+    plan = replace(
+        story.generation.plan,
+        schedule="interleaved",
+        chunks=2,
+        stage_bounds=(0, 1, 2, 3, 4),
+    )
+    story.state = replace(
+        story.state,
+        profile=replace(TIMED, microbatches=(measured,)),
+        generation=replace(
+            story.generation,
+            plan=plan,
+            section_steps=2 * story.generation.section_steps,
+        ),
+    )
+    return story
+
+
+def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() -> None:
+    story = interleaved()
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    found_slow(story)
+    assert pulse(story).controller is None
+    assert story.generation.share is None
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.slowness == pytest.approx(3.0)
+    story.intend()
+    story.boot("e")
+    slow = story.state.vms["d"].slow
+    assert slow is not None
+    assert slow.replaced_by == "e"
+    story.plan("a", "b", "c", "e")
+    assert set(story.sent(wire.StopGeneration)) == set(FOUR)

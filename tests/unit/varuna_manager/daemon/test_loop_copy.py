@@ -1,0 +1,139 @@
+"""The manager's shell where its journal is copied: what waits for the store, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
+from tests.unit.varuna_manager.story import OFFER
+
+from spottrain import wire
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.varuna_manager.core.model.events import (
+    CheckpointsListed,
+    LaunchIntended,
+    LaunchRefused,
+    TimerFired,
+)
+from spottrain.varuna_manager.daemon.loop import Shell
+from spottrain.varuna_manager.daemon.sessions import OutOfStepError
+from spottrain.varuna_manager.jobs.bucket import FencedError
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.identity import ensure_identity
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replication import begin_copy
+
+LONG_S = 30.0
+
+
+class Cloud:
+    """One that is asked for VMs and has none; it remembers what the store had then."""
+
+    name = "local"
+
+    def __init__(self, job: JobDir) -> None:
+        self._job = job
+        self.asked = threading.Event()
+        self.journalled = 0
+        self.copied = 0
+
+    def offers(self) -> Sequence[Offer]:
+        return [OFFER]
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        seen = events(self._job)
+        self.journalled = next(
+            number
+            for number, event in enumerate(seen, 1)
+            if isinstance(event, LaunchIntended) and event.intent == request.intent
+        )
+        self.copied = copied(self._job)
+        self.asked.set()
+        return LaunchResult(vms=(), refusal="no_capacity")
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        return []
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        raise AssertionError(f"nothing is rented: got {vm_ids}")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return submit(tmp_path, f"file://{tmp_path}/store")
+
+
+async def run(
+    job: JobDir,
+    cloud: Cloud,
+    *,
+    replaced: bool = False,
+    story: Callable[[Shell], Awaitable[None]] | None = None,
+) -> None:
+    """Manage until the cloud has been asked for VMs, or the shell gives up.
+
+    Args:
+        job: A job that was just submitted.
+        cloud: What it rents from.
+        replaced: Another machine takes it over at once.
+        story: What happens in the end.
+    """
+    copy = begin_copy(job, durable=True)
+    assert copy is not None
+    if replaced:
+        stored(job).claim("another folder", take_over=True)
+    journal = Journal(job.journal)
+    identity = ensure_identity(job.path, ("localhost",))
+    shell = Shell(journal, cloud, identity, "https://localhost", job.workdir, copy)
+    managing = asyncio.create_task(shell.run())
+    asked = asyncio.create_task(asyncio.to_thread(cloud.asked.wait, LONG_S))
+    try:
+        await asyncio.wait((managing, asked), return_when=asyncio.FIRST_COMPLETED)
+        if managing.done():
+            managing.result()
+        if story is not None:
+            await story(shell)
+            await shell.feed(
+                TimerFired(at_s=shell.now_s())
+            )  # what was fed is journalled
+    finally:
+        cloud.asked.set()
+        managing.cancel()
+        await asyncio.gather(managing, asked, return_exceptions=True)
+        copy.close()
+        journal.close()
+
+
+def test_where_a_checkpoint_cannot_be_read_the_store_is_looked_through_again(
+    job: JobDir,
+) -> None:
+    cloud = Cloud(job)
+    damaged = wire.CheckpointDamaged(name="step-5", reason="it is gone")
+    batch = wire.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
+
+    async def story(shell: Shell) -> None:
+        with pytest.raises(OutOfStepError):  # the VM is a stranger
+            await shell.receive(batch)
+
+    asyncio.run(run(job, cloud, story=story))
+    listed = [event for event in events(job) if isinstance(event, CheckpointsListed)]
+    assert len(listed) == 2
+
+
+def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> None:
+    cloud = Cloud(job)
+    asyncio.run(run(job, cloud))
+    assert 0 < cloud.journalled <= cloud.copied
+
+
+def test_a_manager_that_was_replaced_asks_the_cloud_for_nothing(job: JobDir) -> None:
+    cloud = Cloud(job)
+    with pytest.raises(FencedError, match="goes on elsewhere"):
+        asyncio.run(run(job, cloud, replaced=True))
+    assert cloud.journalled == 0
+    assert not any(isinstance(event, LaunchRefused) for event in events(job))

@@ -1,0 +1,155 @@
+"""Looking at several clouds, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cloud.toy_cloud import ToyCloud
+from tests.unit.varuna_manager.story import SETTINGS
+
+from spottrain.cloud.multi import Branch, Several
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.daemon.market_watch import MarketWatch
+from spottrain.varuna_manager.daemon.poller import Looks
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+
+
+class Desk:
+    """Keeps events, and lets a test wait for what they come to."""
+
+    def __init__(self) -> None:
+        self.state, _ = step.step(State(), e.JobSubmitted(at_s=1.0, settings=SETTINGS))
+        self.events: list[e.Event] = []
+        self.fed = asyncio.Event()
+
+    def now_s(self) -> float:
+        return 2.0
+
+    def feed(self, event: e.Event) -> asyncio.Future[None]:
+        self.events.append(event)
+        self.fed.set()
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def of(self, cls: type[e.Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, cls)]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                self.fed.clear()
+                await self.fed.wait()
+
+
+async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def looking(
+    clouds: list[ToyCloud],
+    story: Callable[[Desk, Looks], Awaitable[None]],
+    ask: Callable[..., Coroutine[Any, Any, Any]] = call,
+) -> None:
+    """Let a story happen while all clouds are looked at."""
+
+    async def run() -> None:
+        desk = Desk()
+        parts = Several(
+            {cloud.name: lambda cloud=cloud: Branch(cloud) for cloud in clouds}  # type: ignore[misc]
+        ).parts()
+        looks = Looks(desk, parts, ask, MarketWatch(desk))
+        watching = asyncio.create_task(looks.look_around())
+        await story(desk, looks)
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+
+    asyncio.run(run())
+
+
+def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
+    async def story(desk: Desk, _: Looks) -> None:
+        await desk.until(lambda: len(desk.of(e.VmsListed)) == 2)
+        await desk.until(lambda: desk.of(e.OffersSeen))
+        assert {event.cloud for event in desk.of(e.VmsListed)} == {"aws", "gcp"}
+        (seen,) = desk.of(e.OffersSeen)
+        assert [offer.cloud for offer in seen.offers] == ["aws", "gcp"]
+
+    looking([ToyCloud("aws"), ToyCloud("gcp")], story)
+
+
+def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
+    aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
+    aws.down = True
+
+    async def story(desk: Desk, looks: Looks) -> None:
+        await desk.until(lambda: desk.of(e.OffersSeen))
+        assert {event.cloud for event in desk.of(e.VmsListed)} == {"gcp"}
+        (offer,) = desk.of(e.OffersSeen)[0].offers
+        gcp.launch(
+            LaunchRequest(
+                token="t", job="job", intent="i", offer=offer, count=1, lease_s=60.0
+            )
+        )
+        looks.hurry()
+        await desk.until(lambda: len(desk.of(e.VmsListed)) == 2)
+        assert [vm.vm_id for vm in desk.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
+        aws.down = False
+        await desk.until(lambda: len(desk.of(e.OffersSeen)) == 2)
+        assert len(desk.of(e.OffersSeen)[1].offers) == 2
+
+    looking([aws, gcp], story)
+
+
+def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
+    asked = asyncio.Event()
+
+    async def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if function.__self__.name == "aws":  # type: ignore[attr-defined]
+            asked.set()
+            await asyncio.get_running_loop().create_future()
+        return await call(function, *args, **kwargs)
+
+    async def story(desk: Desk, looks: Looks) -> None:
+        await asked.wait()
+        await desk.until(lambda: desk.of(e.VmsListed))
+        assert desk.of(e.OffersSeen) == []
+        monkeypatch.setattr("spottrain.varuna_manager.daemon.poller.PATIENCE_S", 0.0)
+        looks.hurry()
+        await desk.until(lambda: desk.of(e.OffersSeen))
+        assert [o.cloud for o in desk.of(e.OffersSeen)[0].offers] == ["gcp"]
+
+    looking([aws, gcp], story, ask)
+
+
+def test_one_look_fails_as_its_cloud_does() -> None:
+    cloud = ToyCloud("aws")
+    cloud.down = True
+
+    async def look() -> None:
+        desk = Desk()
+        looks = Looks(desk, {"": cloud}, call, MarketWatch(desk))
+        with pytest.raises(CloudError, match="does not answer"):
+            await looks.at_vms()
+        cloud.down = False
+        await looks.at_vms()
+        (listed,) = desk.of(e.VmsListed)
+        assert (listed.vms, listed.cloud) == ((), "")
+
+    asyncio.run(look())

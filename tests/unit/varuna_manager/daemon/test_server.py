@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spottrain
+from spottrain import wire
+from spottrain.varuna_manager.agent.client import (
+    FencedError,
+    ManagerClient,
+    RefusedError,
+    UnreachableError,
+)
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.server import PORTS, listen
+from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
+
+Manager = Any
+"""The class behind the ``manager`` fixture (conftest files cannot be imported)."""
+
+READY = wire.SupervisorReady(num_slots=1, torch_version="2")
+RETIRE = wire.Retire()
+
+
+def beat(
+    client: ManagerClient, sequence: int, received: int
+) -> tuple[wire.Command, ...]:
+    message = wire.Heartbeat(vm_id="vm-1", sequence=sequence, received=received)
+    text = client.call("POST", "/v1/heartbeat", wire.encode(message))
+    answer: wire.HeartbeatAnswer = wire.decode(wire.HeartbeatAnswer, text)
+    return answer.commands
+
+
+def registration(**changes: Any) -> str:
+    fields: dict[str, Any] = {
+        "vm_id": "vm-1",
+        "software_version": spottrain.__version__,
+        "num_slots": 2,
+        "private_address": "127.0.0.1",
+    }
+    return wire.encode(wire.Registration(**fields | changes))
+
+
+def test_registration_reaches_the_manager(manager: Manager) -> None:
+    manager.client(manager.admit("vm-1")).call("POST", "/v1/register", registration())
+    assert [r.num_slots for r in manager.desk.registrations] == [2]
+
+
+def test_another_software_version_is_refused_with_what_to_do(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    with pytest.raises(RefusedError, match=r"agent runs spottrain 0\.0\.1.*install"):
+        client.call("POST", "/v1/register", registration(software_version="0.0.1"))
+    unknown = json.dumps({"software_version": "9", "news": True})
+    with pytest.raises(RefusedError, match="install"):
+        client.call("POST", "/v1/register", unknown)
+    assert manager.desk.registrations == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/register"),
+        ("POST", "/v1/heartbeat"),
+        ("POST", "/v1/reports"),
+        ("GET", "/v1/job"),
+        ("GET", "/v1/workdir"),
+        ("POST", "/v1/admin/stop"),
+        ("POST", "/v1/admin/limits"),
+    ],
+)
+def test_nothing_is_answered_without_the_right_token(
+    manager: Manager, method: str, path: str
+) -> None:
+    manager.admit("vm-1")
+    with pytest.raises(FencedError):
+        manager.client("guess").call(method, path, "{}")
+
+
+def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
+    manager.admit("vm-2")
+    client = manager.client(manager.admit("vm-1"))
+    batch = wire.ReportBatch(vm_id="vm-2", first=0, reports=(READY,))
+    with pytest.raises(FencedError, match="another VM"):
+        client.call("POST", "/v1/reports", wire.encode(batch))
+    assert manager.desk.reports == []
+
+
+def test_a_vms_token_opens_no_admin_door(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    with pytest.raises(FencedError):
+        client.call("POST", "/v1/admin/stop", '{"checkpoint":true,"now":false}')
+    assert manager.desk.stops == []
+
+
+def test_admin_asks_the_manager_to_stop(manager: Manager) -> None:
+    client = manager.client(manager.identity.admin_token())
+    body = '{"checkpoint":true,"now":false,"by":"ctrl-c"}'
+    client.call("POST", "/v1/admin/stop", body)
+    assert manager.desk.stops == [("ctrl-c", True, False)]
+
+
+def test_admin_changes_limits_and_hears_when_that_is_refused(manager: Manager) -> None:
+    client = manager.client(manager.identity.admin_token())
+    limits = '[{"name":"max_usd","value":60},{"name":"deadline_s","value":null}]'
+    client.call(
+        "POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":true,"by":"me"}}'
+    )
+    told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
+    assert manager.desk.limits == [("me", told)]
+    with pytest.raises(FencedError, match="would end the job"):
+        client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":false}}')
+    unknown = limits.replace("max_usd", "steps")
+    with pytest.raises(RefusedError, match="must be one of 'max_usd'"):
+        client.call("POST", "/v1/admin/limits", f'{{"limits":{unknown},"sure":true}}')
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80"])
+def test_malformed_message_is_refused_in_one_line(manager: Manager, body: str) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    with pytest.raises(RefusedError, match=r"message"):
+        client.call("POST", "/v1/heartbeat", body.encode("utf-8", "replace").decode())
+
+
+def test_a_body_of_unknown_or_excessive_size_is_not_read(manager: Manager) -> None:
+    token = manager.admit("vm-1")
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1",
+        int(manager.url.rpartition(":")[2]),
+        context=client_context(manager.identity.ca_pem),
+        timeout=10,
+    )
+    headers = {"Authorization": f"Bearer {token}", "Content-Length": str(2**40)}
+    connection.request("POST", "/v1/reports", b"", headers)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_job_and_workdir_are_handed_out(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    spec = wire.decode(wire.JobSpec, client.call("GET", "/v1/job"))
+    assert spec.name == "job"
+    packed = (manager.job_dir / "workdir.tar.gz").read_bytes()
+    assert client.call("GET", "/v1/workdir") == packed
+
+
+def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    for _ in range(2):
+        batch = wire.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
+        answer = client.call("POST", "/v1/reports", wire.encode(batch))
+        assert json.loads(answer) == {"received": 1}
+    assert manager.desk.reports == [READY]
+
+
+def test_heartbeat_waits_for_a_command_and_is_answered_at_once(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    assert beat(client, 0, 0) == ()
+    answers: list[tuple[wire.Command, ...]] = []
+    poll = threading.Thread(target=lambda: answers.append(beat(client, 1, 0)))
+    poll.start()
+    manager.send("vm-1", RETIRE)
+    poll.join()
+    assert answers == [(RETIRE,)]
+
+
+def test_commands_are_sent_again_until_the_agent_says_it_has_them(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    calibrate = wire.Calibrate()
+    manager.send("vm-1", calibrate)
+    manager.send("vm-1", RETIRE)
+    assert beat(client, 0, 0) == (calibrate, RETIRE)
+    assert beat(client, 1, 1) == (RETIRE,)
+    assert beat(client, 2, 2) == ()
+
+
+def test_a_restarted_manager_goes_on_counting_where_the_agent_is(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    manager.send("vm-1", RETIRE)
+    assert beat(client, 7, 41) == (RETIRE,)
+    assert beat(client, 8, 42) == ()
+
+
+def test_stale_heartbeat_is_refused(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    beat(client, 5, 0)
+    with pytest.raises(FencedError, match="stale"):
+        beat(client, 4, 0)
+
+
+def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    beat(client, 0, 0)
+    refused: list[str] = []
+
+    def poll() -> None:
+        try:
+            beat(client, 1, 0)
+        except FencedError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    thread.join()
+    assert len(refused) == 1
+    with pytest.raises(FencedError):
+        beat(client, 2, 0)
+
+
+def test_a_client_that_trusts_another_authority_sees_no_manager(
+    manager: Manager, tmp_path: Path
+) -> None:
+    token = manager.admit("vm-1")
+    other = ensure_identity(tmp_path, ("127.0.0.1",))
+    with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+        ManagerClient(manager.url, other.ca_pem, token).call("GET", "/v1/job")
+
+
+def test_plain_http_is_not_served(manager: Manager) -> None:
+    port = int(manager.url.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/v1/job")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        connection.getresponse()
+    connection.close()
+
+
+def test_port_is_chosen_once_outside_the_ephemeral_range(tmp_path: Path) -> None:
+    first = listen(tmp_path, "127.0.0.1")
+    port = first.getsockname()[1]
+    assert port in PORTS
+    first.close()
+    again = listen(tmp_path, "127.0.0.1")
+    assert again.getsockname()[1] == port
+    other = listen(tmp_path, "127.0.0.1")
+    assert other.getsockname()[1] != port
+    again.close()
+    other.close()
+
+
+def test_closing_the_server_leaves_the_port_free(
+    manager: Manager, tmp_path: Path
+) -> None:
+    port = int(manager.url.rpartition(":")[2])
+    client = manager.client(manager.admit("vm-1"))
+    beat(client, 0, 0)
+    manager.stop()
+    with pytest.raises(UnreachableError):
+        beat(client, 1, 0)
+    again = listen(manager.job_dir, "127.0.0.1")
+    assert again.getsockname()[1] == port
+    again.close()
+
+
+def test_a_manager_that_comes_back_is_found_by_the_same_client(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    beat(client, 0, 0)
+    manager.stop()
+    manager.start()
+    assert beat(client, 1, 0) == ()
+
+
+def test_certificates_are_verified_by_default_python_clients(manager: Manager) -> None:
+    context = ssl.create_default_context(cadata=manager.identity.ca_pem)
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", int(manager.url.rpartition(":")[2]), context=context, timeout=10
+    )
+    connection.request("GET", "/v1/job")
+    assert connection.getresponse().status == 403
+    connection.close()

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from spottrain.varuna_manager.jobs import segments
+from spottrain.varuna_manager.jobs.journal import Row
+from spottrain.varuna_manager.jobs.segments import (
+    Segment,
+    SegmentError,
+    chain,
+    ends,
+    merged,
+    pack,
+    restore,
+    segment_of,
+    to_merge,
+    unpack,
+)
+
+FANOUT = 3
+
+
+def rows_of(first: int, last: int, body: str = "{}") -> list[Row]:
+    return [Row(seq, float(seq), "VmHeard", body) for seq in range(first, last + 1)]
+
+
+def read(
+    stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None
+) -> list[Row]:
+    def fetch(segment: Segment) -> list[Row]:
+        return unpack(segment, stored[segment])
+
+    return [row for rows in restore(stored, fetch, tell) for row in rows]
+
+
+@given(
+    first=st.integers(1, 10**11),
+    count=st.integers(1, 5),
+    epoch=st.integers(0, 999_999),
+    level=st.integers(0, 9),
+    body=st.text(),
+)
+def test_a_segment_is_what_its_name_and_its_bytes_say(
+    first: int, count: int, epoch: int, level: int, body: str
+) -> None:
+    segment = Segment(first, first + count - 1, epoch, level)
+    rows = rows_of(segment.first, segment.last, body)
+    assert segment_of(segment.name) == segment
+    assert unpack(segment, pack(segment, rows)) == rows
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x.jsonl.gz", Segment(5, 4, 1).name, Segment(1, 2, 1).name + "x"]
+)
+def test_other_files_are_no_segments(name: str) -> None:
+    assert segment_of(name) is None
+
+
+@given(cut=st.integers(0, 200), flip=st.integers(0, 200))
+def test_a_segment_that_is_not_whole_is_refused(cut: int, flip: int) -> None:
+    segment = Segment(1, 20, 1)
+    data = pack(segment, rows_of(1, 20))
+    with pytest.raises(SegmentError, match="is damaged"):
+        unpack(segment, data[: min(cut, len(data) - 1)])
+    at = flip % len(data)
+    try:
+        rows = unpack(segment, data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+    except SegmentError:
+        return
+    assert rows == rows_of(1, 20)  # a bit of gzip's header that means nothing
+
+
+def test_a_segment_under_another_name_is_refused() -> None:
+    data = pack(Segment(1, 2, 1), rows_of(1, 2))
+    with pytest.raises(SegmentError, match="events are missing"):
+        unpack(Segment(1, 3, 1), data)
+
+
+def test_a_newer_format_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segment = Segment(1, 1, 1)
+    data = pack(segment, rows_of(1, 1))
+    monkeypatch.setattr(segments, "SCHEMA_VERSION", 0)
+    with pytest.raises(SegmentError, match="has version 1, this spottrain knows 0"):
+        unpack(segment, data)
+
+
+def test_what_is_damaged_is_named_and_what_is_whole_before_it_is_used() -> None:
+    parts = [Segment(1, 3, 1), Segment(4, 6, 1), Segment(7, 9, 1)]
+    stored = {one: pack(one, rows_of(one.first, one.last)) for one in parts}
+    stored[parts[1]] = stored[parts[1]][:-3]
+    told: list[str] = []
+    assert read(stored, told.append) == rows_of(1, 3)
+    assert parts[1].name in told[0]
+    assert told[1] == "events 4 to 6 are missing: what follows is not used"
+
+
+def test_pieces_stand_in_for_a_damaged_merged_one() -> None:
+    parts = [Segment(1, 3, 1), Segment(4, 6, 1)]
+    stored = {one: pack(one, rows_of(one.first, one.last)) for one in parts}
+    stored[merged(parts, 1)] = b"half"
+    told: list[str] = []
+    assert read(stored, told.append) == rows_of(1, 6)
+    assert len(told) == 1
+
+
+def test_where_a_later_manager_began_an_earlier_ones_events_do_not_count() -> None:
+    stored = {
+        one: pack(one, rows_of(one.first, one.last, body))
+        for one, body in (
+            (Segment(1, 4, 1), "old"),
+            (Segment(5, 9, 1), "late"),
+            (Segment(5, 6, 2), "new"),
+        )
+    }
+    assert [row.body for row in read(stored)] == ["old"] * 4 + ["new"] * 2
+
+
+@dataclass
+class Manager:
+    """What copies as ``JournalCopy`` does, one put or delete at a time."""
+
+    epoch: int
+    journal: list[Row]
+    held: list[Segment]
+    waste: list[Segment] = field(default_factory=list)
+
+    @property
+    def copied(self) -> int:
+        return self.held[-1].last if self.held else 0
+
+
+class Copies(RuleBasedStateMachine):
+    """Managers that follow each other, die at any moment, and come back too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[Segment, bytes] = {}
+        self.now = Manager(1, [], [])
+        self.dead: list[Manager] = []
+        self.acknowledged: list[Row] = []
+
+    @rule(count=st.integers(1, 4))
+    def happen(self, count: int) -> None:
+        for manager in (self.now, *self.dead):
+            first = len(manager.journal) + 1
+            body = f"of {manager.epoch}"
+            manager.journal += rows_of(first, first + count - 1, body)
+
+    @rule()
+    def copy(self) -> None:
+        self._put(self.now)
+        self.acknowledged = self.now.journal[: self.now.copied]
+
+    @rule()
+    def merge(self) -> None:
+        self._merge(self.now)
+
+    @rule()
+    def delete(self) -> None:
+        self._delete(self.now)
+
+    @rule(late=st.data())
+    def come_late(self, late: st.DataObject) -> None:
+        if self.dead:
+            manager = late.draw(st.sampled_from(self.dead))
+            act = late.draw(st.sampled_from([self._put, self._merge, self._delete]))
+            act(manager)
+
+    @rule(same_journal=st.booleans())
+    def start_again(self, same_journal: bool) -> None:
+        """Here, with the journal of before, or elsewhere, with what the store has."""
+        epoch = self.now.epoch + 1
+        journal = list(self.now.journal)
+        if not same_journal:
+            self.dead.append(self.now)
+            journal = read(self.stored)
+            at = len(journal) + 1
+            journal += rows_of(at, at, f"moved in {epoch}")
+            moved = Segment(at, at, epoch)
+            self.stored[moved] = pack(moved, journal[-1:])
+        held = [one for one, _ in chain(self.stored, ends(self.stored))]
+        self.now = Manager(epoch, journal, held)
+        self.acknowledged = journal[: self.now.copied]
+
+    @invariant()
+    def what_was_acknowledged_is_read_and_nothing_that_did_not_happen(self) -> None:
+        found = read(self.stored)
+        assert found == self.now.journal[: len(found)]
+        assert found[: len(self.acknowledged)] == self.acknowledged
+
+    def _put(self, manager: Manager) -> None:
+        rows = manager.journal[manager.copied :]
+        if rows:
+            segment = Segment(rows[0].seq, rows[-1].seq, manager.epoch)
+            self.stored[segment] = pack(segment, rows)
+            manager.held.append(segment)
+
+    def _merge(self, manager: Manager) -> None:
+        if parts := list(to_merge(manager.held)):
+            whole = merged(parts, manager.epoch)
+            self.stored[whole] = pack(
+                whole, manager.journal[whole.first - 1 : whole.last]
+            )
+            manager.held[-len(parts) :] = [whole]
+            manager.waste += parts
+
+    def _delete(self, manager: Manager) -> None:
+        for segment in manager.waste:
+            self.stored.pop(segment, None)
+        manager.waste.clear()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "FANOUT", FANOUT)
+
+
+TestCopies = Copies.TestCase
+TestCopies.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+@given(counts=st.lists(st.integers(1, 3), max_size=200))
+def test_a_long_job_has_few_segments(counts: list[int]) -> None:
+    held: list[Segment] = []
+    for count in counts:
+        first = held[-1].last + 1 if held else 1
+        held.append(Segment(first, first + count - 1, 1))
+        while parts := list(to_merge(held)):
+            held[-len(parts) :] = [merged(parts, 1)]
+    top = [one for one in held if one.level == segments.TOP_LEVEL]
+    fanout = segments.FANOUT
+    assert len(held) - len(top) < fanout * segments.TOP_LEVEL
+    assert len(top) == len(counts) // fanout**segments.TOP_LEVEL

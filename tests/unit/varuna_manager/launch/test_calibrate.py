@@ -1,0 +1,252 @@
+"""Measuring on this machine, with stubs for supervisors; and the command that does it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.unit.varuna_manager.story import FACTS, PROFILE
+
+from spottrain import machine
+from spottrain.errors import UserCodeError
+from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.launch import calibrate, inspect
+from spottrain.wire import CalibrationProgress, Profile, encode
+
+CONFIG: JobConfig = parse_config(
+    {"name": "demo", "entrypoint": "train:job", "minibatch_size": 2, "steps": 1}, "job"
+)
+PROGRESS = CalibrationProgress(generation=-1, done=1, total=1, what="all")
+
+STUB = """
+import json, sys
+from spottrain import wire
+
+def say(report):
+    print(wire.encode(report), flush=True)
+
+greeting = json.loads(sys.stdin.readline())
+say(wire.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
+for line in sys.stdin:
+    command = wire.decode(wire.Command, line)
+    if isinstance(command, wire.OpenStore):
+        say(wire.StoreOpened(generation=-1, host="h", port=1))
+    elif greeting["vm_id"] == command.participants[0].vm_id:
+        assert {slot.vm_id for slot in command.participants} == {"vm-1", "vm-2"}
+        exec(sys.argv[1])
+"""
+TELLS = f"""
+say(wire.decode(wire.Report, {encode(PROGRESS)!r}))
+profile = wire.decode(wire.Profile, {encode(PROFILE)!r})
+say(wire.Calibrated(profile=profile))
+"""
+
+
+def stub(action: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", STUB, action)
+
+
+def test_two_pretended_vms_measure() -> None:
+    heard: list[CalibrationProgress] = []
+
+    profile = calibrate.measure_here(CONFIG, heard.append, stub(TELLS))
+
+    assert profile == PROFILE
+    assert heard == [PROGRESS]
+
+
+def test_what_the_users_code_raises_is_the_users_error() -> None:
+    action = "say(wire.UserCodeFailed(message='no data', traceback='line 1'))"
+
+    with pytest.raises(UserCodeError, match="no data") as error:
+        calibrate.measure_here(CONFIG, supervisor=stub(action))
+
+    assert error.value.traceback == "line 1"
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ("sys.exit('out of luck')", "a supervisor ended: out of luck"),
+        (
+            "say(wire.WorkerDied(generation=-1, slot=0, reason='SIGKILL'))",
+            "SIGKILL: no message",
+        ),
+    ],
+)
+def test_a_process_that_dies_is_told_with_its_last_words(
+    action: str, message: str
+) -> None:
+    with pytest.raises(calibrate.MeasuringError) as error:
+        calibrate.measure_here(CONFIG, supervisor=stub(action))
+
+    assert str(error.value) == message
+
+
+# --- The command ----------------------------------------------------------------------
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+
+    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+        argv = ["spottrain", "calibrate", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        code = end.value.code
+        assert code is None or isinstance(code, int)
+        return code or 0, out, err
+
+    return answer
+
+
+def job_file(folder: Path, **changes: object) -> Path:
+    path = folder / "job.yaml"
+    data = {"name": "demo", "entrypoint": "train:job", "minibatch_size": 2, "steps": 1}
+    path.write_text(yaml.safe_dump({**data, **changes}))
+    return path
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
+    """The profiles that measuring here finds, one after the other."""
+    found = [PROFILE]
+    monkeypatch.setattr(inspect, "inspect_model", lambda config: FACTS)
+    monkeypatch.setattr(machine, "device", lambda: PROFILE.device)
+    monkeypatch.setattr(machine, "software", lambda: PROFILE.software)
+
+    def measure(
+        config: JobConfig, on_progress: Callable[[CalibrationProgress], None]
+    ) -> Profile:
+        on_progress(PROGRESS)
+        return found.pop(0)
+
+    monkeypatch.setattr(inspect, "measure_here", measure)
+    return found
+
+
+def test_a_profile_is_measured_once_and_kept(
+    run: Run, tmp_path: Path, measured: list[Profile]
+) -> None:
+    path = job_file(tmp_path, microbatch_size=1)
+
+    code, out, err = run(path, "-o", "json")
+    assert code == 0
+    assert json.loads(out)["device"] == PROFILE.device
+    assert "measured 1 of 1: all" in err
+    assert "kept for later" in err
+
+    code, _, err = run(path)
+    assert code == 0
+    assert "--again measures again" in err
+
+
+def test_again_measures_again(
+    run: Run, tmp_path: Path, measured: list[Profile]
+) -> None:
+    path = job_file(tmp_path, microbatch_size=1)
+    newer = replace(PROFILE, task_overhead_s=0.5)
+    measured.append(newer)
+    run(path)
+
+    assert run(path, "--again")[0] == 0
+
+    assert profiles.read_profile(profiles.path_of(PROFILE)) == newer
+
+
+def test_what_a_busy_machine_measured_is_not_kept(
+    run: Run, tmp_path: Path, measured: list[Profile]
+) -> None:
+    sections = tuple(
+        replace(section, forward_spread=0.6, backward_spread=0.6)
+        for section in PROFILE.microbatches[0].sections
+    )
+    one = replace(PROFILE.microbatches[0], sections=sections)
+    measured[0] = replace(PROFILE, microbatches=(one,))
+
+    _, _, err = run(job_file(tmp_path, microbatch_size=1))
+
+    assert "not kept: the machine was busy" in err
+    assert not profiles.path_of(PROFILE).exists()
+
+
+def test_the_job_files_profile_is_taken(
+    run: Run, tmp_path: Path, measured: list[Profile]
+) -> None:
+    profiles.write_profile(tmp_path / "mine.json", PROFILE)
+
+    code, _, err = run(job_file(tmp_path, microbatch_size=1, profile="mine.json"))
+
+    assert code == 0
+    assert f"taken from {tmp_path / 'mine.json'}" in err
+    assert measured, "nothing was measured"
+
+
+def test_a_profile_is_shown_as_tables(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    profiles.write_profile(path, PROFILE)
+
+    code, out, _ = run("--show", path)
+
+    assert code == 0
+    for text in (PROFILE.device, "forward", "100.000 ms", "messages between VMs"):
+        assert text in out
+
+
+def test_a_profile_is_derived_shown_and_written(run: Run, tmp_path: Path) -> None:
+    path, derived = tmp_path / "a.json", tmp_path / "b.json"
+    profiles.write_profile(path, PROFILE)
+
+    arguments = ("--device", "V100", "--ratio", "2", "--write", derived)
+    code, out, _ = run("--derive", path, *arguments)
+
+    assert code == 0
+    assert "profile derived" in out
+    assert "50.000 ms" in out
+    again = profiles.read_profile(derived, FACTS)
+    assert (again.device, again.origin) == ("V100", "derived")
+    assert json.loads(run("--show", derived, "-o", "json")[1])["device"] == "V100"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "calibrate needs a job file"),
+        (("--show",), "no profile was kept yet"),
+        (("--derive", "a.json"), "--derive needs a profile, --device and --ratio"),
+        (("--ratio", "2"), "belong to --derive"),
+        (("--show", "none.json"), "none.json: no such profile"),
+    ],
+)
+def test_what_is_missing_is_told(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, err = run(*arguments)
+
+    assert code == 2
+    assert message in err
+
+
+def test_a_ratio_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
+    profiles.write_profile(tmp_path / "a.json", PROFILE)
+
+    code, _, err = run("--derive", tmp_path / "a.json", "--device", "x", "--ratio", "0")
+
+    assert code == 2
+    assert "ratio must be above 0: got 0.0" in err

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.core.model.events import JobMoved, StopRequested
+from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, StoredJobError
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replication import begin_copy
+from spottrain.varuna_manager.launch.takeover import take_over
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def job(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    """A job of four events that is copied, as far as this machine is concerned."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    job = submit(tmp_path, place)
+    append(job, 3)
+    copy(job)
+    return job
+
+
+def copy(job: JobDir) -> None:
+    begun = begin_copy(job)
+    assert begun is not None
+    assert asyncio.run(begun.finish())
+    begun.close()
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Be another machine from now on."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(folder / "other"))
+
+
+def segments(job: JobDir) -> list[Path]:
+    folder = Path(stored(job).url.removeprefix("file://"))
+    return sorted(folder.glob("job/*/journal/*"))
+
+
+@pytest.mark.parametrize("end", ["", "/", "/job", "/job/"])
+def test_another_machine_has_the_whole_job(
+    job: JobDir,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+) -> None:
+    before = events(job)
+    elsewhere(monkeypatch, tmp_path)
+    told: list[str] = []
+    found = take_over(place + end, told.append)
+    assert found == job_dir("demo")
+    assert found.path != job.path
+    assert (found.config(), found.facts()) == (job.config(), job.facts())
+    assert found.workdir.read_bytes() == job.workdir.read_bytes()
+    *same, moved = events(found)
+    assert same == before
+    assert isinstance(moved, JobMoved)
+    assert moved.epoch == 2
+    assert copied(found) == 5
+    assert told[0].startswith(f"4 events in {place}")
+    assert "0 of 5 mini-batches" in told[1]
+    assert "keys stayed behind" in told[2]
+    copy(found)
+
+
+def test_the_machine_before_has_to_let_go(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = begin_copy(job)
+    assert old is not None
+    elsewhere(monkeypatch, tmp_path)
+    found = take_over(place, lambda _: None)
+    append(job, 2, "late")
+
+    async def story() -> None:
+        assert old is not None
+        with pytest.raises(FencedError):
+            await old.permit()
+        with pytest.raises(FencedError):
+            await old.finish()
+        old.close()
+
+    asyncio.run(story())
+    with pytest.raises(FencedError):
+        begin_copy(job)
+    assert copied(found) == 5
+
+
+def test_the_machine_before_can_have_it_back(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = job.path.parent
+    elsewhere(monkeypatch, tmp_path)
+    copy(take_over(place, lambda _: None))
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    again = take_over(place, lambda _: None)
+    assert again.path == job.path
+    assert JobDir(home / "demo.1").is_down
+    assert [e.epoch for e in events(again) if isinstance(e, JobMoved)] == [2, 4]
+    copy(again)
+
+
+def test_a_job_that_is_here_and_nowhere_newer_is_resumed_by_name(
+    job: JobDir, place: str
+) -> None:
+    with pytest.raises(ConfigError, match="go on with 'spottrain resume demo'"):
+        take_over(place, lambda _: None)
+    assert copied(job) == 4
+
+
+def test_another_job_of_that_name_is_not_overwritten(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere(monkeypatch, tmp_path)
+    other = submit(tmp_path, f"file://{tmp_path}/other-store")
+    with pytest.raises(ConfigError, match="a job demo can be resumed"):
+        take_over(place, lambda _: None)
+    other.mark_down()
+    assert take_over(place, lambda _: None) == other
+    assert JobDir(other.path.with_name("demo.1")).is_down
+
+
+def test_a_job_that_is_over_is_not_taken_over(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(job).mark_down()
+    elsewhere(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="has been ended: launch it again"):
+        take_over(place, lambda _: None)
+    assert not job_dir("demo").path.exists()
+
+
+def test_a_stopped_job_goes_on_elsewhere(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(job.journal)
+    journal.append(StopRequested(at_s=3.0, by="a person", now=True))
+    journal.close()
+    copy(job)
+    elsewhere(monkeypatch, tmp_path)
+    found = take_over(place, lambda _: None)
+    outcome = read_state(found).outcome
+    assert outcome is not None
+    assert outcome.kind == "stopped"
+
+
+def test_a_place_without_a_job_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no job's journal is there: give the"):
+        take_over(f"file://{tmp_path}/nothing", lambda _: None)
+
+
+def test_a_job_that_was_never_copied_is_not_there(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    submit(tmp_path, place)
+    elsewhere(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="no job's journal is there"):
+        take_over(place, lambda _: None)
+
+
+def test_what_is_damaged_is_named_and_the_rest_used(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(job, 2)
+    copy(job)
+    append(job, 2)
+    copy(job)
+    half = segments(job)[1]
+    half.write_bytes(half.read_bytes()[:-5])
+    elsewhere(monkeypatch, tmp_path)
+    told: list[str] = []
+    found = take_over(place, told.append)
+    assert len(events(found)) == 4 + 1
+    warnings = [line for line in told if line.startswith("warning: ")]
+    assert half.name in warnings[0]
+    assert "events 5 to 6 are missing" in warnings[1]
+    assert len(warnings) == 2
+    copy(found)
+
+
+def test_a_journal_without_a_beginning_ends_no_manager_that_works(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = begin_copy(job)
+    assert old is not None
+    for segment in segments(job):
+        segment.write_bytes(b"")
+    elsewhere(monkeypatch, tmp_path)
+    with pytest.raises(StoredJobError, match=r"cannot be used: .* is damaged"):
+        take_over(place, lambda _: None)
+    assert not list((tmp_path / "other" / "jobs").iterdir())
+    asyncio.run(old.permit())
+    old.close()
+
+
+def test_a_store_of_a_newer_version_is_refused(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = tmp_path / "store" / "job" / "newest.json"
+    newest.write_text('{"schema_version": 9, "uid": "x", "name": "demo"}')
+    elsewhere(monkeypatch, tmp_path)
+    with pytest.raises(StoredJobError, match="has version 9, this spottrain knows 1"):
+        take_over(place, lambda _: None)
+
+
+def test_of_two_who_take_a_job_over_one_has_it(job: JobDir, place: str) -> None:
+    one, other = stored(job), StoredJob(place, stored(job)._uid)
+    epoch, _ = one.newest_claim()
+    assert one.claim("one", take_over=True) == epoch + 1
+    with pytest.raises(FencedError):
+        one.claim("two")
+    assert other.claim("two", take_over=True) == epoch + 2
+    with pytest.raises(FencedError):
+        one.check(epoch + 1)
+    other.check(epoch + 2)
+
+
+def test_the_folder_left_behind_can_be_thrown_away(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(job.path)
+    elsewhere(monkeypatch, tmp_path)
+    assert copied(take_over(place, lambda _: None)) == 5

@@ -1,0 +1,201 @@
+"""What lies in a store may be damaged, or made by somebody who means harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.launch.test_takeover import copy, elsewhere
+from tests.unit.varuna_manager.stored_jobs import append, events, stored, submit
+
+from spottrain.errors import ConfigError
+from spottrain.storage.store import StorageError
+from spottrain.varuna_manager.jobs.bucket import StoredJobError
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.jobs.replication import begin_copy, uid_of
+from spottrain.varuna_manager.launch import takeover
+from spottrain.varuna_manager.launch.takeover import take_over
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def job(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    """A job of four events that is copied; this is another machine now."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    job = submit(tmp_path, place)
+    append(job, 3)
+    copy(job)
+    elsewhere(monkeypatch, tmp_path)
+    return job
+
+
+def kept(job: JobDir, name: str) -> Path:
+    """Return a file of a job in its store."""
+    return Path(stored(job).url.removeprefix("file://"), "job", uid_of(job), name)
+
+
+def refused(place: str) -> str:
+    with pytest.raises(StoredJobError) as error:
+        take_over(place, lambda _: None)
+    assert "\n" not in str(error.value)
+    assert not list(job_dir("demo").path.parent.glob("*"))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "../../../precious"},
+        {"name": "other"},
+        {"name": 5},
+        {"name": None},
+        {"uid": "../../precious"},
+        {"uid": ["a"]},
+    ],
+)
+def test_whose_a_place_is_leads_nowhere_but_to_the_jobs_folder(
+    job: JobDir, place: str, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    told = kept(job, "../newest.json")
+    told.write_text(json.dumps({**json.loads(told.read_text()), **changes}))
+    refused(place)
+    assert list(precious.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["name", "uid", "schema_version"])
+def test_whose_a_place_is_must_be_told_whole(job: JobDir, place: str, key: str) -> None:
+    told = kept(job, "../newest.json")
+    content = json.loads(told.read_text())
+    del content[key]
+    told.write_text(json.dumps(content))
+    assert "job/newest.json is damaged" in refused(place)
+
+
+def test_a_journal_of_another_id_is_not_this_jobs(job: JobDir, place: str) -> None:
+    other = "0" * 32
+    folder = kept(job, "")
+    told = folder.with_name("newest.json")
+    folder.rename(told.with_name(other))
+    told.write_text(json.dumps({"schema_version": 1, "name": "demo", "uid": other}))
+    assert "not all of job demo" in refused(place)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1  # of the sum that gzip ends with
+    path.write_bytes(data)
+
+
+def drop_a_key(path: Path) -> None:
+    content = json.loads(path.read_text())
+    content.popitem()
+    path.write_text(json.dumps({**content, "odd": 1}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("config.json", cut),
+        ("config.json", drop_a_key),
+        ("facts.json", cut),
+        ("workdir.tar.gz", cut),
+        ("workdir.tar.gz", flip),
+    ],
+)
+def test_what_does_not_change_is_looked_at_before_the_job_is_claimed(
+    job: JobDir, place: str, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(kept(job, name))
+    assert f"{name} is damaged" in refused(place)
+    assert stored(job).newest_claim()[0] == 1
+
+
+def test_a_claim_may_tell_more_than_is_known_but_not_less(
+    job: JobDir, place: str
+) -> None:
+    claim = kept(job, "manager/000001.json")
+    content = json.loads(claim.read_text())
+    claim.write_text(json.dumps({**content, "new": 1}))
+    assert stored(job).newest_claim()[0] == 1
+    del content["host"]
+    claim.write_text(json.dumps(content))
+    assert "manager/000001.json is damaged" in refused(place)
+
+
+@pytest.mark.parametrize("url", ["s3://[::1", "s3://[::1/job"])
+def test_what_is_no_url_is_said_in_one_line(job: JobDir, url: str) -> None:
+    with pytest.raises(StorageError, match="must be"):
+        take_over(url, lambda _: None)
+
+
+def test_an_event_that_nobody_knows_ends_what_is_used(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    append(job, 2)
+    with contextlib.closing(sqlite3.connect(job.journal)) as journal, journal:
+        journal.execute("UPDATE events SET kind = 'Marvel' WHERE seq = 6")
+    begun = begin_copy(job)
+    assert begun is not None
+    assert asyncio.run(begun.finish())
+    begun.close()
+    elsewhere(monkeypatch, tmp_path)
+    told: list[str] = []
+    found = take_over(place, told.append)
+    assert len(events(found)) == 4 + 1
+    (line,) = (line for line in told if line.startswith("warning: "))
+    assert "000000000005-000000000006-000002-0.jsonl.gz: event 6 is no Marvel" in line
+    assert str(tmp_path / "other") not in line
+
+
+def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_checked, second_there = threading.Event(), threading.Event()
+    taken, refusals = [], []
+    take_journal, find = takeover._take_journal, takeover._find
+
+    def found(url: str) -> object:
+        if first_checked.is_set():
+            second_there.set()
+        return find(url)
+
+    def read_slowly(*args: object) -> object:
+        first_checked.set()
+        assert second_there.wait(30)
+        return take_journal(*args)  # type: ignore[arg-type]
+
+    def second() -> None:
+        assert first_checked.wait(30)
+        try:
+            taken.append(take_over(place, lambda _: None))
+        except ConfigError as error:
+            refusals.append(str(error))
+
+    monkeypatch.setattr(takeover, "_find", found)
+    monkeypatch.setattr(takeover, "_take_journal", read_slowly)
+    thread = threading.Thread(target=second)
+    thread.start()
+    here = take_over(place, lambda _: None)
+    thread.join()
+    assert (taken, len(refusals)) == ([], 1)
+    assert "go on with 'spottrain resume demo'" in refusals[0]
+    assert not here.is_down
+    assert stored(here).newest_claim()[0] == 2
+    assert not here.path.with_name("demo.1").exists()

@@ -1,0 +1,117 @@
+"""What is told of a job's limits before anything is rented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.story import FACTS, PROFILE
+
+from spottrain.errors import BudgetError
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.jobs.profiles import keep
+from spottrain.varuna_manager.offers.feasibility import (
+    UNASKED,
+    UNKNOWN,
+    Promised,
+    check_promise,
+    foretell,
+)
+
+LONG = 100_000_000
+"""Steps that take years."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+
+
+def config(steps: int = 10, *, on_demand: bool = False, **data: Any) -> JobConfig:
+    zone = {"name": "a", "capacity": 4, "slot_memory_bytes": 1 << 30}
+    prices = {"spot_usd_per_hour": 3.0, "on_demand_usd_per_hour": 10.0}
+    return parse_config(
+        {
+            "name": "demo",
+            "entrypoint": "train:job",
+            "workdir": ".",
+            "minibatch_size": 8,
+            "steps": steps,
+            "resources": {"max_vms": 4, "allow_on_demand": on_demand},
+            "local": {"zones": [zone | prices]},
+            **data,
+        },
+        "demo",
+    )
+
+
+def told(steps: int = 10, **data: Any) -> Promised | None:
+    return foretell(config(steps, **data), FACTS, profile=PROFILE)
+
+
+def test_a_job_without_limits_is_told_nothing() -> None:
+    assert told(LONG) is None
+
+
+def test_a_deadline_that_spot_vms_may_keep_is_not_promised() -> None:
+    assert told(slo={"max_hours": 1}) is UNASKED
+
+
+@pytest.mark.parametrize("hours", [1.0, 1e-12])
+def test_a_deadline_that_spot_vms_cannot_keep_is_refused(hours: float) -> None:
+    found = told(LONG, slo={"max_hours": hours}, budget={"max_usd": 5})
+    assert found is not None
+    assert found.possible is False
+    assert found.least_usd is not None
+    assert found.least_usd > 1000
+    assert found.earliest_finish_s is not None
+    for part in ("move the deadline to", "raise the budget to"):
+        assert part in found.reason
+    assert "allow_on_demand" not in found.reason
+
+
+def test_a_deadline_with_too_small_a_budget_is_refused() -> None:
+    limits = {"slo": {"max_hours": 800_000}, "budget": {"max_usd": 5}}
+    found = told(LONG, **limits)
+    assert found is not None
+    assert found.possible is False
+    assert "deadline and budget cannot both be met: undisturbed" in found.reason
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_budget_that_cannot_pay_for_the_job_is_told_and_taken(
+    on_demand: bool,
+) -> None:
+    found = told(LONG, on_demand=on_demand, budget={"max_usd": 5})
+    assert found is not None
+    assert found.possible is None
+    assert "the budget ends the job before it is done" in found.reason
+    assert told(on_demand=on_demand, budget={"max_usd": 5}) is None
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_least_rate_that_nothing_reaches_is_refused(on_demand: bool) -> None:
+    found = told(on_demand=on_demand, slo={"min_examples_per_s": 1e9})
+    assert found is not None
+    assert found.possible is False
+    assert "slo.min_examples_per_s: 1e+09" in found.reason
+
+
+def test_a_least_rate_within_reach_is_promised_by_on_demand_vms() -> None:
+    found = told(on_demand=True, slo={"min_examples_per_s": 0.1})
+    assert found is not None
+    assert found.possible
+    assert told(slo={"min_examples_per_s": 0.1}) is None
+
+
+def test_of_a_model_that_nobody_measured_nothing_is_known() -> None:
+    assert foretell(config(LONG, slo={"max_hours": 1}), FACTS) is UNKNOWN
+    assert foretell(config(LONG, budget={"max_usd": 5}), FACTS) is None
+
+
+def test_what_was_measured_once_is_enough_to_refuse_a_job() -> None:
+    keep(PROFILE)
+    with pytest.raises(BudgetError, match="move the deadline to"):
+        check_promise(config(LONG, slo={"max_hours": 1}), FACTS)
+    told = check_promise(config(LONG, budget={"max_usd": 5}), FACTS)
+    assert "the budget ends the job before it is done" in told

@@ -1,0 +1,176 @@
+"""What a job could rent, and the ranking at today's prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.pricing.prices.test_refresh import Market as PriceApi
+from tests.unit.pricing.ranked import FACTS, JOB, PROFILE, TERMS
+
+from spottrain.errors import ConfigError
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.history import History, VmLife
+from spottrain.pricing.prices.price import DAY_S, Price
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.ranking.rank import Priced
+from spottrain.pricing.ranking.throughput import Paces
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.offers.live import rank_live
+from spottrain.varuna_manager.offers.market import (
+    BOOT_S,
+    Base,
+    base_of,
+    cloud_market,
+    hazards_of,
+    own_market,
+)
+
+NOW_S = 1_790_000_000.0
+V100 = catalogue().gpus["V100"]
+BASE = Base(facts=FACTS, gpu=V100)
+SPOT = Price(
+    cloud="aws",
+    region="us-east-1",
+    zone="us-east-1a",
+    instance_type="p4d.24xlarge",
+    spot=True,
+    usd_per_hour=8.0,
+    since_s=NOW_S - 600,
+    seen_s=NOW_S - 600,
+    source="test",
+)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with History(tmp_path / "market.sqlite") as history:
+        yield history
+
+
+def job(**changes: object) -> JobConfig:
+    zones = [
+        {"name": "a", "spot_usd_per_hour": 1.0, "capacity": 2, "boot_s": 9.0},
+        {"name": "b", "slot_speed": 2.0, "slots": 4},
+    ]
+    data = {
+        "name": "job",
+        "entrypoint": "m:f",
+        "minibatch_size": 16,
+        "steps": 100,
+        "local": {"zones": zones},
+    }
+    return parse_config({**data, **changes}, "job.yaml")
+
+
+def test_a_job_file_s_zones_are_offers_on_both_markets() -> None:
+    market = own_market(job(), Hazards((), {}), NOW_S)
+    told = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
+    assert told == [
+        ("a", True, 1.0),
+        ("a", False, 0.3),
+        ("b", True, 0.1),
+        ("b", False, 0.3),
+    ]
+    first, on_demand, fast = market.offers[:3]
+    assert (first.most_vms, first.boot_s, first.is_estimate) == (2, 9.0, False)
+    assert first.losses_per_hour > 0
+    assert on_demand.losses_per_hour == 0
+    assert fast.is_estimate
+    assert fast.machine is not None
+    assert (fast.machine.speed, fast.machine.gpus) == (2.0, 4)
+
+
+def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) -> None:
+    history.record_prices([SPOT, replace(SPOT, zone="us-east-1b", usd_per_hour=99.0)])
+    place = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
+    life = VmLife(
+        job="j",
+        vm_id="v",
+        place=place,
+        spot=True,
+        from_s=NOW_S - 36_000,
+        until_s=NOW_S - 10,
+        ended="kill",
+    )
+    history.record_vms([life])
+    market = cloud_market(
+        history,
+        BASE,
+        NOW_S,
+        clouds=["aws"],
+        regions=["us-east-1"],
+        instance_types=["p4d.24xlarge"],
+    )
+    spot = [p for p in market.offers if p.offer.spot]
+    (one,) = spot
+    assert one.offer.usd_per_hour == 8.0
+    assert one.losses_per_hour == hazards_of(history, NOW_S).of(place).losses_per_hour
+    assert one.boot_s == BOOT_S
+    assert one.is_estimate
+    assert one.machine is not None
+    assert one.machine.speed == pytest.approx(19.5 / 15.7)
+    assert market.warnings[0] == "1 spot prices left out: no less than on demand"
+
+
+def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:
+    history.record_prices([SPOT])
+    market = cloud_market(
+        history,
+        BASE,
+        NOW_S + 2 * DAY_S,
+        clouds=["aws"],
+        instance_types=["p4d.24xlarge"],
+    )
+    assert [p.is_stale for p in market.offers if p.offer.spot] == [True]
+    assert any("too old to rent by" in warning for warning in market.warnings)
+
+
+def test_speeds_are_told_relative_to_a_gpu_that_is_known() -> None:
+    assert base_of(PROFILE, FACTS) == BASE
+    laptop = replace(PROFILE, device="Xeon, 1 thread")
+    with pytest.raises(ConfigError, match=r"measured on Xeon, 1 thread.*--measured-on"):
+        base_of(laptop, FACTS)
+    assert base_of(laptop, FACTS, "T4").gpu.name == "T4"
+    with pytest.raises(ConfigError, match="no such GPU: got Z80"):
+        base_of(laptop, FACTS, "Z80")
+
+
+def rented(history: History) -> tuple[Priced, ...]:
+    return cloud_market(
+        history, BASE, NOW_S, clouds=["aws"], instance_types=["p4d.24xlarge"]
+    ).offers
+
+
+def test_the_best_offers_are_asked_for_again_until_the_best_was(
+    history: History,
+) -> None:
+    prices = enumerate("abcdef", 4)
+    zones = [replace(SPOT, zone=f"us-east-1{z}", usd_per_hour=n) for n, z in prices]
+    history.record_prices(zones)
+    # The first is gone, the next three have become dearer.
+    dearer = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
+    api = PriceApi([*dearer, *zones[4:]])
+    ranking, warnings = rank_live(
+        rented(history), Paces(JOB), TERMS, history, NOW_S, sources=[api]
+    )
+    best = ranking.best
+    assert best is not None
+    assert best.priced.offer.zone == "us-east-1e"
+    assert best.priced.offer.usd_per_hour == 8.0
+    assert any("us-east-1a" in w and "no price to rent by" in w for w in warnings)
+    assert len(api.questions) == 1  # the same type and region were asked just now
+
+
+def test_where_no_cloud_answers_the_last_known_prices_serve(history: History) -> None:
+    history.record_prices([SPOT])
+    down = [PriceApi([], down=True)]
+    ranking, warnings = rank_live(
+        rented(history), Paces(JOB), TERMS, history, NOW_S, sources=down
+    )
+    assert ranking.best is not None
+    assert ranking.best.priced.offer.usd_per_hour == 8.0
+    assert any("the API is down" in warning for warning in warnings)

@@ -1,0 +1,76 @@
+"""The ranked table, for people and programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from tests.unit.pricing.ranked import PACES, TERMS, TOO_SMALL, priced
+
+from spottrain.pricing.ranking.rank import Priced, rank
+from spottrain.varuna_manager.offers.table import ranking_parts, ranking_view
+
+MARKET = [
+    priced(zone="b", usd_per_hour=1.0, losses_per_hour=60.0),
+    priced(zone="a", usd_per_hour=2.0, is_estimate=True),
+    priced(zone="c", usd_per_hour=9.0),
+    priced(TOO_SMALL, zone="d"),
+    priced(zone="e", usd_per_hour=math.nan),
+]
+ASKED = replace(TERMS, morph_s=30.0)
+
+
+def view(market: list[Priced], exact: int = 10) -> dict[str, Any]:
+    return ranking_view(rank(market, PACES, ASKED, exact=exact), 120.0, ["careful"])
+
+
+def text(document: dict[str, Any], explain: bool = False) -> str:
+    screen = Console(file=io.StringIO(), width=180)
+    screen.print(*ranking_parts(document, explain))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_programs_get_every_offer_and_why() -> None:
+    document = json.loads(json.dumps(view(MARKET), allow_nan=False))
+    assert [row["zone"] for row in document["offers"]] == ["a", "b", "c", "e", "d"]
+    assert document["choice"] == "aws a t spot"
+    assert document["warnings"] == ["careful"]
+    first, last = document["offers"][0], document["offers"][-1]
+    assert first["age_s"] == 120.0
+    assert first["is_estimate"]
+    assert first["why_not"] == ""
+    assert first["examples_per_usd"] > 0
+    assert last["why_not"]
+    assert last["examples_per_usd"] is None
+
+
+def test_the_choice_says_why() -> None:
+    why = view(MARKET)["why"]
+    assert why.startswith("aws a t spot trains ")
+    assert "more than aws b t spot" in why
+    assert "for its rent alone aws b t spot would train more" in why
+    assert "at least" in view(MARKET, exact=1)["why"]
+    assert "nothing else can be used" in view(MARKET[:1])["why"]
+    assert view([priced(usd_per_hour=0.0)])["why"] == "aws a t spot costs nothing"
+
+
+def test_without_a_usable_offer_the_reasons_are_counted() -> None:
+    nans = [priced(zone=z, usd_per_hour=math.nan) for z in "xyz"]
+    why = view([*nans, MARKET[3]])["why"]
+    assert why.startswith("no offer can be used: price: got nan USD per hour (3); the")
+    assert view([])["why"] == "no offer can be used: there are none"
+
+
+def test_people_see_estimates_bounds_and_what_is_out() -> None:
+    short = text(view(MARKET, exact=2))
+    assert "~" in short
+    assert "<" in short
+    assert "2 offers are out of the question" in short
+    assert "price: got nan" not in short
+    assert "price: got nan" in text(view(MARKET), explain=True)
+    assert "1440.00" in short  # losses a day

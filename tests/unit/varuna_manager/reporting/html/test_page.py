@@ -1,0 +1,255 @@
+"""The report as one page: whole, safe, small."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from tests.unit.varuna_manager.reporting.test_history import past_of
+from tests.unit.varuna_manager.story import OFFER, SPEC, Story
+
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.records import (
+    GenerationSummary,
+    Interruption,
+    Progress,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.reporting import documents
+from spottrain.varuna_manager.reporting.history import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
+
+EVIL = "<script>alert('\"&')</script>"
+VOID = {"meta"}
+
+
+class Structure(HTMLParser):
+    """Checks that elements close, and collects what is in the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [f"{k}={v}" for k, v in attrs if k in ("src", "href", "srcset")]
+        assert not [k for k, _ in attrs if k.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def page_of(state: State, past: Chronicle) -> str:
+    return page(documents.report(state, past, False, state.now_s), state, past)
+
+
+def eventful() -> Story:
+    """A job that lost a VM, had a notice, and was stopped."""
+    story = Story(max_usd=50.0).training("a", "b", "c", "d", steps=20)
+    story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=2.0),))
+    story.now_s += 0.4
+    story.tell(e.VmLost, vm_id="d", reason="gone")
+    story.broken("a", "b", "c")
+    story.plan("a", "b")
+    story.open()
+    story.begin(20)
+    story.now_s += 1.0
+    story.commit(21)
+    story.notice("c", lead_s=30.0)
+    story.tell(e.StopRequested, by="ada", now=True)
+    story.tell(e.VmsReturned, vm_ids=("a", "b", "c"))
+    assert story.state.phase is JobPhase.ENDED
+    return story
+
+
+def test_the_page_tells_the_story_in_words_first() -> None:
+    story = eventful()
+    words = Structure(page_of(story.state, past_of(story))).words
+    for part in (
+        "job was stopped after",
+        "stopped by ada. It has done 21 of 100 mini-batches.",
+        "of a budget of $50.00",
+        "on demand would have cost",
+        "4 VMs were rented; 1 taken with notice, 1 killed without.",
+        "2 plans ran; 0 mini-batches are lost, 0 were computed twice.",
+        "of the rented time was productive",
+    ):
+        assert part in words
+
+
+def test_the_page_needs_nothing_and_runs_nothing() -> None:
+    story = eventful()
+    text = page_of(story.state, past_of(story))
+    found = Structure(text)
+    assert found.links == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "default-src 'none'" in text
+
+
+def test_every_picture_is_told_to_those_who_cannot_see_it_and_keeps_its_bounds() -> (
+    None
+):
+    story = eventful()
+    text = page_of(story.state, past_of(story))
+    drawn = [
+        ElementTree.fromstring(svg)
+        for svg in re.findall(r'<svg role="img".*?</svg>', text, re.DOTALL)
+    ]
+    titles = [svg.findtext("title") for svg in drawn]
+    assert titles == ["Throughput", "Plans", "VMs", "Prices", "Money", "Events"]
+    for svg in drawn:
+        assert len(svg.findtext("desc") or "") > 20
+        _, _, width, height = map(float, svg.attrib["viewBox"].split())
+        for element in svg.iter("text"):
+            assert 0 <= float(element.attrib["x"]) <= width
+            assert 0 <= float(element.attrib["y"]) <= height
+        for element in svg.iter("path"):
+            for x in re.findall(r"[MHL]([-\d.]+)", element.attrib["d"]):
+                assert 0 <= float(x) <= width
+    hover = [t.text or "" for t in drawn[-1].iter("title")][1:]
+    assert any("d: gone" in words for words in hover)
+    assert any("new plan" in words for words in hover)
+
+
+def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
+    offer = replace(OFFER, zone=EVIL, instance_type=EVIL, cloud=EVIL)
+    ledger = Ledger().opened(
+        EVIL, offer, on_demand_usd_per_hour=3.0, launched_at_s=1000.0, seen_at_s=1000.0
+    )
+    story = Story(spec=replace(SPEC, name=EVIL))
+    past = past_of(story)
+    past.prices["evil"] = PriceLine(offer, [(1000.0, 1.0)])
+    summary = GenerationSummary(
+        generation=1,
+        pipeline_depth=1,
+        data_parallel_width=1,
+        num_slots=1,
+        from_step=0,
+        to_step=5,
+        reason=EVIL,
+        predicted_step_s=0.0,
+        measured_step_s=None,
+        started_at_s=1000.0,
+        ended_at_s=1010.0,
+    )
+    hit = Interruption(
+        interruption="kill", vm_id=EVIL, at_s=1005.0, reason=EVIL, generation=1
+    )
+    state = replace(
+        story.state,
+        phase=JobPhase.ENDED,
+        now_s=1010.0,
+        ledger=ledger,
+        generations=(summary,),
+        interruptions=(hit,),
+        outcome=Outcome(kind="failed", exit_code=3, reason=EVIL),
+    )
+    text = page_of(state, past)
+    found = Structure(text)
+    assert "script" not in found.tags
+    assert EVIL not in text
+    assert found.words.count(EVIL) >= 8
+
+
+def test_a_job_that_has_just_begun_has_a_page() -> None:
+    story = Story()
+    Structure(page_of(story.state, past_of(story)))
+
+
+def long_job() -> tuple[State, Chronicle]:
+    """11 hours, 100,000 mini-batches, 300 VMs, a thousand plans and interruptions."""
+    story = Story(spec=replace(SPEC, steps=100_000), max_usd=100.0)
+    hours_s, count = 11 * 3600.0, 1000
+    past = past_of(story)
+    for step in range(100_000):
+        begun_s = 1000.0 + step * hours_s / 100_000
+        past.throughput.add(begun_s, begun_s + 0.39, 8.0 / (0.39 + step % 7 / 100))
+    ledger, offers = Ledger(), []
+    for number in range(300):
+        offer = replace(OFFER, zone=f"zone-{number % 9}")
+        begun_s = 1000.0 + number * hours_s / 300
+        ledger = ledger.opened(
+            f"vm-{number}", offer, on_demand_usd_per_hour=3.0,
+            launched_at_s=begun_s, seen_at_s=begun_s,
+        ).ended(f"vm-{number}", begun_s + 4000.0)  # fmt: skip
+        offers.append(offer)
+    for number in range(9):
+        points = [(1000.0 + i * 10.0, 1.0 + i * number % 13 / 10) for i in range(3960)]
+        past.prices[f"{number}"] = PriceLine(offers[number], points)
+    past.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
+    plans, hits = plans_and_hits(count, hours_s / count)
+    state = replace(
+        story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, ledger=ledger,
+        generations=plans, interruptions=hits,
+        progress=Progress(step=100_000, highest_step=100_000),
+        outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"),
+    )  # fmt: skip
+    return state, past
+
+
+def plans_and_hits(
+    count: int, each_s: float
+) -> tuple[tuple[GenerationSummary, ...], tuple[Interruption, ...]]:
+    plans = tuple(
+        GenerationSummary(
+            generation=i, pipeline_depth=2 + i % 5, data_parallel_width=1 + i % 4,
+            num_slots=8, from_step=i * 100, to_step=i * 100 + 100,
+            reason="killed without notice, and then some more words " * 2,
+            predicted_step_s=0.39, measured_step_s=0.4,
+            started_at_s=1000.0 + i * each_s, ended_at_s=1000.0 + (i + 1) * each_s,
+        )
+        for i in range(count)
+    )  # fmt: skip
+    hits = tuple(
+        Interruption(
+            interruption="kill", vm_id=f"vm-{i}", at_s=1000.0 + i * each_s,
+            reason="killed without notice", generation=i, cost_s=3.0,
+        )
+        for i in range(count)
+    )  # fmt: skip
+    return plans, hits
+
+
+def test_a_very_long_job_has_a_page_of_less_than_two_megabytes_soon() -> None:
+    state, past = long_job()
+    begun_s = time.process_time()
+    text = page_of(state, past)
+    took_s = time.process_time() - begun_s
+    Structure(text)
+    assert len(text.encode()) < 2_000_000
+    assert took_s < 5.0
+
+
+def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
+    story = eventful()
+    past = past_of(story)
+    report: dict[str, Any] = documents.report(story.state, past, False, 0.0)
+    file = tmp_path / "report.html"
+    write_page(file, report, story.state, past)
+    assert file.read_text().startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(PageError, match="cannot write the report: No such file"):
+        write_page(tmp_path / "nowhere" / "x.html", report, story.state, past)

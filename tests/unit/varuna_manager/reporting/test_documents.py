@@ -1,0 +1,387 @@
+"""What people and programs are told of a job."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    GenerationPhase,
+    GenerationSummary,
+    Interruption,
+    Progress,
+    RankPhase,
+    Tally,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.format import dollars, duration, size, step_time
+from spottrain.varuna_manager.reporting import documents, tables
+from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.wire import JobSpec, ModelFacts, Plan, Slot
+
+SPEC = JobSpec(
+    name="demo",
+    entrypoint="train:job",
+    seed=0,
+    steps=200,
+    minibatch_size=16,
+    microbatch_size=4,
+    reduction="exact",
+    checkpoint_path="/ckpt",
+    checkpoint_every_steps=10,
+    checkpoint_keep=2,
+    lease_s=60.0,
+    heartbeat_s=1.0,
+)
+FACTS = ModelFacts(
+    fingerprint="f",
+    num_parameters=1,
+    blocks="b",
+    sections=(),
+    tied=(),
+    dataset_len=1,
+    heldout_len=1,
+)
+OFFER = Offer(
+    cloud="local",
+    region="local",
+    zone="local-a",
+    instance_type="cpu",
+    spot=True,
+    usd_per_hour=3.6,
+    observed_at=0.0,
+    gpus=1,
+    gpu_memory_bytes=1,
+)
+
+
+def plan_on(*vm_ids: str, depth: int = 2) -> Plan:
+    return Plan(
+        pipeline_depth=depth,
+        data_parallel_width=len(vm_ids) // depth,
+        microbatch_size=4,
+        minibatch_size=16,
+        schedule="varuna",
+        recompute=True,
+        stage_bounds=tuple(range(depth + 1)),
+        replica_bounds=(0, 2, 4) if len(vm_ids) > depth else (0, 4),
+        slots=tuple(
+            Slot(vm_id=vm_id, index=vm_ids[:rank].count(vm_id))
+            for rank, vm_id in enumerate(vm_ids)
+        ),
+        predicted_step_s=0.2,
+    )
+
+
+def generation_of(plan: Plan) -> Generation:
+    return Generation(
+        number=3,
+        plan=plan,
+        reason="a VM came",
+        phase=GenerationPhase.RUNNING,
+        since_s=1100.0,
+        opened_at_s=1090.0,
+        checkpoint="step-40",
+        participants=plan.slots,
+        ranks=dict.fromkeys(plan.slots, RankPhase.STARTED),
+        section_steps=(60, 60),
+        from_step=50,
+        started_at_s=1100.0,
+        step_times_s=(0.2, 0.25, 0.9),
+    )
+
+
+def vm(vm_id: str, **changes: Any) -> VmRecord:
+    record = VmRecord(
+        vm_id=vm_id,
+        intent="i",
+        offer=OFFER,
+        on_demand_usd_per_hour=9.0,
+        launched_at_s=1000.0,
+        known_at_s=1000.0,
+        phase=VmPhase.READY,
+        private_address="127.0.0.1",
+        num_slots=1,
+    )
+    return replace(record, **changes)
+
+
+def ledger_of(*vm_ids: str) -> Ledger:
+    """Four VMs that run, and one that has cost 0.50 dollars."""
+    gone = replace(OFFER, usd_per_hour=1.8)
+    ledger = Ledger().opened(
+        "vm-9", gone, on_demand_usd_per_hour=3.6, launched_at_s=0.0, seen_at_s=0.0
+    )
+    ledger = ledger.ended("vm-9", 1000.0)
+    for vm_id in vm_ids:
+        ledger = ledger.opened(
+            vm_id,
+            OFFER,
+            on_demand_usd_per_hour=9.0,
+            launched_at_s=1000.0,
+            seen_at_s=1000.0,
+        )
+    return ledger
+
+
+LEDGER = ledger_of(*"abcd")
+RUNNING = State(
+    phase=JobPhase.ACTIVE,
+    settings=JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=4, max_usd=2.0),
+    submitted_at_s=1000.0,
+    now_s=1150.0,
+    activity="training",
+    last_news="vm-9 was killed: [the cloud says so]",
+    vms={name: vm(name) for name in "abcd"},
+    generation=generation_of(plan_on("a", "b", "c", "d")),
+    checkpoints=(CheckpointRef(name="step-40", step=40),),
+    progress=Progress(
+        step=61,
+        highest_step=61,
+        loss_first=5.5,
+        loss_last=3.0,
+        heldout_first=5.6,
+        first_commit_at_s=1010.0,
+        last_commit_at_s=1130.0,
+    ),
+    tally=Tally(preemptions_unnoticed=1),
+    ledger=LEDGER,
+    generations=(
+        GenerationSummary(
+            generation=1,
+            pipeline_depth=2,
+            data_parallel_width=1,
+            num_slots=2,
+            from_step=0,
+            to_step=50,
+            reason="start",
+            predicted_step_s=0.4,
+            measured_step_s=0.5,
+            started_at_s=1010.0,
+            ended_at_s=1090.0,
+        ),
+        GenerationSummary(
+            generation=2,
+            pipeline_depth=2,
+            data_parallel_width=2,
+            num_slots=4,
+            from_step=None,
+            to_step=50,
+            reason="never trained",
+            predicted_step_s=0.4,
+            measured_step_s=None,
+            started_at_s=1090.0,
+            ended_at_s=1091.0,
+        ),
+    ),
+    interruptions=(
+        Interruption(
+            interruption="kill",
+            vm_id="vm-9",
+            at_s=1088.0,
+            reason="gone",
+            generation=1,
+            cost_s=3.25,
+        ),
+    ),
+)
+ENDED = replace(
+    RUNNING,
+    phase=JobPhase.ENDED,
+    generation=None,
+    vms={},
+    ledger=ledger_of(),
+    outcome=Outcome(kind="succeeded", exit_code=0, reason="all steps are done"),
+)
+
+
+def text_of(*parts: Any) -> str:
+    console = Console(width=150, record=True, file=None, quiet=False, stderr=True)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, markup=False)
+    return captured.get()
+
+
+def test_the_report_has_every_field_that_was_promised() -> None:
+    report = documents.report(RUNNING, Chronicle(), True, 1200.0)
+    promised = (
+        "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
+        "preemptions_noticed preemptions_unnoticed silent_losses plans "
+        "slow_vms_replaced slow_vms "
+        "minibatches_lost minibatches_recomputed usd_spent usd_on_demand "
+        "examples_per_s wall_s cost timeline submitted_at_s minibatch_size"
+    )
+    assert set(promised.split()) <= set(report)
+    columns = {"generation", "pipeline_depth", "data_parallel_width", "from_step"}
+    assert all(columns | {"reason"} <= set(plan) for plan in report["plans"])
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
+    plans = documents.report(RUNNING, Chronicle(), True, 1200.0)["plans"]
+    assert [(p["generation"], p["from_step"], p["ran_s"]) for p in plans] == [
+        (1, 0, 80.0),
+        (3, 50, 100.0),
+    ]
+    assert plans[1]["measured_step_s"] == 0.25
+    assert plans[1]["predicted_step_s"] == 0.2
+
+
+def test_money_and_speed_are_counted_up_to_the_moment_asked_for() -> None:
+    report = documents.report(RUNNING, Chronicle(), True, 1100.0)
+    assert report["usd_spent"] == pytest.approx(0.5 + 4 * 0.15)
+    assert report["usd_on_demand"] == pytest.approx(1.0 + 4 * 0.375)
+    assert report["examples_per_s"] == pytest.approx(60 * 16 / 120)
+    assert report["wall_s"] == 100.0
+
+
+def test_time_stands_still_after_the_end() -> None:
+    assert documents.report(ENDED, Chronicle(), False, 9e9) == documents.report(
+        ENDED, Chronicle(), False, 1150.0
+    )
+    assert documents.report(ENDED, Chronicle(), False, 9e9)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("state", "managed", "word"),
+    [
+        (RUNNING, True, "running"),
+        (RUNNING, False, "unmanaged"),
+        (replace(RUNNING, generation=None), True, "waiting"),
+        (replace(ENDED, phase=JobPhase.ENDING), True, "ending"),
+        (ENDED, True, "succeeded"),
+    ],
+)
+def test_the_state_is_one_word(state: State, managed: bool, word: str) -> None:
+    assert documents.job_state(state, managed) == word
+
+
+def test_status_tells_where_a_job_stands() -> None:
+    status = documents.status(RUNNING, True, 1100.0)
+    assert status["step"] == 61
+    assert status["examples_per_s"] == pytest.approx(64.0)
+    assert status["time_left_s"] == pytest.approx(139 * 0.25)
+    assert status["usd_per_hour"] == pytest.approx(4 * 3.6)
+    assert status["plan"]["reason"] == "a VM came"
+    assert len(status["fleet"]) == 4
+    assert json.loads(json.dumps(status)) == status
+
+
+@pytest.mark.parametrize(
+    ("vm_ids", "safe"),
+    [("abcd", True), ("aabb", True), ("abab", False), ("abcb", False), ("ab", False)],
+)
+def test_a_plan_survives_if_no_vm_holds_all_of_a_section(
+    vm_ids: str, safe: bool
+) -> None:
+    assert documents.survives_any_vm(plan_on(*vm_ids)) is safe
+
+
+def test_the_safety_tells_what_a_loss_would_cost() -> None:
+    alone = replace(RUNNING, generation=generation_of(plan_on("a", "b")))
+    safety = documents.status(alone, True, 1100.0)["safety"]
+    assert safety == {
+        "survives_any_vm": False,
+        "checkpoint_step": 40,
+        "lag_steps": 21,
+    }
+    assert "losing a VM may cost 21 steps" in text_of(
+        tables.live_panel(documents.status(alone, True, 1100.0), None)
+    )
+
+
+def test_the_live_panel_tells_all_at_a_glance() -> None:
+    text = text_of(tables.live_panel(documents.status(RUNNING, True, 1100.0), 1088.0))
+    for part in (
+        "demo · running · 1 min 40 s",
+        "61 of 200",
+        "about 35 s left",
+        "3.000",
+        "64.0 examples/s",
+        "$1.10 of $2.00 · $14.40/hour",
+        "4 ready · any one VM may be lost",
+        "2x2 since step 50: a VM came",
+        "vm-9 was killed: [the cloud says so]",
+    ):
+        assert part in text
+
+
+def test_the_summary_tells_plans_interruptions_and_money() -> None:
+    text = text_of(*tables.summary(documents.report(ENDED, Chronicle(), False, 0.0)))
+    for part in (
+        "killed without notice",
+        "3.2 s",
+        "2x1",
+        "500 ms",
+        "demo: succeeded after 2 min 30 s (all steps are done)",
+        "5.500 → 3.000",
+        "$0.5000, on demand $1.00 (50 % less)",
+        "0 lost, 0 computed twice",
+    ):
+        assert part in text
+
+
+def test_a_job_that_has_just_begun_can_be_shown() -> None:
+    new = State(phase=JobPhase.ACTIVE, settings=RUNNING.settings, submitted_at_s=1.0)
+    status = documents.status(new, True, 2.0)
+    text = text_of(
+        tables.live_panel(status, None),
+        *tables.summary(documents.report(new, Chronicle(), True, 2.0)),
+    )
+    assert "none yet" in text
+    assert "No interruptions" in text
+    assert "step 0/200" in tables.plain_line(status)
+
+
+def test_the_fleet_is_counted_by_what_its_vms_do() -> None:
+    vms = {
+        "a": vm("a"),
+        "b": vm("b"),
+        "c": vm("c", silent_since_s=1.0),
+        "d": vm("d", leaves_at_s=1.0),
+        "e": vm("e", phase=VmPhase.STARTING),
+        "f": vm("f", phase=VmPhase.REGISTERED),
+    }
+    status = documents.status(replace(RUNNING, vms=vms), True, 1100.0)
+    assert documents.fleet_line(status) == "2 ready, 1 silent, 1 leaving, 2 booting"
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (duration(3.24), "3.2 s"),
+        (duration(59.4), "59 s"),
+        (duration(125), "2 min 05 s"),
+        (duration(3600 * 5 + 240), "5 h 04 min"),
+        (duration(None), "-"),
+        (step_time(0.4123), "412 ms"),
+        (step_time(65), "1 min 05 s"),
+        (dollars(0.01234), "$0.0123"),
+        (dollars(1234.5), "$1,234.50"),
+        (dollars(0), "$0.00"),
+        (size(999), "999 B"),
+        (size(12_345_678), "12.3 MB"),
+        (size(5e15), "5000.0 TB"),
+    ],
+)
+def test_numbers_read_well(told: str, text: str) -> None:
+    assert told == text
+
+
+@given(st.floats(min_value=0, max_value=1e9))
+def test_every_number_has_words(value: float) -> None:
+    for words in (duration, step_time, dollars, size):
+        assert 0 < len(words(value)) < 20

@@ -1,0 +1,1 @@
+"""The agent: our process on each VM, without torch."""

@@ -1,0 +1,348 @@
+"""Our process on a VM: the line between its manager and its supervisor, without torch.
+
+``python -m spottrain.varuna_manager.agent.main agent.json [supervisor command...]``, standard
+library only. The folder of agent.json is the VM's; the agent registers, fetches the job
+and the user's workdir, starts the supervisor and passes commands down and reports up.
+When the agent exits the VM is over: its cloud ends it.
+
+    manager <--HTTPS-- heartbeat thread --queue--> writer thread --stdin--> supervisor
+    manager <--HTTPS-- report thread <--outbox-- reader thread <--stdout-- supervisor
+                                        ^------- notice thread <-- the cloud's metadata
+    manager.address --> way thread, which breaks off calls that go elsewhere
+
+Exit codes: 0 retired or lease over, 1 failed, 3 fenced, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import spottrain
+from spottrain import wire
+from spottrain.cloud.notices import hear
+from spottrain.cloud.port import lease
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.agent.client import (
+    AgentError,
+    Backoff,
+    FencedError,
+    ManagerClient,
+    UnreachableError,
+    Way,
+)
+from spottrain.varuna_manager.agent.supervisor import Outbox, Supervisor
+
+logger = logging.getLogger(__name__)
+
+RETIRED, FAILED, FENCED, TERMINATED = 0, 1, 3, 143
+REGISTER_S = 600.0
+"""How long a fresh agent looks for its manager."""
+CHECKPOINT_S = 120.0
+"""How long workers may take to checkpoint when the lease is over."""
+FLUSH_S = 5.0
+"""How long the last reports may take on their way."""
+WAY_LOOK_S = 0.5
+"""How soon an agent notices that its calls are taken elsewhere."""
+MANAGER_ADDRESS = "manager.address"
+"""In the VM's folder, written by the manager: where calls are taken."""
+_MAX_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What the VM's cloud left in agent.json."""
+
+    vm_id: str
+    manager_url: str
+    ca_pem: str
+    token: str
+    private_address: str
+    num_slots: int
+    notices: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: Path) -> Bootstrap:
+        """Read agent.json.
+
+        Raises:
+            AgentError: it is missing or does not fit.
+        """
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from None
+
+
+class Agent:
+    """One VM's agent.
+
+    Args:
+        bootstrap: Who we are and where the manager is.
+        folder: The VM's work folder.
+        argv: The supervisor's command.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, folder: Path, argv: Sequence[str]) -> None:
+        self._bootstrap = bootstrap
+        self._folder = folder
+        self._argv = argv
+        # SimpleQueue.put may be called from a signal handler, Event.set may not.
+        self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._closing = threading.Event()
+        self._way = Way(bootstrap.manager_url, folder / MANAGER_ADDRESS)
+        self._clients: list[ManagerClient] = []
+        self._ears = hear.source(bootstrap.notices)
+
+    def end(self, code: int, reason: str) -> None:
+        """Ask ``run`` to come to its end; the first call counts."""
+        self._ends.put((code, reason))
+
+    def run(self) -> int:
+        """Serve until something ends this VM; return the exit code."""
+        self._spawn("way", self._watch_way)
+        try:
+            spec = self._join()
+        except FencedError as error:
+            return self._log_end(FENCED, str(error))
+        except SpottrainError as error:
+            return self._log_end(FAILED, str(error))
+        supervisor = Supervisor(
+            self._argv, self._folder, self._bootstrap.vm_id, self._outbox
+        )
+        supervisor.start(
+            self._greeting(spec), lambda: self.end(FAILED, "supervisor has ended")
+        )
+        threads = {
+            "heartbeats": lambda: self._beat(spec, supervisor),
+            "reports": self._post_reports,
+            "notices": self._watch_notices,
+        }
+        for name, target in threads.items():
+            self._spawn(name, target)
+        try:
+            code, reason = self._ends.get()
+            if code in (RETIRED, FAILED):
+                supervisor.close()
+                self._outbox.wait_empty(FLUSH_S)
+        finally:
+            self._closing.set()
+            supervisor.kill()
+        hear.acknowledge(self._ears)
+        return self._log_end(code, reason)
+
+    def _log_end(self, code: int, reason: str) -> int:
+        logger.info("agent of %s ends: %s", self._bootstrap.vm_id, reason)
+        lease.give_up()
+        return code
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        threading.Thread(
+            target=self._guarded, args=(target,), name=name, daemon=True
+        ).start()
+
+    def _guarded(self, target: Any) -> None:
+        """Run a thread's work; whatever ends it ends the agent."""
+        try:
+            target()
+        except FencedError as error:
+            self.end(FENCED, str(error))
+        except SpottrainError as error:
+            self.end(FAILED, str(error))
+        except BaseException as error:
+            self.end(FAILED, f"{threading.current_thread().name} thread: {error!r}")
+            raise
+
+    def _client(self, wait_s: float = 0.0) -> ManagerClient:
+        """Return a connection of the caller's own, whose answers may take ``wait_s``."""
+        told = self._bootstrap
+        client = ManagerClient(self._way, told.ca_pem, told.token, wait_s)
+        self._clients.append(client)
+        return client
+
+    # --- joining the job --------------------------------------------------------------
+
+    def _join(self) -> wire.JobSpec:
+        """Register, fetch the job and its workdir; return the job."""
+        client = self._client()
+        registration = wire.Registration(
+            vm_id=self._bootstrap.vm_id,
+            software_version=spottrain.__version__,
+            num_slots=self._bootstrap.num_slots,
+            private_address=self._bootstrap.private_address,
+        )
+        deadline = time.monotonic() + REGISTER_S
+        self._call(client, deadline, "POST", "/v1/register", wire.encode(registration))
+        spec: wire.JobSpec = wire.decode(
+            wire.JobSpec, self._call(client, deadline, "GET", "/v1/job")
+        )
+        if not (self._folder / "workdir").is_dir():  # else it was carried here
+            archive = self._folder / "workdir.tar.gz"
+            archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
+            unpack(archive, self._folder / "workdir")
+            archive.unlink()
+        client.close()
+        return spec
+
+    def _call(
+        self,
+        client: ManagerClient,
+        deadline: float,
+        method: str,
+        path: str,
+        body: str = "",
+    ) -> bytes:
+        """Call the manager, again while it is away and ``deadline`` not yet there."""
+        backoff = Backoff()
+        while True:
+            try:
+                return client.call(method, path, body)
+            except UnreachableError as error:
+                if time.monotonic() > deadline:
+                    raise
+                logger.info("%s", error)
+                self._closing.wait(backoff.next_s())
+
+    def _greeting(self, spec: wire.JobSpec) -> str:
+        return json.dumps(
+            {
+                "spec": json.loads(wire.encode(spec)),
+                "workdir": str(self._folder / "workdir"),
+                "num_slots": self._bootstrap.num_slots,
+                "private_address": self._bootstrap.private_address,
+                "vm_id": self._bootstrap.vm_id,
+            }
+        )
+
+    # --- threads ------------------------------------------------------------------------
+
+    def _beat(self, spec: wire.JobSpec, supervisor: Supervisor) -> None:
+        """Heart-beat for ever; hand commands down; end when the lease is over."""
+        client, backoff = self._client(spec.heartbeat_s), Backoff()
+        received, sequence, heard_at = 0, 0, time.monotonic()
+        while True:
+            beat = wire.Heartbeat(
+                vm_id=self._bootstrap.vm_id, sequence=sequence, received=received
+            )
+            sequence += 1
+            try:
+                text = client.call("POST", "/v1/heartbeat", wire.encode(beat))
+            except UnreachableError as error:
+                logger.info("%s", error)
+                if time.monotonic() - heard_at > spec.lease_s:
+                    supervisor.checkpoint(CHECKPOINT_S)
+                    self.end(RETIRED, f"no manager for {spec.lease_s:g} s")
+                    return
+                self._closing.wait(backoff.next_s())
+                continue
+            heard_at = time.monotonic()
+            lease.heard()
+            backoff.reset()
+            answer = wire.decode(wire.HeartbeatAnswer, text)
+            received += len(answer.commands)
+            for command in answer.commands:
+                if isinstance(command, wire.Retire):
+                    self.end(RETIRED, "manager retired this VM")
+                else:
+                    supervisor.send(command)
+
+    def _post_reports(self) -> None:
+        """Post reports for ever, each until the manager has it."""
+        client, backoff = self._client(), Backoff()
+        while True:
+            first, reports = self._outbox.peek(_MAX_BATCH)
+            batch = wire.ReportBatch(
+                vm_id=self._bootstrap.vm_id, first=first, reports=reports
+            )
+            try:
+                text = client.call("POST", "/v1/reports", wire.encode(batch))
+            except UnreachableError as error:
+                logger.info("%s", error)
+                self._closing.wait(backoff.next_s())
+                continue
+            backoff.reset()
+            self._outbox.drop_before(int(json.loads(text)["received"]))
+
+    def _watch_way(self) -> None:
+        """Turn calls round that wait where nobody answers any more."""
+        while not self._closing.wait(WAY_LOOK_S):
+            for client in tuple(self._clients):
+                client.turn()
+
+    def _watch_notices(self) -> None:
+        hear.listen(
+            self._ears, lambda news: self._outbox.add(_report(news)), self._closing
+        )
+
+
+def _report(news: hear.News) -> wire.Report:
+    match news:
+        case hear.Taken(lead_s=lead_s):
+            return wire.InterruptionNoticed(lead_s=lead_s)
+        case hear.Kept():
+            return wire.InterruptionCancelled()
+        case hear.AtRisk():
+            return wire.InterruptionLikely()
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a workdir; nothing may land or point outside of ``folder``.
+
+    Raises:
+        AgentError: the archive is damaged or holds what a workdir cannot.
+    """
+    folder = folder.resolve()
+    folder.mkdir(exist_ok=True)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                target = folder / member.name
+                inside = [target.resolve()]
+                if member.issym():
+                    inside.append((target.parent / member.linkname).resolve())
+                if not (member.isreg() or member.isdir() or member.issym()) or not all(
+                    path.is_relative_to(folder) for path in inside
+                ):
+                    raise AgentError(f"workdir holds {member.name!r}: not a plain file")
+                tar.extract(member, folder, set_attrs=member.isreg())
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise AgentError(f"workdir cannot be unpacked: {error}") from None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the agent that ``argv`` describes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    path = Path(argv[0]).resolve()
+    supervisor = argv[1:] or [
+        sys.executable,
+        "-m",
+        "spottrain.pipeline.process.supervisor",
+    ]
+    try:
+        agent = Agent(Bootstrap.load(path), path.parent, supervisor)
+    except SpottrainError as error:
+        logger.error("%s", error)
+        return FAILED
+    signal.signal(
+        signal.SIGTERM, lambda *_: agent.end(TERMINATED, "terminated by signal")
+    )
+    return agent.run()
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    # Threads may sit in a call to the manager; the VM must not live on for them.
+    os._exit(exit_code)

@@ -1,0 +1,1 @@
+"""The ``spottrain`` command line."""

@@ -1,0 +1,249 @@
+"""``spottrain calibrate``: measure a model here, show a profile, derive another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from spottrain.errors import ConfigError
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.profiles import derive_profile, is_noisy
+from spottrain.varuna_manager.cli.console import (
+    Output,
+    OutputOption,
+    console,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.format import duration, size
+from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.launch import inspect
+from spottrain.wire import (
+    CalibrationProgress,
+    LinkProfile,
+    MicrobatchProfile,
+    Profile,
+    RingProfile,
+)
+
+FileArgument = Annotated[
+    Path | None,
+    typer.Argument(help="Job file; with --show and --derive a profile (JSON)."),
+]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Measure, though a profile was kept.")
+]
+ShowOption = Annotated[
+    bool,
+    typer.Option("--show", help="Show a profile, by default the newest that was kept."),
+]
+DeriveOption = Annotated[
+    bool,
+    typer.Option("--derive", help="Make a profile for a device that is not at hand."),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="With --derive: the name of that device.")
+]
+RatioOption = Annotated[
+    float | None,
+    typer.Option(help="With --derive: its speed over that of the measured device."),
+]
+WriteOption = Annotated[
+    Path | None, typer.Option("--write", help="Write the profile to this file too.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(calibrate)
+
+
+def calibrate(
+    file: FileArgument = None,
+    again: AgainOption = False,
+    show_profile: ShowOption = False,
+    derive: DeriveOption = False,
+    device: DeviceOption = None,
+    ratio: RatioOption = None,
+    write: WriteOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Measure a job's model on this machine: sections, links, all-reduces, optimizer.
+
+    A launch does so by itself on the machines that it rents, and uses again what it
+    finds; so does 'plan' with what was measured here.
+    """
+    if derive:
+        profile = _derived(file, device, ratio)
+    elif device is not None or ratio is not None:
+        raise ConfigError("--device and --ratio belong to --derive; add it")
+    elif show_profile:
+        profile = profiles.read_profile(file or _newest())
+    elif file is None:
+        raise ConfigError("calibrate needs a job file; give one, or --show")
+    else:
+        profile = _measured(file, again)
+    if write is not None:
+        profiles.write_profile(write, profile)
+        say(f"profile written to {write}")
+    if output is Output.JSON:
+        show_json(dataclasses.asdict(profile))
+    else:
+        show(*profile_parts(profile))
+
+
+def _measured(file: Path, again: bool) -> Profile:
+    config = load_config(file)
+    began_s = time.monotonic()
+    with _progress() as on_progress:
+        profile = inspect.calibrate(config, on_progress, again=again)
+    if on_progress.called:
+        kept = "kept for later"
+        if is_noisy(profile):
+            kept = "not kept: the machine was busy, times vary too much"
+        say(f"measured in {duration(time.monotonic() - began_s)}, {kept}")
+    elif config.profile is not None:
+        say(f"taken from {config.profile}; --again measures here")
+    else:
+        age = duration(time.time() - profiles.path_of(profile).stat().st_mtime)
+        say(f"measured here {age} ago; --again measures again")
+    return profile
+
+
+def _derived(file: Path | None, device: str | None, ratio: float | None) -> Profile:
+    if file is None or device is None or ratio is None:
+        raise ConfigError("--derive needs a profile, --device and --ratio; give all")
+    try:
+        return derive_profile(profiles.read_profile(file), device, ratio)
+    except PlanError as error:
+        raise ConfigError(f"--derive: {error}") from None
+
+
+def _newest() -> Path:
+    kept = sorted(
+        profiles.folder().glob("*.json"), key=lambda path: path.stat().st_mtime
+    )
+    if not kept:
+        raise ConfigError("no profile was kept yet; run 'spottrain calibrate JOB_FILE'")
+    return kept[-1]
+
+
+class _Listener:
+    """Passes progress on, and remembers whether there was any."""
+
+    def __init__(self, tell: Callable[[CalibrationProgress], None]) -> None:
+        self._tell = tell
+        self.called = False
+
+    def __call__(self, progress: CalibrationProgress) -> None:
+        self.called = True
+        self._tell(progress)
+
+
+@contextmanager
+def _progress() -> Iterator[_Listener]:
+    """Show progress: a bar at a terminal, lines anywhere else."""
+    if not sys.stderr.isatty():
+        yield _Listener(lambda p: say(f"measured {p.done} of {p.total}: {p.what}"))
+        return
+    columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn()
+    last = TextColumn("{task.description}")
+    with Progress(
+        *columns, last, console=console(stderr=True), transient=True
+    ) as display:
+        task = display.add_task("starting workers", total=None)
+
+        def tell(p: CalibrationProgress) -> None:
+            display.update(task, completed=p.done, total=p.total, description=p.what)
+
+        yield _Listener(tell)
+
+
+# --- Tables -------------------------------------------------------------------------------
+
+
+def profile_parts(profile: Profile) -> list[RenderableType]:
+    """Return a profile as people read it."""
+    head = [
+        f"model {profile.fingerprint[:16]} on {profile.device} ({profile.software})",
+        f"profile {profile.origin}",
+        *profile.sources,
+    ]
+    tables: list[RenderableType] = [
+        part
+        for one in profile.microbatches
+        for part in (f"micro-batches of {one.microbatch_size}", _sections(one))
+    ]
+    per_gb_ms = profile.optimizer_s_per_byte * 1e12
+    tail = (
+        f"optimizer {per_gb_ms:.0f} ms per GB of parameters, "
+        f"{profile.task_overhead_s * 1e6:.0f} us for a task beside its sections"
+    )
+    return [*head, *tables, "links and all-reduces", _links(profile), tail]
+
+
+def _sections(one: MicrobatchProfile) -> Table:
+    table = Table("section", "forward", "recompute", "backward", "saved", "sent on")
+    for section in one.sections:
+        table.add_row(
+            str(section.index),
+            _time(section.forward_s, section.forward_spread),
+            _time(section.recompute_s, section.recompute_spread),
+            _time(section.backward_s, section.backward_spread),
+            size(section.saved_bytes),
+            size(section.output_bytes),
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        _time(sum(section.forward_s for section in one.sections)),
+        _time(sum(section.recompute_s for section in one.sections)),
+        _time(sum(section.backward_s for section in one.sections)),
+        size(sum(section.saved_bytes for section in one.sections)),
+        "",
+    )
+    if (beside := one.overheads) is not None:
+        table.add_row(
+            "a task beside",
+            _time(beside.forward_s),
+            _time(beside.recompute_s),
+            _time(beside.backward_s),
+            "",
+            f"in {beside.posting_s * 1e6:.0f} us",
+        )
+    return table
+
+
+def _links(profile: Profile) -> Table:
+    table = Table("what", "latency", "bandwidth", "jitter")
+    for name, link in (
+        ("messages within a VM", profile.within_vm),
+        ("messages between VMs", profile.between_vms),
+    ):
+        table.add_row(name, *_line(link), f"{link.jitter:.0%}")
+    for ring in profile.rings:
+        where = "between VMs" if ring.between_vms else "within a VM"
+        name = f"all-reduce over {ring.ranks} {where}, {ring.rings} at once"
+        table.add_row(name, *_line(ring), "")
+    return table
+
+
+def _line(link: LinkProfile | RingProfile) -> tuple[str, str]:
+    return f"{link.latency_s * 1e6:.0f} us", f"{size(link.bandwidth_bytes_per_s)}/s"
+
+
+def _time(seconds: float, spread: float | None = None) -> str:
+    around = "" if spread is None else f" ± {spread:.1%}"
+    return f"{seconds * 1e3:.3f} ms{around}"

@@ -1,0 +1,85 @@
+"""How commands speak: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from spottrain.varuna_manager.jobs.folder import job_dir
+
+LOG_WIDTH = 160
+"""Columns of tables that go into a file or a pipe."""
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+OutputOption = Annotated[
+    Output,
+    typer.Option("--output", "-o", help="json prints one JSON document, nothing else."),
+]
+
+
+def at_its_manager(context: typer.Context, name: str | None) -> str | None:
+    """Do a command where the job's manager is, if that is another machine.
+
+    Args:
+        context: Of the command.
+        name: The job that it is about, if it is about one.
+    """
+    if name is not None and (job := job_dir(name)).away.exists():
+        # Not above: it imports what rents, which most commands do not need.
+        from spottrain.varuna_manager.cli.remote import pass_on
+
+        pass_on(job, context.info_name or "")
+    return name
+
+
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of a job.", callback=at_its_manager)
+]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for people, wide enough where nobody has a terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, width=None if stream.isatty() else LOG_WIDTH, highlight=False
+    )
+
+
+def show(*parts: RenderableType) -> None:
+    """Print the answer of a command for people."""
+    out = console()
+    for part in parts:
+        out.print(part, markup=False)
+
+
+def show_json(document: Any) -> None:
+    """Print the answer of a command for programs; JSON has no infinity: null."""
+    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
+
+
+def say(line: str) -> None:
+    """Tell the user something beside the answer."""
+    console(stderr=True).print(line, markup=False, soft_wrap=True)

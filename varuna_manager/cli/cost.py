@@ -1,0 +1,108 @@
+"""``spottrain cost``: what a job cost, what for, and what it would have cost otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from spottrain.varuna_manager.cli.console import (
+    NameArgument,
+    Output,
+    OutputOption,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.cli.show import describe_past
+from spottrain.varuna_manager.format import NOTHING, dollars, duration
+from spottrain.varuna_manager.jobs.folder import find
+from spottrain.varuna_manager.reporting import documents
+from spottrain.varuna_manager.reporting.costs import By
+from spottrain.varuna_manager.reporting.html.text import kinds_of, money_rows
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(cost)
+
+
+def cost(
+    name: NameArgument,
+    by: Annotated[
+        By | None, typer.Option("--by", help="Show the bill by zone, type or VM, too.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what a job cost, what for, and what that saved."""
+    document, _, _ = describe_past(find(name), documents.cost)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*cost_parts(document, by))
+
+
+def cost_parts(
+    cost: Mapping[str, Any], by: By | None = None
+) -> Iterator[RenderableType]:
+    """Yield what ``cost`` shows to people.
+
+    Args:
+        cost: As ``views.cost`` gives it.
+        by: Show the bill by this, too.
+    """
+    of = "" if cost["usd_budget"] is None else f" of {dollars(cost['usd_budget'])}"
+    yield (
+        f"{cost['name']}: {cost['state']}, {duration(cost['wall_s'])}, "
+        f"{dollars(cost['usd_spent'])}{of}; "
+        f"{dollars(cost['usd_per_million_examples'])} per million examples"
+    )
+    yield _time_table(cost)
+    money = _table("MONEY", "r:USD", "HOW")
+    for row in money_rows({"cost": cost}):
+        money.add_row(*row)
+    yield money
+    if by is not None:
+        yield _bill_table(cost, by)
+
+
+def _time_table(cost: Mapping[str, Any]) -> Table:
+    table = _table("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
+    seconds = cost["vm_seconds"]
+    for kind, words in kinds_of(cost).items():
+        table.add_row(
+            kind,
+            f"{seconds[kind] / 3600:.2f}",
+            _share(seconds[kind], seconds["billed"]),
+            f"${cost['usd_by_time'][kind]:.4f}",
+            words,
+        )
+    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "all of it")
+    return table
+
+
+def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
+    shown = kinds_of(cost)
+    kinds = (f"r:{kind.upper()}" for kind in shown)
+    table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
+    for row in cost[f"by_{by}"]:
+        shares = (_share(row[kind], row["billed"]) for kind in shown)
+        hours = f"{row['billed'] / 3600:.2f}"
+        table.add_row(row[by], str(row["vms"]), hours, *shares, f"${row['usd']:.4f}")
+    return table
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else NOTHING
+
+
+def _table(*names: str) -> Table:
+    """Return an empty table; names that begin with ``r:`` are columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(
+            name.removeprefix("r:"), justify="right" if name[:2] == "r:" else "left"
+        )
+    return table

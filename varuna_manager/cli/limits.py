@@ -1,0 +1,108 @@
+"""``spottrain set``: other limits for a job, while it runs or before it is resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from spottrain.pricing.billing.money import is_amount
+from spottrain.varuna_manager.cli.console import (
+    NameArgument,
+    Output,
+    OutputOption,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
+from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
+from spottrain.varuna_manager.jobs.folder import JobDir, find
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.launch import control, limits
+from spottrain.varuna_manager.reporting.deadline import promise_line, promise_view
+
+SCHEMA_VERSION = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command("set")(set_command)
+
+
+def set_command(
+    name: NameArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help=f"{', '.join(limits.SETTABLE)}; 'none' takes a limit away.",
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Also if it ends the job at once.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change the budget, the deadline or the least speed of a job."""
+    job = find(name)
+    wanted = limits.read_limits(
+        changes,
+        job.config(),
+        launched_at_s=read_state(job).submitted_at_s,
+        now_s=time.time(),
+    )
+    control.change_limits(job, wanted, sure=yes)
+    document = describe(job)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*_lines(document))
+
+
+def describe(job: JobDir) -> dict[str, Any]:
+    """Return the limits of a job as they are now, and where it stands under them."""
+    state = read_state(job)
+    settings, deadline_s = state.job, state.job.deadline_s
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.name,
+        "max_usd": settings.max_usd,
+        "max_usd_per_hour": settings.max_usd_per_hour,
+        "deadline": None if deadline_s is None else utc(deadline_s),
+        "deadline_s": deadline_s,
+        "min_examples_per_s": settings.min_examples_per_s,
+        "usd_spent": spent_usd(state, state.now_s),
+        "usd_kept_back": budget(state).kept.usd,
+        "usd_per_hour": budget(state).rate.usd_per_hour,
+        "promise": promise_view(state, state.now_s),
+        "notes": list(_notes(state)),
+    }
+
+
+def _notes(state: State) -> Iterator[str]:
+    """Say which limits will let nothing be rented, as far as prices are known."""
+    cap, may_be_dear = state.job.max_usd_per_hour, state.job.allow_on_demand
+    prices = [offer.usd_per_hour for offer in state.offers if offer.spot or may_be_dear]
+    cheapest = min(filter(is_amount, prices), default=None)
+    fewest = state.job.min_vms
+    if cap is not None and cheapest is not None and cap < cheapest * fewest:
+        some = "no machine" if fewest == 1 else f"less than {fewest} machines"
+        yield (
+            f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} now: the "
+            f"cheapest costs {dollars(cheapest)} per hour; the job waits for a lower price"
+        )
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
+    rate, least = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
+    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} kept back"
+    yield f"budget       {total}"
+    yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
+    yield f"deadline     {document['deadline'] or NOTHING}"
+    yield f"least speed  {number(least, 1)} examples/s"
+    if (promise := document["promise"]) is not None:
+        yield f"promise      {promise_line(promise, document['deadline_s'])}"
+    yield from document["notes"]

@@ -1,0 +1,231 @@
+"""``spottrain plan``: what would be rented, how it would train, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from spottrain.errors import BudgetError, CapacityError, ConfigError
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.inputs import Objective, PlanInputs
+from spottrain.pricing.ranking.rank import EXACT
+from spottrain.varuna_manager.cli.console import (
+    Output,
+    OutputOption,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.cli.simulate.trace import read_workload
+from spottrain.varuna_manager.config.job import JobConfig, load_config
+from spottrain.varuna_manager.launch import data, inspect, submit
+from spottrain.varuna_manager.offers import plan_inputs
+from spottrain.varuna_manager.offers import preview as previews
+from spottrain.varuna_manager.offers.feasibility import foretell
+from spottrain.varuna_manager.offers.preview import NOWHERE, Elsewhere
+from spottrain.varuna_manager.offers.table import ranking_parts
+from spottrain.varuna_manager.reporting.tables import preview_parts
+from spottrain.wire import ScheduleKind
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Job file; or a model and its profile as JSON (see examples/profiles), "
+        "with --gpus."
+    ),
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Show all that was weighed, and why not.")
+]
+GpusOption = Annotated[
+    int | None, typer.Option(min=1, help="Of JSON: GPUs, one in each VM.")
+]
+MinibatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Of JSON: examples, instead of those it says.")
+]
+FactsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Of JSON: 'spottrain inspect -o json', for a calibrated profile, with "
+        "--minibatch-size, --gpu-memory-gib and --usd-per-hour."
+    ),
+]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="Of JSON: of each GPU, instead of what it says.")
+]
+PriceOption = Annotated[
+    float | None, typer.Option(help="Of JSON: of each VM, instead of what it says.")
+]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(help="throughput or examples_per_dollar, instead of the file's."),
+]
+ScheduleOption = Annotated[
+    str | None, typer.Option(help="One schedule for all, instead of the file's.")
+]
+CloudsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Rank what these clouds rent too, such as aws,gcp, at the last known "
+        "prices; throughputs are estimates."
+    ),
+]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Ask no cloud for the best offers again.")
+]
+MeasuredOnOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The GPU that the profile's device is like, such as T4, to estimate others."
+    ),
+]
+TopOption = Annotated[
+    int, typer.Option(min=1, help="Offers that are worked out to the end.")
+]
+RecomputeOption = Annotated[
+    bool | None,
+    typer.Option("--recompute/--no-recompute", help="One way for all, as above."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(plan)
+
+
+def plan(
+    file: FileArgument,
+    explain: ExplainOption = False,
+    gpus: GpusOption = None,
+    minibatch_size: MinibatchOption = None,
+    facts: FactsOption = None,
+    gpu_memory_gib: MemoryOption = None,
+    usd_per_hour: PriceOption = None,
+    objective: ObjectiveOption = None,
+    schedule: ScheduleOption = None,
+    recompute: RecomputeOption = None,
+    clouds: CloudsOption = None,
+    offline: OfflineOption = False,
+    measured_on: MeasuredOnOption = None,
+    top: TopOption = EXACT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show which machines and which plan a launch would begin with; rents nothing.
+
+    Offers are ranked by the examples that a dollar trains, boot, interruptions and
+    storage counted: < marks bounds, ~ estimates from published peaks.
+
+    Given a model and a profile as JSON, which need no machine at all: the plan for so
+    many of its GPUs.
+    """
+    elsewhere = Elsewhere(
+        clouds=tuple(clouds.split(",")) if clouds else (),
+        offline=offline,
+        measured_on=measured_on,
+        exact=top,
+    )
+    changes = _changes(objective, schedule, recompute)
+    if file.suffix != ".json":
+        if any((gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)):
+            raise ConfigError(
+                "--gpus, --minibatch-size and the like go with a profile as JSON: got "
+                f"{file.name}; a job file says them itself"
+            )
+        preview(_changed(load_config(file), changes), output, explain, elsewhere)
+        return
+    if gpus is None:
+        raise ConfigError(f"{file.name}: --gpus says on how many; give it")
+    workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
+    inputs = replace(plan_inputs.workload_inputs(workload, gpus), **changes)
+    found = _weighed(file.name, inputs, workload.sources, elsewhere)
+    _show(found, output, explain)
+
+
+def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
+    morphing = config.morphing.model_copy(update=changes)
+    return config.model_copy(update={"morphing": morphing})
+
+
+def _changes(
+    objective: str | None, schedule: str | None, recompute: bool | None
+) -> dict[str, Any]:
+    """Return what is asked for instead of what the file says."""
+    asked: dict[str, Any] = {
+        "objective": _one_of("--objective", objective, get_args(Objective)),
+        "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
+        "recompute": recompute,
+    }
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _weighed(
+    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: Elsewhere
+) -> dict[str, Any]:
+    """Return the plan for a model and profile as JSON, and clouds' offers if asked."""
+    try:
+        document: dict[str, Any] = plan_inputs.preview_workload(name, inputs, sources)
+        if elsewhere.clouds:
+            gpus = len(inputs.slots)
+            document |= previews.weigh_workload(inputs, gpus, elsewhere)
+    except PlanError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return document
+
+
+def preview(
+    config: JobConfig,
+    output: Output,
+    explain: bool = False,
+    elsewhere: Elsewhere = NOWHERE,
+) -> None:
+    """Show what a launch of ``config`` would begin with.
+
+    Args:
+        config: The job.
+        output: How to show it.
+        explain: Show all that was weighed.
+        elsewhere: Which clouds to look at beside the job's provider.
+
+    Raises:
+        SpottrainError: It cannot be launched.
+    """
+    submit.check_budget(config)
+    if config.cloud is None:
+        plan_inputs.check_capacity(config)
+    data_bytes = data.ready(config, say)
+    say(f"inspecting and measuring {config.entrypoint} on this machine")
+    facts = inspect.inspect_model(config)
+    profile = None
+    if config.cloud is not None and config.profile is None:
+        profile = previews.measured_elsewhere(facts)
+    profile = profile or inspect.calibrate(config)
+    document = previews.weigh_job(config, facts, profile, elsewhere, data_bytes)
+    promised = None
+    if config.cloud is None:  # a cloud's offers are asked for at launch
+        promised = foretell(config, facts, profile=profile)
+    document["promise"] = promised and asdict(promised)
+    _show(document, output, explain)
+    if promised is not None and promised.possible is False:
+        raise BudgetError(promised.reason)
+
+
+def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        for warning in document.get("warnings", ()):
+            say(warning)
+        if "offers" in document:
+            show(*ranking_parts(document, explain))
+        show(*preview_parts(document, explain))
+    if document["plan"] is None:
+        raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} must be one of {', '.join(known)}: got {value}")
+    return value

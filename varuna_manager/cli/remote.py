@@ -1,0 +1,270 @@
+"""Commands about a job whose manager is on a VM of its own: done there, over SSH.
+
+When that VM is gone, the job comes home: what its manager wrote down last is taken from
+the checkpoint store, and from then on this machine has the job as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import typer
+
+from spottrain.cloud.port.provider import Offer, ReleasesJob, Vm, VmState
+from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.varuna_manager.cli.console import say
+from spottrain.varuna_manager.cli.ssh import argv_to
+from spottrain.varuna_manager.cli.watch import INTERRUPTED
+from spottrain.varuna_manager.core.model.events import VmsListed
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.jobs import manager_location as aways
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.manager_location import Away
+from spottrain.varuna_manager.jobs.replication import stored_job
+from spottrain.varuna_manager.launch import control, manager_vm
+from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.launch.submit import end_of
+
+LOST = 255
+"""How ``ssh`` ends when it cannot connect, or the connection breaks."""
+GONE_S = 180.0
+"""How long the VM of a job that is over may take to be gone."""
+COPIED_S = 30.0
+"""How long the end of a job may take to be in its store."""
+POLL_S = 1.0
+_LASTING = {"--watch", "-w", "--follow", "-f"}
+_ALIVE = (VmState.STARTING, VmState.RUNNING)
+
+
+class ManagerVmError(SpottrainError):
+    """The VM of a job's manager does not answer."""
+
+
+def pass_on(job: JobDir, command: str) -> None:
+    """Do a command where the job's manager is; returns if that is this machine, or if
+    the command is one for this machine.
+
+    Args:
+        job: The job that the command is about.
+        command: Its name; its arguments are those of this process.
+
+    Raises:
+        typer.Exit: It was done there; with its exit code.
+        ConfigError: The launch did not finish.
+        ManagerVmError: The VM is there, but does not answer.
+        CloudError: Nobody knows whether the VM is there.
+    """
+    away = aways.read(job)
+    if away is None:
+        return
+    if command == "down":
+        _end_there(job, away)
+        return
+    if not away.started:
+        _finish_launch(job, command)
+    if command == "ssh":
+        refresh(job)  # its VMs let this machine in as well
+        return
+    argv = sys.argv[1:]
+    if "--html" in argv:
+        raise ConfigError("--html: the report is written once the job has come home")
+    code = run_there(job, away, argv)
+    ends = command == "stop" or bool(_LASTING.intersection(argv))
+    if code == LOST and come_home(job, away) and command != "stop":
+        return  # this machine has the job now
+    if code != LOST and ends and code != INTERRUPTED:
+        come_home(job, away, ended=True)
+    if code == LOST:
+        code = 0 if end_of(job) == "stopped" else _outcome(job)
+    raise typer.Exit(code)
+
+
+def begin(job: JobDir, offers: Sequence[Offer]) -> None:
+    """Rent the VM of a job's manager and start the manager there.
+
+    Args:
+        job: As it was submitted here.
+        offers: What its cloud offers to train on.
+
+    Raises:
+        SpottrainError: As ``manager_vm.begin``; what becomes of the VM has been said.
+    """
+    with launching(job):
+        manager_vm.begin(job, offers, say)
+
+
+@contextlib.contextmanager
+def launching(job: JobDir) -> Iterator[None]:
+    """Leave nobody with a rented VM unawares when its launch fails within the block.
+
+    A VM that cannot be used is returned; else what was begun may be gone on with.
+    """
+    try:
+        yield
+    except (SpottrainError, KeyboardInterrupt) as error:
+        useless = isinstance(error, UnfitHostError | HostKeyError)
+        if not (useless and _give_up(job)):
+            say(
+                f"job {job.name}: its launch did not finish, and a VM may be rented: "
+                f"'spottrain resume {job.name}' goes on with it, 'spottrain down "
+                f"{job.name}' returns what it rented"
+            )
+        raise
+
+
+def _give_up(job: JobDir) -> bool:
+    """End a job and return what it rented; return whether that is done."""
+    try:
+        control.end_job(job)
+    except SpottrainError as error:
+        say(f"warning: {error}")
+        return False
+    aways.forget(job)
+    say(
+        f"job {job.name}: its VM cannot be used and was returned; mend why, then launch"
+    )
+    return True
+
+
+def watch(job: JobDir) -> int:
+    """Look on until the job ends; return its exit code. Ctrl-C only ends the looking."""
+    away = aways.read(job)
+    assert away is not None, "its manager was just started there"
+    code = run_there(job, away, ["status", job.name, "--watch"])
+    if code != INTERRUPTED:
+        come_home(job, away, ended=code != LOST)
+    return _outcome(job) if code == LOST else code
+
+
+def _outcome(job: JobDir) -> int:
+    """Return the exit code of a job, as far as it is known here."""
+    outcome = read_state(job).outcome
+    return ManagerVmError.exit_code if outcome is None else outcome.exit_code
+
+
+def _finish_launch(job: JobDir, command: str) -> None:
+    if command != "resume":
+        raise ConfigError(
+            f"job {job.name}: its launch did not finish: 'spottrain resume {job.name}' "
+            f"goes on with it, 'spottrain down {job.name}' returns what it rented"
+        )
+    with launching(job):
+        manager_vm.go_on(job, say)
+    raise typer.Exit(0)
+
+
+def _end_there(job: JobDir, away: Away) -> None:
+    """Have the manager end at once, if it can be reached, and take the job home."""
+    if away.started:
+        run_there(job, away, ["stop", job.name, "--now"])
+    refresh(job)
+    aways.forget(job)
+
+
+def run_there(job: JobDir, away: Away, argv: Sequence[str]) -> int:
+    """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
+    program = shutil.which("ssh")
+    if program is None:
+        raise ConfigError("there is no ssh command here; install OpenSSH's client")
+    assert away.target is not None, "the manager was started there"
+    cloud = job.config().clouds[0]
+    cli = f"{manager_vm.run_there(cloud)} spottrain.varuna_manager.cli.main"
+    command = [f"{cli} {shlex.join(argv)}"]
+    key_file = job.cloud / "ssh_key"
+    _, *options = argv_to(job, away.target, key_file, cloud.bastion, command)
+    quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
+    quiet += ["-o", "ServerAliveInterval=15"]
+    terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    done = subprocess.run([program, *terminal, *quiet, *options], check=False)
+    return done.returncode if done.returncode >= 0 else LOST
+
+
+# --- Coming home ----------------------------------------------------------------------
+
+
+def refresh(job: JobDir) -> State:
+    """Take over what the checkpoint store has of a job's journal; return its state.
+
+    Raises:
+        StorageError: The store cannot be read.
+    """
+    stored = stored_job(job)
+    journal = Journal(job.journal)
+    try:
+        if stored is not None:
+            for rows in stored.journal(say, journal.last_seq() + 1):
+                journal.take_over(rows)
+        return journal.replay()
+    finally:
+        journal.close()
+
+
+def come_home(job: JobDir, away: Away, *, ended: bool = False) -> bool:
+    """Take a job back if the VM of its manager is gone; return whether it was.
+
+    What the job's VMs shared is removed if the job is over: as long as its own VM used
+    it, the manager could not.
+
+    Args:
+        job: The job.
+        away: Where its manager was.
+        ended: The job is over: its manager is about to write that down last.
+
+    Raises:
+        ManagerVmError: The VM is there, but did not answer.
+        CloudError: Nobody knows whether it is there.
+    """
+    give_up_at_s = time.monotonic() + COPIED_S
+    while not (over := refresh(job).phase is JobPhase.ENDED) and ended:
+        if time.monotonic() > give_up_at_s:
+            return False
+        time.sleep(POLL_S)
+    provider = open_cloud(job.config().clouds[0])
+    try:
+        give_up_at_s = time.monotonic() + GONE_S
+        while away.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):
+            if not over:
+                raise ManagerVmError(
+                    f"job {job.name}: the VM of its manager ({away.vm_id}) does not "
+                    "answer, though it runs; try again in a while"
+                )
+            if time.monotonic() > give_up_at_s:
+                return False
+            time.sleep(POLL_S)
+        if over:
+            _note_end(job, vms)
+            if not alive and isinstance(provider, ReleasesJob):
+                provider.release(job.name)
+    finally:
+        provider.close()
+    aways.forget(job)
+    if not over:
+        url = job.config().checkpoint.path
+        say(
+            f"job {job.name}: the VM of its manager is gone; go on with 'spottrain "
+            f"resume {job.name}' here, or 'spottrain resume {url}' on any machine"
+        )
+    return True
+
+
+def _alive(vms: Sequence[Vm]) -> set[str]:
+    return {vm.vm_id for vm in vms if vm.state in _ALIVE}
+
+
+def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
+    """Let the journal tell when the billing of the manager's own VM ended."""
+    journal = Journal(job.journal)
+    try:
+        now_s = time.time()
+        journal.append(VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))
+    finally:
+        journal.close()

@@ -1,0 +1,131 @@
+"""Commands that compute and touch nothing: schedule, simulate step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from spottrain.errors import ConfigError
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.schedule import format_schedule
+from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
+from spottrain.varuna_manager.cli.simulate import deadlines, mix, prices, trace
+from spottrain.varuna_manager.cli.simulate.step_spec import (
+    StepSpec,
+    read_spec,
+    simulate_spec,
+)
+from spottrain.varuna_manager.format import number
+from spottrain.wire import ScheduleKind
+
+LONGEST_TABLE = 20_000
+"""Characters of a schedule that are laid out; what is longer comes as plain lines."""
+KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(schedule)
+    simulate = typer.Typer(
+        help="Play in virtual time.",
+        no_args_is_help=True,
+        cls=trace.SimulateGroup,
+    )
+    simulate.command()(step)
+    mix.register(simulate)
+    trace.register(simulate)
+    prices.register(simulate)
+    deadlines.register(simulate)
+    app.add_typer(simulate, name="simulate")
+
+
+def schedule(
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
+    depth: Annotated[
+        int, typer.Option("--depth", "-P", help="Stages of the pipeline.")
+    ],
+    microbatches: Annotated[
+        int, typer.Option("--microbatches", "-M", help="Micro-batches of a replica.")
+    ],
+    chunks: Annotated[
+        int | None,
+        typer.Option("--chunks", "-v", help="Parts of the model on each stage."),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option(help="Compute activations again before the backward.")
+    ] = True,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print what each stage of a pipeline does, in order.
+
+    F3: forward of micro-batch 3, R3: recompute, B3: backward; F3.1: of the stage's next
+    chunk.
+    """
+    lists = format_schedule(_schedule(kind, depth, microbatches, chunks, recompute))
+    if output is Output.JSON:
+        show_json(lists)
+        return
+    if sum(map(len, lists)) > LONGEST_TABLE:
+        for stage, tasks in enumerate(lists):
+            sys.stdout.write(f"{stage}: {tasks}\n")
+        return
+    table = Table("stage", "tasks")
+    for stage, tasks in enumerate(lists):
+        table.add_row(str(stage), tasks)
+    show(table)
+
+
+def step(
+    spec: Annotated[Path, typer.Argument(help="JSON: schedule, stages, links.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Simulate one mini-batch of one replica."""
+    asked = read_spec(spec, StepSpec)
+    try:
+        document = simulate_spec(asked)
+    except PlanError as error:
+        raise ConfigError(f"{spec.name}: {error}") from None
+    if output is Output.JSON:
+        show_json(document)
+        return
+    show(
+        f"mini-batch {number(document['minibatch_s'])} s, of which all-reduce "
+        f"{number(document['allreduce_s'])} s; conditions: {document['conditions']}",
+        _stages_table(asked, document),
+    )
+
+
+def _schedule(
+    kind: str, depth: int, microbatches: int, chunks: int | None, recompute: bool
+) -> Schedule:
+    for known in KINDS:
+        if kind == known:
+            default = 2 if known == "interleaved" else 1
+            try:
+                return compact_schedule(
+                    known,
+                    depth,
+                    microbatches,
+                    recompute=recompute,
+                    chunks=default if chunks is None else chunks,
+                )
+            except PlanError as error:
+                raise ConfigError(str(error)) from None
+    raise ConfigError(f"no such schedule: got {kind}; take one of {', '.join(KINDS)}")
+
+
+def _stages_table(spec: StepSpec, document: dict[str, Any]) -> Table:
+    table = Table("stage", "busy", "idle", "most in flight")
+    for p, stage in enumerate(spec.stages):
+        table.add_row(
+            stage.name or str(p),
+            f"{number(document['busy_s'][p])} s",
+            f"{number(document['idle_s'][p])} s",
+            str(document["peak_in_flight"][p]),
+        )
+    return table

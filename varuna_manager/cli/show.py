@@ -1,0 +1,277 @@
+"""Commands that only look: status, logs, events, report, inspect, config schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.cli.console import (
+    NameArgument,
+    Output,
+    OutputOption,
+    at_its_manager,
+    console,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.cli.watch import Watcher
+from spottrain.varuna_manager.config.job import json_schema, load_config
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
+from spottrain.varuna_manager.jobs.follow import Entry, Follower, read_past, read_state
+from spottrain.varuna_manager.jobs.replication_status import told_of
+from spottrain.varuna_manager.launch import inspect as tools
+from spottrain.varuna_manager.reporting import documents as job_documents
+from spottrain.varuna_manager.reporting import tables
+from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.html.page import write_page
+
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+]
+POLL_S = 0.5
+FINAL = ("succeeded", "failed")
+"""Ends that ``down`` does not change."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(status)
+    app.command()(logs)
+    app.command()(events)
+    app.command()(report)
+    app.command()(inspect)
+    config = typer.Typer(help="About job files.", no_args_is_help=True)
+    config.command()(schema)
+    app.add_typer(config, name="config")
+
+
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A job; all without it.", callback=at_its_manager),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look on until the job ends.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show where jobs stand."""
+    if name is None:
+        if watch:
+            raise typer.BadParameter("--watch needs the name of a job")
+        _show_all(output)
+        return
+    job = find(name)
+    if watch:
+        raise typer.Exit(_watch(job, output))
+    document = _describe(job, job_documents.status)
+    document["journal_copy"] = told_of(job, time.time())
+    if output is Output.JSON:
+        show_json(document)
+        return
+    show(tables.live_panel(document, None), tables.fleet_table(document))
+    if document["journal_copy"]:
+        say(document["journal_copy"])
+
+
+def _show_all(output: Output) -> None:
+    """Show every job; one that cannot be read does not hide the others."""
+    documents, errors = [], []
+    for job in all_jobs():
+        try:
+            if job.away.exists():
+                # Not above: it imports what rents, which other commands do not need.
+                from spottrain.varuna_manager.cli.remote import refresh
+
+                refresh(job)
+            documents.append(_describe(job, job_documents.status))
+        except SpottrainError as error:
+            errors.append(error)
+    if output is Output.JSON:
+        show_json(documents)
+    else:
+        show(tables.jobs_table(documents))
+    for damaged in errors:
+        say(f"error: {damaged}")
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
+
+
+def _watch(job: JobDir, output: Output) -> int:
+    code = Watcher(job, console(stderr=True)).run()
+    if output is Output.JSON:
+        show_json(_describe(job, job_documents.status))
+    return code
+
+
+def report(
+    name: NameArgument,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Write one HTML page with pictures instead of tables."
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what a job did, what happened to it and what it cost."""
+    job = find(name)
+    if html is None:
+        show_report(job, output)
+        return
+    document, state, past = describe_past(job, job_documents.report)
+    write_page(html, document, state, past)
+    say(f"report: {html.absolute()}")
+    if output is Output.JSON:
+        show_json(document)
+
+
+def events(
+    name: NameArgument,
+    follow: FollowOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what happened to a job; with -o json every event of its journal."""
+    job = find(name)
+    if output is Output.JSON and follow:
+        raise typer.BadParameter("-o json prints one document: leave --follow out")
+    entries = _entries(job, follow)
+    if output is Output.JSON:
+        show_json([_event(entry) for entry in entries])
+        return
+    out = console()
+    for entry in entries:
+        if entry.news:
+            line = f"{clock(entry.event.at_s)} {entry.news}"
+            out.print(line, markup=False, soft_wrap=True)
+
+
+def logs(name: NameArgument, follow: FollowOption = False) -> None:
+    """Show the logs of a job's manager, agents and workers."""
+    job = find(name)
+    read: dict[Path, int] = {}
+    while True:
+        managed = follow and job.is_managed()
+        for path in _log_files(job):
+            _copy_log(path, read, str(path.relative_to(job.path)))
+        if not managed:
+            return
+        time.sleep(POLL_S)
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show how a model would be cut into sections, and what they weigh."""
+    facts = tools.inspect_model(load_config(file))
+    if output is Output.JSON:
+        show_json(dataclasses.asdict(facts))
+    else:
+        show(
+            f"{facts.num_parameters:,} parameters, cut at {facts.blocks}",
+            tables.sections_table(facts),
+            *(
+                f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"
+                for tied in facts.tied
+            ),
+        )
+
+
+def schema() -> None:
+    """Print the JSON Schema of job files, for editors."""
+    show_json(json_schema())
+
+
+def show_report(job: JobDir, output: Output) -> None:
+    """Print the report of a job."""
+    document, _, _ = describe_past(job, job_documents.report)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*tables.summary(document))
+    if job.page.exists() and document["exit_code"] is not None:
+        say(f"report as a page: {job.page}")
+
+
+def tell_failure(job: JobDir) -> None:
+    """Tell why a job ended as it did, with the user's own traceback if there is one."""
+    outcome = read_state(job).outcome
+    if outcome is not None:
+        if outcome.traceback:
+            say(outcome.traceback.rstrip())
+        say(f"error: {outcome.reason}")
+
+
+def _describe(
+    job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a view of a job with what its folder alone knows."""
+    managed = job.is_managed() or job.away.exists()
+    return _named(job, view(read_state(job), managed, time.time()))
+
+
+def describe_past(
+    job: JobDir,
+    view: Callable[[State, Chronicle, bool, float], dict[str, Any]],
+) -> tuple[dict[str, Any], State, Chronicle]:
+    """Return a view of a job that needs its past, and what the view was made of."""
+    state, past = read_past(job)
+    document = view(state, past, job.is_managed(), time.time())
+    return _named(job, document), state, past
+
+
+def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
+    """Add what a job's folder alone knows."""
+    document["name"] = job.name  # an ended job that made room is kept as NAME.1
+    if job.is_down and document["state"] not in FINAL:
+        document["state"] = "down"
+    return document
+
+
+def _entries(job: JobDir, follow: bool) -> Iterator[Entry]:
+    follower = Follower(job)
+    try:
+        while True:
+            managed = follow and job.is_managed()
+            yield from follower.advance()
+            if not managed:
+                return
+            time.sleep(POLL_S)
+    finally:
+        follower.close()
+
+
+def _event(entry: Entry) -> dict[str, Any]:
+    kind = type(entry.event).__name__
+    return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
+
+
+def _log_files(job: JobDir) -> list[Path]:
+    return [
+        path for path in (job.log, *sorted(job.cloud.rglob("*.log"))) if path.exists()
+    ]
+
+
+def _copy_log(path: Path, read: dict[Path, int], name: str) -> None:
+    """Print the whole lines of a log that were not printed yet, under its name."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(read.get(path, 0))
+            new = log.read()
+    except FileNotFoundError:
+        return  # its VM has just gone
+    whole = new[: new.rfind(b"\n") + 1]
+    read[path] = read.get(path, 0) + len(whole)
+    for line in whole.decode(errors="replace").splitlines():
+        sys.stdout.write(f"{name}: {line}\n")

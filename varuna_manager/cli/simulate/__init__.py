@@ -1,0 +1,1 @@
+"""``spottrain simulate``: what-if runs that rent nothing."""

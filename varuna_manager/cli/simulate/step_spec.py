@@ -1,0 +1,237 @@
+"""The file that ``spottrain simulate step`` reads: one replica's mini-batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from spottrain.errors import ConfigError
+from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.simulate.replica import (
+    Conditions,
+    Jitter,
+    Link,
+    PipelineRun,
+    StageTimes,
+    simulate_pipeline,
+)
+from spottrain.varuna_manager.config.files import explain
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """A part of the file: unknown keys are refused, and text where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+SpecT = TypeVar("SpecT", bound=Part)
+
+
+class StageSpec(Part):
+    """What one micro-batch takes on a stage."""
+
+    name: str | None = None
+    """For people; changes nothing."""
+    forward_s: Positive
+    backward_s: Positive
+    recompute_s: NotNegative | None = None
+    """Left out, or 0: the stage has none to do."""
+
+
+class LinkSpec(Part):
+    """What a message takes: one time for all, or latency and bandwidth."""
+
+    send_s: NotNegative | None = None
+    """Messages do not slow each other down."""
+    latency_s: NotNegative | None = None
+    bandwidth_bytes_per_s: Positive | None = None
+    """A direction carries one message at a time."""
+    activation_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Of one micro-batch; a gradient has as many."""
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        given = [
+            value is not None
+            for value in (
+                self.latency_s,
+                self.bandwidth_bytes_per_s,
+                self.activation_bytes,
+            )
+        ]
+        if (self.send_s is None) != all(given) or (self.send_s is not None) == any(
+            given
+        ):
+            raise ValueError(
+                "needs either send_s or all of latency_s, bandwidth_bytes_per_s and "
+                "activation_bytes"
+            )
+        return self
+
+    def link(self) -> Link:
+        """Return the link as the simulator knows it."""
+        if self.send_s is not None:
+            return Link(latency_s=self.send_s)
+        assert self.latency_s is not None
+        assert self.bandwidth_bytes_per_s is not None
+        assert self.activation_bytes is not None
+        return Link(
+            latency_s=self.latency_s,
+            transfer_s=self.activation_bytes / self.bandwidth_bytes_per_s,
+        )
+
+
+class JitterSpec(Part):
+    """Chance in what tasks and transfers take."""
+
+    relative: NotNegative
+    """Standard deviation as a share of the time."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """The same seed gives the same answer."""
+
+
+class StepSpec(Part):
+    """One replica's mini-batch."""
+
+    schedule: Literal["varuna", "1f1b", "gpipe", "interleaved"] = Field(
+        validation_alias=AliasChoices("schedule", "schedule_kind", "kind")
+    )
+    num_microbatches: PositiveInt
+    stages: Annotated[list[StageSpec], Field(min_length=1)]
+    links: list[LinkSpec] = []
+    """Between neighbouring stages; an interleaved schedule's may end with that from the
+    last stage to the first."""
+    allreduce_s: NotNegative = 0.0
+    """Added at the end."""
+    chunks: PositiveInt | None = None
+    """Parts of the model on each stage; 2 if interleaved and left out."""
+    bound: PositiveInt | None = None
+    """Most micro-batches in flight on a stage; that of its list if left out."""
+    conditions: Literal["runtime", "in-order", "original"] | None = None
+    """``original`` if left out and every link has ``send_s`` alone (and there are neither
+    chunks nor jitter nor a bound), else ``runtime``."""
+    jitter: JitterSpec | None = None
+
+    @model_validator(mode="after")
+    def _recomputes_everywhere_or_nowhere(self) -> Self:
+        if self.recompute:
+            for p, stage in enumerate(self.stages[:-1]):
+                if not stage.recompute_s:
+                    raise ValueError(
+                        f"stages[{p}].recompute_s: is missing or 0 while other stages "
+                        "recompute; add it, or take it from all"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _interleaved_has_its_lists_bound(self) -> Self:
+        if self.schedule == "interleaved" and self.bound is not None:
+            raise ValueError(
+                "bound: an interleaved schedule is played to the letter and has none of "
+                f"its own: got {self.bound}; leave it out"
+            )
+        return self
+
+    @property
+    def recompute(self) -> bool:
+        """Whether the stages recompute; the last one never does."""
+        return any(stage.recompute_s for stage in self.stages[:-1])
+
+    def make_schedule(self) -> Schedule:
+        """Return the lists to play."""
+        default = 2 if self.schedule == "interleaved" else 1
+        return compact_schedule(
+            self.schedule,
+            len(self.stages),
+            self.num_microbatches,
+            recompute=self.recompute,
+            chunks=self.chunks or default,
+        )
+
+    def conditions_for(self, schedule: Schedule) -> Conditions:
+        """Return the conditions that are asked for or go without saying."""
+        if self.conditions is not None:
+            return Conditions(self.conditions)
+        plain = all(link.send_s is not None for link in self.links)
+        if plain and schedule.chunks == 1 and not self.jitter and not self.bound:
+            return Conditions.ORIGINAL
+        return Conditions.RUNTIME
+
+
+def read_spec(path: Path, model: type[SpecT]) -> SpecT:
+    """Read and check a file.
+
+    Raises:
+        ConfigError: No such file, no JSON, or not what ``model`` says; one line.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path.name}: is no JSON: {error}; mend the file") from None
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path.name}: must hold keys and values: got a {type(data).__name__}"
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path.name}: {explain(error, model)}") from None
+
+
+def simulate_spec(spec: StepSpec) -> dict[str, Any]:
+    """Return the answer of ``simulate step`` as plain data.
+
+    Raises:
+        PlanError: The numbers of stages, links and micro-batches do not fit together.
+    """
+    schedule = spec.make_schedule()
+    conditions = spec.conditions_for(schedule)
+    run = simulate_pipeline(
+        schedule,
+        [
+            StageTimes(
+                forward_s=stage.forward_s,
+                recompute_s=stage.recompute_s or 0.0,
+                backward_s=stage.backward_s,
+            )
+            for stage in spec.stages
+        ],
+        [link.link() for link in spec.links],
+        bound=spec.bound,
+        conditions=conditions,
+        jitter=None if spec.jitter is None else Jitter(**spec.jitter.model_dump()),
+    )
+    return _document(spec, conditions, run)
+
+
+def _document(
+    spec: StepSpec, conditions: Conditions, run: PipelineRun
+) -> dict[str, Any]:
+    pipeline_s = max(run.finish_s)
+    return {
+        "minibatch_s": pipeline_s + spec.allreduce_s,
+        "pipeline_s": pipeline_s,
+        "allreduce_s": spec.allreduce_s,
+        "conditions": conditions.value,
+        "busy_s": list(run.busy_s),
+        "idle_s": [pipeline_s - busy_s for busy_s in run.busy_s],
+        "peak_in_flight": list(run.peak_in_flight),
+    }

@@ -1,0 +1,191 @@
+"""Watching a job: live at a terminal, plain lines anywhere else.
+
+The watcher only reads the journal; closing it changes nothing. Ctrl-C in the watcher of
+``launch`` and ``resume`` asks the manager to stop the job: once to checkpoint first,
+twice to return the VMs at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import Follower
+from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.reporting.documents import status
+from spottrain.varuna_manager.reporting.tables import live_panel, plain_line
+
+POLL_S = 0.25
+PLAIN_LINE_S = 5.0
+"""Where there is no terminal, a line comes at most that often."""
+ALIVE_S = 2.0
+"""How often the manager's lock is looked at."""
+INTERRUPTED = 130
+
+
+class ManagerGoneError(SpottrainError):
+    """The manager ended without saying how the job ended."""
+
+
+class Watcher:
+    """Shows a job until it ends.
+
+    Args:
+        job: What to watch.
+        console: Where people read.
+        manager: The manager's process, if it is our child.
+        may_stop: Whether Ctrl-C stops the job; otherwise it ends the watching.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        console: Console,
+        *,
+        manager: subprocess.Popen[bytes] | None = None,
+        may_stop: bool = False,
+    ) -> None:
+        self._job = job
+        self._console = console
+        self._manager = manager
+        self._may_stop = may_stop
+        self._follower = Follower(job)
+        for _ in self._follower.advance():
+            pass  # what has happened so far is for 'spottrain events'
+        self._interrupts = 0
+        self._interrupts_served = 0
+        self._alive_at_s = time.monotonic()
+        self._plain_at_s = 0.0
+        self._plain_step = -1
+
+    def run(self) -> int:
+        """Show the job until it has ended; return its exit code, or 130.
+
+        Raises:
+            ManagerGoneError: The manager is gone before the job's end.
+        """
+        try:
+            with self._interrupt_handler(), self._display() as live:
+                while not self._show(live):
+                    if self._interrupts and not self._may_stop:
+                        return INTERRUPTED
+                    self._serve_interrupts()
+                    time.sleep(POLL_S)
+            return self._exit_code()
+        finally:
+            self._follower.close()
+
+    def _show(self, live: Live | None) -> bool:
+        """Show what is new; return whether that was the end."""
+        # Looked at before the journal is read, so that the last events are not missed.
+        gone = self._manager_is_gone()
+        for entry in self._follower.advance():
+            if entry.news:
+                self._say(f"{clock(entry.event.at_s)} {entry.news}")
+        view = status(self._follower.state, not gone, time.time())
+        if live is not None:
+            live.update(live_panel(view, self._follower.news_at_s), refresh=True)
+        elif self._plain_is_due():
+            self._plain_step = view["step"]
+            self._plain_at_s = time.monotonic()
+            self._say(f"{clock(time.time())} {plain_line(view)}")
+        return gone
+
+    def _say(self, line: str) -> None:
+        wrap = not self._console.is_terminal  # a log has no width
+        self._console.print(line, markup=False, highlight=False, soft_wrap=wrap)
+
+    def _plain_is_due(self) -> bool:
+        moved = self._follower.state.progress.step != self._plain_step
+        return moved and time.monotonic() - self._plain_at_s >= PLAIN_LINE_S
+
+    def _manager_is_gone(self) -> bool:
+        """Whether nobody drives the job any more."""
+        if self._manager is not None:
+            return self._manager.poll() is not None
+        if time.monotonic() - self._alive_at_s >= ALIVE_S or self._follower.has_ended:
+            self._alive_at_s = time.monotonic()
+            return not self._job.is_managed()
+        return False
+
+    def _exit_code(self) -> int:
+        outcome = self._follower.state.outcome
+        if not self._follower.has_ended or outcome is None:
+            name = self._job.name
+            raise ManagerGoneError(
+                f"job {name}: its manager is gone; VMs train on for up to their lease: "
+                f"'spottrain resume {name}' goes on, 'spottrain down {name}' returns "
+                f"them, 'spottrain logs {name}' may say why"
+            )
+        stopped = self._interrupts and outcome.kind == "stopped"
+        return INTERRUPTED if stopped else outcome.exit_code
+
+    def _serve_interrupts(self) -> None:
+        """Pass Ctrl-C on to the manager: first to checkpoint, then to end at once."""
+        if self._interrupts_served == self._interrupts or self._follower.has_ended:
+            return
+        address = self._job.manager()
+        if self._manager and (address is None or address.pid != self._manager.pid):
+            return  # it is still starting: asked as soon as it can hear us
+        now = self._interrupts > 1
+        try:
+            request_stop(self._job, checkpoint=not now, now=now)
+        except SpottrainError as error:
+            self._say(f"error: {error}")
+        else:
+            self._say(
+                "returning all VMs at once"
+                if now
+                else "stopping: checkpoint, then VMs go back (Ctrl-C again: at once)"
+            )
+        self._interrupts_served = self._interrupts
+
+    @contextlib.contextmanager
+    def _interrupt_handler(self) -> Iterator[None]:
+        def count(signum: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        before = signal.signal(signal.SIGINT, count)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextlib.contextmanager
+    def _display(self) -> Iterator[Live | None]:
+        if not self._console.is_terminal:
+            yield None
+            return
+        with (
+            _without_echo_of_ctrl_c(),
+            Live(console=self._console, auto_refresh=False) as live,
+        ):
+            yield live
+
+
+@contextlib.contextmanager
+def _without_echo_of_ctrl_c() -> Iterator[None]:
+    """Keep the terminal from writing ``^C`` into the live display."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

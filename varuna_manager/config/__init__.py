@@ -1,0 +1,1 @@
+"""The job file: its sections, validated before anything is rented."""

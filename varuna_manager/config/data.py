@@ -1,0 +1,215 @@
+"""The part of a job file that names the data that each VM is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from spottrain.cloud.data.wish import WEB_SCHEMES, Wish
+from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
+from spottrain.varuna_manager.config.base import Section
+
+_SCHEMES = (*OBJECT_SCHEMES, "https", "http", "file")
+_WEB_URL = re.compile(r"[!-~]+")
+_SECRET = re.compile(
+    r"x-(amz|goog)-.*|(.*[-_.])?(sig|signature|secret|pass(word|wd|phrase)?)\d*|.*token"
+    r"|.*(api|access)[-_]?key(-?id)?",
+    re.IGNORECASE,
+)
+"""Names in a query, or of a mount's option, whose values give access."""
+
+
+class DataConfig(Section):
+    """One dataset: a URL, a path, or a file system to mount."""
+
+    url: str | None = None
+    """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`, or
+    `http://` with `sha256`. Fetched once a machine. `file:///…` is a path."""
+    path: str | None = None
+    """A file or folder that the machines have already; not on a cloud's."""
+    mount: str | None = None
+    """The source of a file system, such as `fs-0123.efs.us-east-1.amazonaws.com:/`; it is
+    mounted by root, or `sudo` without a password. Not with the local provider."""
+    type: str = ""
+    """The type of that file system, such as `nfs4`."""
+    options: str = ""
+    """Its mount options, such as `ro,nconnect=8`."""
+    unpack: bool = False
+    """The URL is one tar or zip archive, which your code finds unpacked."""
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The SHA-256 of the one object, in hexadecimal digits; checked."""
+    sample: str | None = None
+    """A path on this machine that stands for it while the model is inspected here;
+    relative to the job file."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        given = [x for x in ("url", "path", "mount") if getattr(self, x) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give one of url, path and mount: got {', '.join(given) or 'none'}"
+            )
+        if self.mount is None and (self.type or self.options):
+            raise ValueError("type and options go with mount")
+        if self.mount is not None:
+            _check_mount(self.mount, self.type, self.options)
+        if self.unpack and not self.is_fetched:
+            raise ValueError("unpack goes with a url that is fetched")
+        if self.sha256 and not self.is_fetched:
+            raise ValueError("sha256 goes with a url that is fetched")
+        if self.url is not None:
+            self._check_url(self.url)
+        return self
+
+    def _check_url(self, url: str) -> None:
+        parts = urlsplit(url)
+        _check_secrets(parts)  # before anything is said in which the URL stands
+        if parts.scheme not in _SCHEMES:
+            known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+            raise ValueError(f"url must begin with {known}: got {url}")
+        if parts.scheme in WEB_SCHEMES and not _WEB_URL.fullmatch(url):
+            raise ValueError(
+                "url must be written in ASCII without blanks, others as %C3%A9: got "
+                f"{url!r}"
+            )
+        if parts.scheme == "file":
+            if parts.netloc or not parts.path.startswith("/"):
+                raise ValueError(f"url must be file:///path: got {url}")
+            return
+        path = unquote(parts.path)
+        if {".", ".."} & set(path.split("/")) or "\0" in path:
+            raise ValueError(f"url must be without . and .. and %00: got {url!r}")
+        if not parts.netloc:
+            raise ValueError(f"url must name a bucket or server: got {url}")
+        if parts.scheme == "http" and not self.sha256:
+            raise ValueError("http:// needs sha256: nobody else vouches for what comes")
+        if parts.scheme in OBJECT_SCHEMES:
+            try:
+                parse_url(url)
+            except StorageError as error:
+                raise ValueError(str(error)) from None
+        is_folder = parts.path.endswith("/") or not parts.path
+        if is_folder and (self.unpack or self.sha256 or parts.scheme in WEB_SCHEMES):
+            raise ValueError(
+                f"url must name one object here, without / at its end: got {url}"
+            )
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether it is brought to machines."""
+        return self.url is not None and not self.url.startswith("file:")
+
+    @property
+    def local_path(self) -> str | None:
+        """The path that it is, if it is one."""
+        if self.url is not None and not self.is_fetched:
+            return urlsplit(self.url).path
+        return self.path
+
+    def absolute(self, base: Path, *, here: bool) -> DataConfig:
+        """Return this with its paths made absolute; ``path`` too if it is ``here``."""
+        update = {}
+        if self.sample is not None:
+            update["sample"] = str((base / Path(self.sample).expanduser()).resolve())
+        if here and self.path is not None:
+            update["path"] = str((base / Path(self.path).expanduser()).resolve())
+        return self.model_copy(update=update)
+
+    def wish(self, name: str) -> Wish:
+        """Return it as machines are told of it."""
+        return Wish(
+            name=name,
+            url=self.url if self.is_fetched and self.url else "",
+            path=self.local_path or "",
+            mount=self.mount or "",
+            unpack=self.unpack,
+            sha256=self.sha256,
+            type=self.type,
+            options=self.options,
+        )
+
+
+def _check_secrets(parts: SplitResult) -> None:
+    """Refuse a URL with a password or a signature; says which, not what."""
+    found = [name for name, _ in parse_qsl(parts.query) if _SECRET.fullmatch(name)]
+    names_account = parts.scheme in ("abfs", "abfss") and parts.password is None
+    if parts.username is not None and not names_account:
+        found.append("a password")
+    if found:
+        raise ValueError(
+            f"url must not hold a password or signature, got {found[0]}: URLs stand in "
+            "logs; name what is in a bucket by s3://, gs:// or az://: VMs find "
+            "credentials in secrets: or by their role"
+        )
+
+
+def _check_mount(source: str, kind: str, options: str) -> None:
+    found = [
+        name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])
+    ]
+    if found or (":" in source.partition("://")[2].rpartition("@")[0]):
+        raise ValueError(
+            f"mount must not hold a password, got {(*found, 'one in its source')[0]}: it "
+            "would stand in logs and among the processes; have it in a file of the image "
+            "that an option names, such as credentials=/etc/share"
+        )
+    if not kind:
+        raise ValueError("mount needs type, such as nfs4")
+    for what, text in (("mount", source), ("type", kind), ("options", options)):
+        if re.search(r"\s", text) or text.startswith("-"):
+            raise ValueError(f"{what} must be one word: got {text!r}")
+
+
+def _short(data: Any) -> Any:
+    return {"url": data} if isinstance(data, str) else data
+
+
+DataName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+"""What the user's code calls it."""
+AnyData = Annotated[DataConfig, BeforeValidator(_short)]
+"""A dataset; a text alone is its URL."""
+
+
+Data = dict[DataName, AnyData]
+"""All datasets of a job, by name."""
+
+
+def absolute_data(
+    data: Mapping[str, DataConfig], base: Path, providers: Sequence[str]
+) -> dict[str, DataConfig]:
+    """Return datasets with their paths on this machine made absolute."""
+    here = "local" in providers
+    return {name: one.absolute(base, here=here) for name, one in data.items()}
+
+
+def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None:
+    """Check what datasets must be like with a job's providers.
+
+    Raises:
+        ValueError: one is not.
+    """
+    provider = ", ".join(providers)
+    for name, one in data.items():
+        where = f"data.{name}"
+        if provider == "local" and one.mount is not None:
+            raise ValueError(
+                f"{where}: mount is for VMs: the local provider's are this machine; "
+                "mount it yourself and give its path"
+            )
+        path = one.local_path
+        if path is not None and provider not in ("local", "ssh"):
+            raise ValueError(
+                f"{where}: VMs of {provider} begin without {path}; give a url or mount"
+            )
+        if path is not None and provider == "ssh" and path[0] not in "/~":
+            raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
+
+
+def wishes(data: Mapping[str, DataConfig]) -> tuple[Wish, ...]:
+    """Return all datasets as machines are told of them."""
+    return tuple(one.wish(name) for name, one in data.items())

@@ -1,0 +1,400 @@
+"""The job file: what a user writes, validated whole before anything starts.
+
+YAML or TOML, one model for both. Unknown keys are refused naming the nearest known one.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from spottrain.errors import ConfigError
+from spottrain.morphing.plan.inputs import Objective
+from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.storage.store import is_url, local_folder
+from spottrain.varuna_manager.config.base import (
+    Entrypoint,
+    JobName,
+    Section,
+    StorePlace,
+)
+from spottrain.varuna_manager.config.clouds import (
+    AnyCloud,
+    AwsConfig,
+    AzureConfig,
+    GcpConfig,
+    Provider,
+    check_cloud,
+    provider_of,
+)
+from spottrain.varuna_manager.config.data import Data, absolute_data, check_data
+from spottrain.varuna_manager.config.files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
+from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
+from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
+from spottrain.wire import JobSpec, Reduction, ScheduleKind
+
+LARGEST_MEASURED_MICROBATCH = 16
+"""Bound on the micro-batch sizes that are measured when the job file names none."""
+LARGEST_DEFAULT_MICROBATCH = 4
+"""Bound on the micro-batch size that is chosen when the job file names none."""
+
+
+def _local_path(text: str) -> str:
+    if not text or "://" in text:
+        raise ValueError("must be a path on a file system")
+    return text
+
+
+class ResourcesConfig(Section):
+    """What may be rented."""
+
+    provider: Annotated[Provider, BeforeValidator(provider_of)] = "local"
+    """Where machines come from: `local` plays a spot market on this machine, `ssh` takes
+    your own hosts, the others rent from that cloud; several as a list: `[aws, gcp]`."""
+    span: Span = "region"
+    """How far apart the VMs of a plan may be: `region` keeps them where they reach each
+    other; `cloud` and `any` take a network of yours that joins regions."""
+    min_vms: PositiveInt = 1
+    """Never train on fewer VMs than this; wait for more."""
+    max_vms: PositiveInt = 4
+    """Never rent more VMs than this at once; those that leave or are being replaced do
+    not count."""
+    allow_on_demand: bool = False
+    """Rent on demand too: where the spot market gives nothing, and where a dollar trains
+    more than on spot VMs, interruptions counted; with `slo` only as far as that needs
+    it."""
+    capacity_wait_s: PositiveFloat | None = None
+    """Give up after waiting that long without a single VM; by default wait on."""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of all providers, one as a rule."""
+        return (self.provider,) if isinstance(self.provider, str) else self.provider
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_vms > self.max_vms:
+            raise ValueError(
+                f"min_vms must be at most max_vms: got {self.min_vms} > {self.max_vms}"
+            )
+        return self
+
+
+def _dollars(value: Any) -> Any:
+    match value:
+        case str():
+            raise ValueError("must be a plain number of US dollars, without a currency")
+        case _:
+            return value
+
+
+Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
+Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+LONGEST_H = 876_600.0
+"""A hundred years."""
+LAST_DEADLINE = datetime(9000, 1, 1, tzinfo=UTC)
+"""What is projected a while beyond it can still be written."""
+
+
+class BudgetConfig(Section):
+    """What may be spent; nothing given means no bound. See docs/budget.md."""
+
+    max_usd: Dollars | None = None
+    """Dollars over the whole job. The job checkpoints and ends before it spends more."""
+    max_usd_per_hour: Dollars | None = None
+    """Dollars per hour of all VMs together, at the prices that they cost."""
+    alerts: tuple[Share, ...] = (0.5, 0.8, 0.95)
+    """Shares of `max_usd`; when one is spent, it is told once."""
+    storage_usd_per_gb_month: Price = 0.0
+    """What the checkpoint store costs."""
+    zone_usd_per_gb: Price | None = None
+    """What data from one zone of a region to another costs, both ends together; by default
+    the list price of the cloud."""
+
+
+class SloConfig(Section):
+    """What the job must keep; at most one of `deadline` and `max_hours`."""
+
+    deadline: AwareDatetime | None = None
+    """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
+    max_hours: Annotated[float, Field(gt=0, le=LONGEST_H)] | None = None
+    """Hours from launch."""
+    min_examples_per_s: PositiveFloat | None = None
+    """Examples per second that the job must train, interruptions included."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.deadline is not None and self.max_hours is not None:
+            raise ValueError("give deadline or max_hours, not both")
+        if self.deadline is not None and self.deadline >= LAST_DEADLINE:
+            raise ValueError(
+                f"deadline must be before the year {LAST_DEADLINE.year}: got "
+                f"{self.deadline.isoformat()}"
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    """Where and when the weights are saved."""
+
+    path: StorePlace | None = None
+    """s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder that all
+    VMs reach, relative to the job file. By default inside the job's own state folder."""
+    every_steps: PositiveInt = 100
+    """Mini-batches from one checkpoint to the next."""
+    keep: PositiveInt = 2
+    """Complete checkpoints that are kept, the newest first."""
+
+
+class MorphingConfig(Section):
+    """How the job changes its shape."""
+
+    debounce_s: NonNegativeFloat = 2.0
+    """Wait that long for further changes before growing."""
+    schedule: ScheduleKind | Literal["auto"] = "auto"
+    """Order of work inside a pipeline; `auto`: whichever is best for each plan."""
+    recompute: bool | Literal["auto"] = "auto"
+    """Compute activations again in the backward pass to save memory; `auto`: where that
+    pays."""
+    objective: Objective = "throughput"
+    """What plans are compared by: `throughput` (examples per second) or
+    `examples_per_dollar`, which returns machines that are not worth it."""
+
+    @property
+    def asked_schedule(self) -> ScheduleKind | None:
+        """The schedule that every plan must have; ``None``: the planner chooses."""
+        return None if self.schedule == "auto" else self.schedule
+
+    @property
+    def asked_recompute(self) -> bool | None:
+        """Whether every plan must recompute; ``None``: the planner chooses."""
+        return None if self.recompute == "auto" else self.recompute
+
+
+class ManagerConfig(Section):
+    """How the manager watches over VMs."""
+
+    heartbeat_s: PositiveFloat = 1.0
+    """An agent speaks up at least that often."""
+    suspect_s: PositiveFloat = 5.0
+    """Silence after which the provider is asked about a VM."""
+    lease_s: PositiveFloat = 600.0
+    """VMs that hear no manager for so long checkpoint and return themselves."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.heartbeat_s < self.suspect_s < self.lease_s:
+            raise ValueError("must be heartbeat_s < suspect_s < lease_s")
+        return self
+
+
+class JobConfig(Section):
+    """A whole job file."""
+
+    name: JobName
+    """Name of the job, unique on this machine."""
+    entrypoint: Entrypoint
+    """`module:function` in workdir; the function returns a spottrain.TrainingJob."""
+    workdir: str = "."
+    """Folder with your code, sent to every VM; relative to the job file."""
+    minibatch_size: PositiveInt
+    """Examples per optimizer step; never changes, whatever the job runs on."""
+    microbatch_size: PositiveInt | None = None
+    """Examples that a pipeline computes at once. By default the first plan settles it
+    for the whole job: the smallest that was measured to be nearly as good as the best."""
+    steps: PositiveInt
+    """Optimizer steps of the whole job."""
+    seed: NonNegativeInt = 0
+    """Decides initial weights, data order and dropout."""
+    reduction: Reduction = "fast"
+    """`exact`: the same weights, bit for bit, whatever the shape and the interruptions;
+    `fast`: the usual rounding differences."""
+    profile: Annotated[str, AfterValidator(_local_path)] | None = None
+    """A profile to plan with instead of measuring, see docs/calibration.md; relative to
+    the job file."""
+    setup: str = ""
+    """Shell commands, run once on each VM in its copy of workdir, before training; a
+    failure ends the job. Not with the local provider."""
+    setup_limit_s: PositiveFloat = 600.0
+    """How long setup may take on a VM."""
+    env: dict[Variable, str] = Field(default_factory=dict)
+    """Environment variables of your code."""
+    secrets: tuple[Variable, ...] = ()
+    """Names of further ones, whose values are taken from your environment at launch and
+    at resume, and are written down nowhere."""
+    data: Data = Field(default_factory=dict)
+    """Datasets by name, for `spottrain.data_path(name)`; see docs/data.md."""
+    data_limit_s: PositiveFloat = 3600.0
+    """How long a VM may take to fetch them."""
+    resources: ResourcesConfig = ResourcesConfig()
+    budget: BudgetConfig = BudgetConfig()
+    slo: SloConfig = SloConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    morphing: MorphingConfig = MorphingConfig()
+    manager: ManagerConfig = ManagerConfig()
+    manager_vm: ManagerVmConfig = ManagerVmConfig()
+    local: LocalConfig = LocalConfig()
+    ssh: SshConfig = SshConfig()
+    aws: AwsConfig = AwsConfig()
+    azure: AzureConfig = AzureConfig()
+    gcp: GcpConfig = GcpConfig()
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        m = self.microbatch_size
+        if m is not None and self.minibatch_size % m:
+            raise ValueError(
+                f"minibatch_size must be a multiple of microbatch_size: got "
+                f"{self.minibatch_size} and {m}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _provided(self) -> Self:
+        check_data(self.data, self.resources.providers)
+        if self.resources.provider == "ssh":
+            check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
+        elif self.clouds:
+            for cloud in self.clouds:
+                check_cloud(cloud, self.checkpoint.path, self.resources.span)
+        elif self.setup:
+            raise ValueError("setup is for VMs: the local provider's are this machine")
+        return self
+
+    @property
+    def zones(self) -> tuple[ZoneConfig, ...]:
+        """The machines that the job file itself names, by kind."""
+        own = {"local": self.local.zones, "ssh": self.ssh.zones}
+        return own.get(self.resources.providers[0], ())
+
+    @property
+    def clouds(self) -> tuple[AnyCloud, ...]:
+        """The clouds that the job rents from, if it does, as the job file orders them."""
+        known: dict[str, AnyCloud]
+        known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
+        return tuple(known[name] for name in self.resources.providers if name in known)
+
+    @property
+    def cloud(self) -> AnyCloud | None:
+        """The first of ``clouds``, if there is one."""
+        return next(iter(self.clouds), None)
+
+    @property
+    def chosen_microbatch_size(self) -> int:
+        """The micro-batch size given, or the default for this mini-batch."""
+        if self.microbatch_size is not None:
+            return self.microbatch_size
+        return max(
+            m
+            for m in range(1, LARGEST_DEFAULT_MICROBATCH + 1)
+            if self.minibatch_size % m == 0
+        )
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The micro-batch sizes to measure: the one given, or those to choose from."""
+        if self.microbatch_size is not None:
+            return (self.microbatch_size,)
+        powers = (2**n for n in range(LARGEST_MEASURED_MICROBATCH.bit_length()))
+        fitting = {m for m in powers if self.minibatch_size % m == 0}
+        return tuple(sorted(fitting | {self.chosen_microbatch_size}))
+
+    def job_spec(self, checkpoint_path: str) -> JobSpec:
+        """Return what every VM must know of the job."""
+        return JobSpec(
+            name=self.name,
+            entrypoint=self.entrypoint,
+            seed=self.seed,
+            steps=self.steps,
+            minibatch_size=self.minibatch_size,
+            microbatch_size=self.chosen_microbatch_size,
+            reduction=self.reduction,
+            checkpoint_path=checkpoint_path,
+            checkpoint_every_steps=self.checkpoint.every_steps,
+            checkpoint_keep=self.checkpoint.keep,
+            lease_s=self.manager.lease_s,
+            heartbeat_s=self.manager.heartbeat_s,
+        )
+
+    def deadline_s(self, launched_at_s: float) -> float | None:
+        """Return the deadline in seconds since the epoch, if there is one."""
+        if self.slo.max_hours is not None:
+            return launched_at_s + timedelta(hours=self.slo.max_hours).total_seconds()
+        return None if self.slo.deadline is None else self.slo.deadline.timestamp()
+
+
+def load_config(path: Path, now: datetime | None = None) -> JobConfig:
+    """Return the job file at ``path``, with its paths made absolute.
+
+    Args:
+        path: YAML (.yaml, .yml) or TOML (.toml).
+        now: The time that a deadline must lie after; the present by default.
+
+    Raises:
+        ConfigError: The file is missing, unreadable or wrong.
+    """
+    config = parse_config(read_job_file(path), path.name)
+    deadline = config.slo.deadline
+    if deadline is not None and deadline <= (now or datetime.now(UTC)):
+        raise ConfigError(
+            f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
+            "give a later moment"
+        )
+    base = path.resolve().parent
+    workdir = (base / Path(config.workdir).expanduser()).resolve()
+    if not workdir.is_dir():
+        raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
+    update: dict[str, Any] = {
+        "workdir": str(workdir),
+        "data": absolute_data(config.data, base, config.resources.providers),
+        **{
+            name: getattr(config, name).absolute(base)
+            for name in ("ssh", "aws", "azure", "gcp")
+        },
+    }
+    if config.profile is not None:
+        profile = (base / Path(config.profile).expanduser()).resolve()
+        update["profile"] = str(profile)
+    local = local_folder(config.checkpoint.path or "")
+    if config.checkpoint.path is not None and local is not None:
+        folder = (base / local.expanduser()).resolve()
+        place = folder.as_uri() if is_url(config.checkpoint.path) else str(folder)
+        update["checkpoint"] = config.checkpoint.model_copy(update={"path": place})
+    return config.model_copy(update=update)
+
+
+def parse_config(data: Any, source: str) -> JobConfig:
+    """Return ``data`` as a job's configuration.
+
+    Args:
+        data: What YAML or TOML made of the file.
+        source: Name of the file, for errors.
+
+    Raises:
+        ConfigError: One line that names the first thing wrong and counts the others.
+    """
+    try:
+        return JobConfig.model_validate_json(to_json(data, source))
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job file, for editors."""
+    return JobConfig.model_json_schema()

@@ -1,0 +1,101 @@
+"""The part of a job file about the VM that ``launch --manager-vm`` puts the manager on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from spottrain.varuna_manager.config.base import Section
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+IDENTITY: Mapping[str, str] = {
+    "aws": "instance_profile",
+    "azure": "identity",
+    "gcp": "service_account",
+}
+"""Which key of a cloud's section says what VMs act as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerMachine:
+    """What is rented for a manager where the job file does not say otherwise."""
+
+    instance_type: str
+    usd_per_hour: float
+    """On demand, in the dearest region that is widely used: the budget counts on it."""
+    image: str
+    """With Python 3.11 or newer."""
+    image_owner: str = ""
+    """Whose image counts when it is found by name; AWS only."""
+
+
+DEFAULTS: Mapping[str, ManagerMachine] = {
+    "aws": ManagerMachine(
+        instance_type="t3.medium",
+        usd_per_hour=0.07,
+        image="ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*",
+        image_owner="099720109477",  # Canonical
+    ),
+    "azure": ManagerMachine(
+        instance_type="Standard_B2s",
+        usd_per_hour=0.08,
+        image="Canonical:ubuntu-24_04-lts:server:latest",
+    ),
+    "gcp": ManagerMachine(
+        instance_type="e2-medium",
+        usd_per_hour=0.06,
+        image="projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
+    ),
+}
+"""By cloud: two virtual CPUs and 4 GiB, which bear a manager of thousands of VMs."""
+
+
+class ManagerVmConfig(Section):
+    """The VM of the manager, for `launch --manager-vm`; see docs/clouds.md."""
+
+    identity: str = ""
+    """What the VM acts as, needed: the name of an instance profile on AWS, the resource
+    id of a managed identity on Azure, the email of a service account on GCP."""
+    instance_type: Name | None = None
+    """By default t3.medium, Standard_B2s or e2-medium."""
+    usd_per_hour: PositiveFloat | None = None
+    """What an hour of it costs on demand, needed with `instance_type`; by default what
+    the default type costs in a dear region."""
+    image: Name | None = None
+    """As the cloud's own `image`; by default Ubuntu 24.04."""
+    python: Name = "python3"
+    """Python 3.11 or newer of that image; where it lacks what a manager needs, that is
+    installed into a folder of ours."""
+    disk_gib: PositiveInt = 30
+    """Size of its disk."""
+    lease_s: PositiveFloat = 1800.0
+    """When no manager runs on it for so long, the VM ends itself."""
+
+    @model_validator(mode="after")
+    def _priced(self) -> Self:
+        if self.instance_type is not None and self.usd_per_hour is None:
+            raise ValueError(
+                "instance_type needs usd_per_hour: what an hour of it costs"
+            )
+        return self
+
+    def machine(self, cloud: str, image_owner: str = "") -> ManagerMachine:
+        """Return what to rent from a cloud.
+
+        Args:
+            cloud: Its name.
+            image_owner: Whose image counts where the job file names the image.
+        """
+        usual = DEFAULTS[cloud]
+        own_image = self.image is not None
+        return ManagerMachine(
+            instance_type=self.instance_type or usual.instance_type,
+            usd_per_hour=self.usd_per_hour or usual.usd_per_hour,
+            image=self.image or usual.image,
+            image_owner=image_owner if own_image else usual.image_owner,
+        )

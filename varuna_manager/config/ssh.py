@@ -1,0 +1,215 @@
+"""The part of a job file that names the user's own hosts, and what hosts are given."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.local import ZoneConfig
+
+_ALIKE = ("slots", "slot_memory_bytes", "slot_speed", "usd_per_hour")
+OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
+"""How variables begin that a job file cannot set."""
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith(OURS):
+        raise ValueError("must be a name of a variable that spottrain does not set")
+    return name
+
+
+def _folder(text: str) -> str:
+    if not text.strip("./") or ".." in text.split("/"):
+        raise ValueError("must be a folder of spottrain's own")
+    return text
+
+
+Variable = Annotated[str, AfterValidator(_variable)]
+"""The name of an environment variable."""
+Folder = Annotated[str, AfterValidator(_folder)]
+"""A folder of spottrain's own on a host."""
+
+
+class SshHostConfig(Section):
+    """One of your own hosts."""
+
+    address: str = Field(min_length=1)
+    """Name or IP address."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 22
+    """Port of its SSH server."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """What it is called; by default its address, and its port unless that is 22."""
+    user: str | None = None
+    """Who logs in; by default `ssh.user`."""
+    host_key: str | None = None
+    """Its public key as `ssh-keyscan` prints it without the name, such as
+    `ssh-ed25519 AAAA…`; by default `ssh.known_hosts` must have it."""
+    python: str | None = None
+    """Its Python; by default `ssh.python`."""
+    private_address: str | None = None
+    """Where the other hosts reach it; by default the address at which SSH arrives."""
+    type: str = Field(default="host", min_length=1)
+    """Name of its kind; hosts of one kind are alike in all that follows."""
+    slots: PositiveInt = 1
+    """Workers that it runs: its GPUs, or shares of its CPU."""
+    slot_memory_bytes: PositiveInt = 4_000_000_000
+    """Memory of a slot; the planner keeps tensors within it."""
+    slot_speed: PositiveFloat = 1.0
+    """Speed relative to the machine that is measured."""
+    usd_per_hour: NonNegativeFloat = 0.0
+    """What an hour of it is worth to you."""
+
+    @property
+    def chosen_name(self) -> str:
+        """The name given, or the default."""
+        address = re.sub(r"[^A-Za-z0-9._-]+", "-", self.address).strip("-.")
+        return self.name or (address if self.port == 22 else f"{address}-{self.port}")
+
+
+class SshConfig(Section):
+    """Your own hosts, for `provider: ssh`; see docs/clouds.md."""
+
+    hosts: tuple[SshHostConfig, ...] = ()
+    """The hosts; each is one VM while the job has it."""
+    user: str | None = None
+    """Who logs in; by default your own name here."""
+    key_file: str | None = None
+    """Private key; by default those of your SSH agent and of ~/.ssh. Relative to the
+    job file."""
+    known_hosts: str = "~/.ssh/known_hosts"
+    """Keys of hosts that name none; relative to the job file. Nothing is ever added."""
+    python: str = "python3"
+    """Python 3.11 or newer on the hosts, with torch, numpy and safetensors."""
+    folder: Folder = ".spottrain"
+    """spottrain's own folder on the hosts, removed when a host is given back; relative
+    to the home folder. Hosts that share a home need a local one, such as
+    /tmp/spottrain."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        types: dict[str, SshHostConfig] = {}
+        names: set[str] = set()
+        for host in self.hosts:
+            if host.chosen_name in names:
+                raise ValueError(f"two hosts have the name {host.chosen_name}")
+            names.add(host.chosen_name)
+            first = types.setdefault(host.type, host)
+            for field in _ALIKE:
+                one, other = getattr(first, field), getattr(host, field)
+                if one != other:
+                    raise ValueError(
+                        f"hosts of type {host.type} must have the same {field}: got "
+                        f"{one} and {other}; give one of them another type"
+                    )
+        return self
+
+    def absolute(self, base: Path) -> SshConfig:
+        """Return this with its paths made absolute."""
+
+        def resolved(path: str) -> str:
+            return str((base / Path(path).expanduser()).resolve())
+
+        key_file = None if self.key_file is None else resolved(self.key_file)
+        known = resolved(self.known_hosts)
+        return self.model_copy(update={"key_file": key_file, "known_hosts": known})
+
+    @property
+    def zones(self) -> tuple[ZoneConfig, ...]:
+        """The types of hosts, as the planner knows machines."""
+        counts = Counter(host.type for host in self.hosts)
+        return tuple(
+            ZoneConfig(
+                name=kind,
+                instance_type=kind,
+                slots=host.slots,
+                slot_memory_bytes=host.slot_memory_bytes,
+                slot_speed=host.slot_speed,
+                capacity=counts[kind],
+                spot_usd_per_hour=host.usd_per_hour,
+                on_demand_usd_per_hour=host.usd_per_hour,
+            )
+            for kind, host in {host.type: host for host in self.hosts}.items()
+        )
+
+    def fleet(self) -> tuple[Host, ...]:
+        """Return the hosts as the provider knows them."""
+        return tuple(
+            Host(
+                name=host.chosen_name,
+                address=host.address,
+                port=host.port,
+                user=host.user or self.user or getpass.getuser(),
+                host_key=host.host_key,
+                known_hosts=Path(self.known_hosts).expanduser(),
+                key_file=Path(self.key_file) if self.key_file else None,
+                python=host.python or self.python,
+                folder=self.folder,
+                private_address=host.private_address,
+                instance_type=host.type,
+                slots=host.slots,
+                slot_memory_bytes=host.slot_memory_bytes,
+                slot_speed=host.slot_speed,
+                usd_per_hour=host.usd_per_hour,
+            )
+            for host in self.hosts
+        )
+
+
+def check_ssh(ssh: SshConfig, checkpoint_path: str | None, objective: str) -> None:
+    """Check what the rest of a job file must be like with ``provider: ssh``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not ssh.hosts:
+        raise ValueError("resources.provider ssh needs hosts; list them in ssh.hosts")
+    if checkpoint_path is None:
+        raise ValueError(
+            "resources.provider ssh needs a checkpoint.path that all hosts and this "
+            "machine reach, such as s3://bucket/prefix or a network folder; hosts share "
+            "nothing else"
+        )
+    if objective == "examples_per_dollar" and not all(
+        h.usd_per_hour for h in ssh.hosts
+    ):
+        raise ValueError(
+            "morphing.objective examples_per_dollar needs prices; give every host its "
+            "usd_per_hour"
+        )
+
+
+def environment_of(env: Mapping[str, str], secrets: Iterable[str]) -> dict[str, str]:
+    """Return what setup and workers find in their environment, as far as it is here."""
+    found = {name: os.environ[name] for name in secrets if name in os.environ}
+    return {**env, **found}
+
+
+def check_secrets(secrets: Iterable[str]) -> None:
+    """Check that every secret that a job file names is in this environment.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in secrets:
+        if not os.environ.get(name):
+            raise ConfigError(
+                f"secrets: {name} is not in the environment; set it before you launch "
+                "or resume"
+            )

@@ -1,0 +1,1 @@
+"""The manager's decisions: pure functions from state and event to state and commands."""

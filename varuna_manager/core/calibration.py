@@ -1,0 +1,187 @@
+"""Measuring, as the core sees it: rounds over the VMs at hand, and profiles kept before.
+
+    begin --StoreOpened--> measuring --Calibrated--> done
+       --a participant dies or leaves--> given up; the next round takes those left
+
+A round bears a negative number, see ``wire.Calibrate``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain import wire
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.profiles import (
+    assumes_links,
+    check_profile,
+    is_noisy,
+    knows_sizes,
+)
+from spottrain.varuna_manager.core.model.commands import KeepProfile
+from spottrain.varuna_manager.core.model.events import KnownProfile
+from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.format import duration
+from spottrain.wire import AbandonGeneration, Calibrate, OpenStore, Profile, Slot
+
+RETRY_PAUSE_S = 2.0
+"""From a round that failed to the next: whose VM is gone is known by then."""
+MOST_PARTICIPANTS = 128
+"""More would measure the same again."""
+
+
+def get_profile(turn: Turn, vms: Sequence[VmRecord]) -> None:
+    """Take a profile that was kept, or else begin to measure on ``vms``."""
+    alike = [vm for vm in vms if _makes(vm) == _makes(vms[0])]
+    known = _reusable(turn.state, alike)
+    if known is None:
+        if turn.due(turn.state.measure_after_s):
+            _begin(turn, alike)
+        return
+    age = duration(max(0.0, turn.now_s - known.measured_at_s))
+    turn.state = replace(turn.state, profile=known.profile)
+    turn.say(f"profile of {known.profile.device} reused, measured {age} ago")
+
+
+def _makes(vm: VmRecord) -> tuple[str, str]:
+    return vm.device, vm.software
+
+
+def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
+    """Return the newest kept profile that these VMs would measure again."""
+    return next(
+        (
+            known
+            for known in state.known_profiles
+            if (known.profile.device, known.profile.software) == _makes(vms[0])
+            and knows_sizes(known.profile, sizes_of(state))
+            and (len(vms) == 1 or not assumes_links(known.profile))
+            and _fits(state, known.profile)
+        ),
+        None,
+    )
+
+
+def _fits(state: State, profile: Profile) -> bool:
+    try:
+        check_profile(profile, state.job.facts)
+    except PlanError:
+        return False
+    return True
+
+
+def sizes_of(state: State) -> tuple[int, ...]:
+    """Return the micro-batch sizes that a profile of the job must know."""
+    return state.job.microbatch_sizes or (state.job.spec.microbatch_size,)
+
+
+def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
+    """Return who measures: every slot, but no more of one computer than it has cores.
+
+    A slot that would be alone comes twice, so that there is a link to be measured.
+    """
+    taken: Counter[str] = Counter()
+    slots: list[Slot] = []
+    for index in range(max(vm.num_slots for vm in vms)):
+        for vm in vms:
+            full = vm.machine and vm.cores and taken[vm.machine] >= vm.cores
+            if index < vm.num_slots and not full and len(slots) < MOST_PARTICIPANTS:
+                taken[vm.machine] += 1
+                slots.append(Slot(vm_id=vm.vm_id, index=index))
+    return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
+
+
+def _begin(turn: Turn, vms: Sequence[VmRecord]) -> None:
+    """Open the store of the next round."""
+    state = turn.state
+    number = state.next_round
+    calibration = Calibration(number=number, participants=participants_of(vms))
+    turn.state = replace(
+        state,
+        calibration=calibration,
+        next_round=number - 1,
+        prepare_since_s=state.now_s,
+    )
+    send(turn, calibration)
+
+
+def send(turn: Turn, calibration: Calibration) -> None:
+    """Tell the VMs what to do next; supervisors ignore doubles."""
+    slots = calibration.participants
+    if not calibration.store_host:
+        turn.send((slots[0].vm_id,), OpenStore(generation=calibration.number))
+        return
+    checkpoint = turn.state.newest_checkpoint
+    command = Calibrate(
+        generation=calibration.number,
+        participants=slots,
+        store_host=calibration.store_host,
+        store_port=calibration.store_port,
+        microbatch_sizes=sizes_of(turn.state),
+        checkpoint=checkpoint.name if checkpoint else "",
+    )
+    turn.send((slot.vm_id for slot in slots), command)
+
+
+def store_opened(turn: Turn, report: wire.StoreOpened) -> None:
+    """All participants can meet: let them measure."""
+    calibration = turn.state.calibration
+    if calibration is None or calibration.number != report.generation:
+        return
+    if calibration.store_host:
+        return
+    calibration = replace(calibration, store_host=report.host, store_port=report.port)
+    turn.state = replace(turn.state, calibration=calibration)
+    send(turn, calibration)
+
+
+def heard(turn: Turn, report: wire.CalibrationProgress | wire.Calibrated) -> None:
+    """Note how far the round is; take its profile, and have it kept for later jobs."""
+    calibration = turn.state.calibration
+    if calibration is None or calibration.number != report.generation:
+        return
+    if isinstance(report, wire.CalibrationProgress):
+        calibration = replace(calibration, done=report.done, total=report.total)
+        turn.state = replace(turn.state, calibration=calibration)
+        turn.say(f"measured {report.done} of {report.total}: {report.what}")
+        return
+    profile = report.profile
+    turn.state = replace(turn.state, profile=profile, calibration=None)
+    if not is_noisy(profile):
+        turn.do(KeepProfile(profile=profile))
+    turn.say(describe(profile))
+
+
+def describe(profile: Profile) -> str:
+    """Return what was measured, in a line."""
+    one = profile.microbatches[0]
+    forward_s = sum(section.forward_s for section in one.sections)
+    backward_s = sum(section.backward_s for section in one.sections)
+    return (
+        f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
+        f"ms for a micro-batch of {one.microbatch_size}"
+        + "; not kept, for the machine was busy"
+        * is_noisy(profile)
+    )
+
+
+def give_up(turn: Turn) -> None:
+    """End the round that runs, wherever it still runs."""
+    calibration = turn.state.calibration
+    if calibration is not None:
+        turn.state = replace(turn.state, calibration=None)
+        after_s = turn.now_s + RETRY_PAUSE_S
+        turn.state = replace(turn.state, measure_after_s=after_s)
+        vm_ids = (slot.vm_id for slot in calibration.participants)
+        turn.send(vm_ids, AbandonGeneration(generation=calibration.number))
+
+
+def lose_vm(turn: Turn, vm_id: str) -> None:
+    """A VM is gone: a round that it takes part in comes to nothing, by no one's fault."""
+    calibration = turn.state.calibration
+    if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):
+        give_up(turn)

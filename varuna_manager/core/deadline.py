@@ -1,0 +1,246 @@
+"""Keeping the promise of a deadline or of a throughput: what the job should have rented.
+
+``pricing.promise`` decides; here it is asked: again and again, and at once when the market
+or the fleet has changed. ``launching`` rents what is missing, what is too much is returned
+here. A job that promises nothing is not bothered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from spottrain.pricing.deadline.best_case import conceivable
+from spottrain.pricing.deadline.fallback import feasible
+from spottrain.pricing.deadline.model import Feasibility, Held, Standing, Supply
+from spottrain.pricing.deadline.outlook import look
+from spottrain.pricing.deadline.policy import decide
+from spottrain.pricing.ranking.order import offer_key
+from spottrain.varuna_manager.core import allocation, limits
+from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.deadline_state import FleetTerms, Promise
+from spottrain.varuna_manager.core.model.events import FleetWeighed
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.core.model.transition import Turn
+
+REVIEW_S = 60.0
+"""The longest time between two decisions."""
+LEAST_REVIEW_S = 5.0
+END_S = 15.0
+"""From the last mini-batch to the end: what is kept back for evaluating and saving."""
+REVIEWS_LEFT = 100
+"""Decisions that fit into what is left until the deadline, as far as the bounds allow."""
+
+
+def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
+    """Note what fleets do; what was decided without knowing is decided anew."""
+    before = turn.state.promise
+    same = (
+        before.terms is not None and before.terms.fleet.rates == event.terms.fleet.rates
+    )
+    trains = same or turn.state.progress.step > 0
+    turn.state = replace(
+        turn.state,
+        promise=replace(
+            before,
+            terms=event.terms,
+            seen=(),
+            decision=before.decision if trains else None,
+        ),
+    )
+
+
+def advance(turn: Turn) -> None:
+    """Decide again if something has changed or it is time to, and return what is too much."""
+    state = turn.state
+    terms = state.promise.terms
+    known = state.reconciled and bool(state.offers)
+    if state.phase is not JobPhase.ACTIVE or not known or terms is None:
+        return
+    if state.progress.step >= state.job.spec.steps:
+        return  # the last checkpoint is still to be written
+    if not state.job.promises:
+        if state.promise.decision is not None:
+            turn.state = replace(state, promise=Promise(terms=terms))
+        return
+    if _seen(turn, terms) == state.promise.seen and not turn.due(
+        state.promise.review_at_s
+    ):
+        return
+    if not _is_possible(turn, terms):
+        return
+    _decide(turn, terms)
+    turn.due(turn.state.promise.review_at_s)
+
+
+def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
+    """End the job if, before anything was trained, it shows that no promise can be kept.
+
+    Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
+    meantime take time that was counted.
+    """
+    state = turn.state
+    if state.progress.step > 0 or state.promise.decision is not None:
+        return True
+    found = verdict(turn, terms)
+    if not found.possible:
+        turn.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
+    return found.possible
+
+
+def is_thrifty(state: State) -> bool:
+    """Whether the job is to be done for as little as can be; else as soon as can be."""
+    return state.job.objective == "examples_per_dollar"
+
+
+def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
+    """Return whether on-demand VMs alone would be in time and within the budget.
+
+    Where the job may not rent on demand, or asks for no more than a budget: whether VMs
+    that nobody takes away would be, which is no promise. That some of them are not to be
+    had for a moment does not count.
+    """
+    job = turn.state.job
+    allowed = job.allow_on_demand
+    market = [
+        Supply(
+            name=offer_key(offer),
+            spot=offer.spot,
+            usd_per_hour=offer.usd_per_hour,
+            available=offer.available,
+        )
+        for offer in turn.state.offers
+        if terms.is_for(offer) and (offer.spot or allowed)
+    ]
+    now = standing(turn.state)
+    if allowed and job.promises:
+        return feasible(now, terms.fleet, market)
+    return conceivable(now, terms.fleet, market, allocation.held(turn.state))
+
+
+def _decide(turn: Turn, terms: FleetTerms) -> None:
+    state = turn.state
+    market, rented = supplies(turn, terms), allocation.held(state)
+    outlook = look(
+        state.promise.outlook,
+        state.now_s,
+        terms.fleet,
+        market,
+        {one.name: one.ready + one.booting for one in rented},
+    )
+    now = standing(state)
+    decision = decide(
+        now,
+        terms.fleet,
+        market,
+        rented,
+        outlook,
+        thrifty=is_thrifty(state),
+    )
+    before = state.promise.decision
+    if before is None or before.mode != decision.mode:
+        turn.say(f"promise: {decision.mode}: {decision.reason}")
+    for one in rented:
+        _return(turn, one, decision.count(one.name), decision.reason)
+    turn.state = replace(
+        turn.state,
+        promise=replace(
+            turn.state.promise,
+            outlook=outlook,
+            decision=decision,
+            seen=_seen(turn, terms),
+            review_at_s=state.now_s + now.review_s,
+        ),
+    )
+
+
+def _return(turn: Turn, rented: Held, wanted: int, reason: str) -> None:
+    """Return VMs that are too many, those that do least first."""
+    state = turn.state
+    own = [
+        vm
+        for vm in state.vms.values()
+        if vm.counts and offer_key(vm.offer) == rented.name
+    ]
+    excess = len(own) - max(wanted, 0)
+    most = len([vm for vm in state.vms.values() if vm.counts]) - state.job.min_vms
+    for vm in limits.least_missed(state, own)[: max(0, min(excess, most))]:
+        limits.shed(turn, vm, f"promise: {reason}")
+
+
+# --- What is decided over -------------------------------------------------------------
+
+
+def standing(state: State) -> Standing:
+    """Return where the job stands."""
+    job, generation = state.job, state.generation
+    # All VMs may be lost at once; what then is left of the work is in the store.
+    newest = state.newest_checkpoint
+    left = job.spec.steps - (newest.step if newest else 0)
+    recent = generation.measured_step_s if generation else None
+    money = budget(state)
+    left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
+    return Standing(
+        now_s=state.now_s,
+        deadline_s=job.deadline_s,
+        ending_s=END_S,
+        examples_left=float(left * job.spec.minibatch_size),
+        usd_left=None if money.cap is None else (money.cap - money.spent).usd,
+        kept_s=money.reserve_s,
+        usd_per_hour_cap=job.max_usd_per_hour,
+        min_examples_per_s=job.min_examples_per_s,
+        recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
+        review_s=min(REVIEW_S, max(LEAST_REVIEW_S, left_s / REVIEWS_LEFT)),
+    )
+
+
+def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
+    """Return what can be had of the kind of machine that the terms are about.
+
+    Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
+    vain, or cost as much as on-demand VMs beside them, there are none for now.
+    """
+    state = turn.state
+    here = {one.name for one in allocation.held(state)}
+    where = allocation.home(state)
+    kind = [
+        offer
+        for offer in state.offers
+        if terms.is_for(offer) and allocation.is_at(state, where, offer)
+    ]
+    open_keys = {offer_key(o) for o in kind if allocation.is_open(turn, o)}
+    dear = {
+        (o.region, o.zone): o.usd_per_hour
+        for o in kind
+        if not o.spot and offer_key(o) in open_keys
+    }
+    found = []
+    for offer in kind:
+        key = offer_key(offer)
+        bound = dear.get((offer.region, offer.zone), math.inf)
+        is_dear = offer.spot and offer.usd_per_hour >= bound
+        if offer.spot or key in here or key in open_keys:
+            losses = terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0
+            found.append(
+                Supply(
+                    name=key,
+                    spot=offer.spot,
+                    usd_per_hour=offer.usd_per_hour,
+                    available=0
+                    if is_dear
+                    else max(0, allocation.available(turn, offer)),
+                    losses_per_hour=losses,
+                )
+            )
+    return tuple(found)
+
+
+def _seen(turn: Turn, terms: FleetTerms) -> tuple[object, ...]:
+    """Return what a decision depends on beside time and progress."""
+    state = turn.state
+    job = state.job
+    return (
+        supplies(turn, terms),
+        allocation.held(state),
+        *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
+    )

@@ -1,0 +1,375 @@
+"""The life of a generation: open, hand over, train, stop or break.
+
+    OPENING --StoreOpened--> STARTING --all started--> RUNNING --StopGeneration--> STOPPING
+       any of them --a rank or its VM dies--> BREAKING; all ranks out ends the generation
+
+A new generation is opened only when the one before has ended: there is never more than
+one. Ranks that hang after a break are told to give up, then fenced with their VM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from spottrain.morphing.adapt.traffic import sent_bytes
+from spottrain.pricing.billing import egress
+from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
+from spottrain.varuna_manager.core.model.counters import keep
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    GenerationPhase,
+    RankPhase,
+    VmPhase,
+)
+from spottrain.varuna_manager.core.model.state import State, summary_of
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.wire import (
+    AbandonGeneration,
+    GenerationStarted,
+    OpenStore,
+    Plan,
+    RunGeneration,
+    Slot,
+    StopGeneration,
+)
+
+ABANDON_AFTER_S = 3.0
+"""Survivors of a break notice it themselves within this time, or are told."""
+FENCE_AFTER_S = 20.0
+"""A VM whose ranks are not out by then, though told, is taken for hung."""
+OPEN_BOUND_S = 60.0
+START_BOUND_S = 300.0
+STOP_BOUND_S = 900.0
+"""Bound on one mini-batch and a checkpoint."""
+MAX_FRUITLESS = 8
+"""Generations that may break before they commit anything, none between them doing so
+and no VM lost: the market may be as rough as it likes."""
+
+_FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
+
+
+def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -> None:
+    """Begin the next generation with ``plan``: its store first."""
+    state = turn.state
+    sites = {vm_id: egress.site_of(vm.offer) for vm_id, vm in state.vms.items()}
+    sent = sent_bytes(plan, state.job.facts, sites)
+    generation = Generation(
+        number=state.next_generation,
+        plan=plan,
+        reason=state.plan_reason,
+        phase=GenerationPhase.OPENING,
+        since_s=turn.now_s,
+        opened_at_s=turn.now_s,
+        checkpoint=checkpoint,
+        participants=plan.slots,
+        ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
+        section_steps=(state.progress.step,) * plan.num_sections,
+        egress=egress.sent(sent, state.job.zone_usd_per_gb),
+        inputs_hash=inputs_hash,
+        decision_hash=inputs_hash,
+        candidates=state.answer.candidates if state.answer else (),
+    )
+    turn.state = replace(
+        state, generation=generation, next_generation=generation.number + 1
+    )
+    turn.say(f"generation {generation.number} forms {plan.shape}: {generation.reason}")
+    open_store(turn, generation)
+
+
+def open_store(turn: Turn, generation: Generation) -> None:
+    """Have the VM of rank 0 fork the rendezvous store."""
+    vm_id = generation.plan.slots[0].vm_id
+    turn.send((vm_id,), OpenStore(generation=generation.number))
+
+
+def run_generation(turn: Turn, generation: Generation, host: str, port: int) -> None:
+    """Invite the ranks of the plan and all slots that may hold newer sections."""
+    slots = generation.plan.slots
+    donors = _donors(turn.state, slots)
+    generation = replace(
+        generation,
+        phase=GenerationPhase.STARTING,
+        since_s=turn.now_s,
+        participants=slots + donors,
+        store_host=host,
+        store_port=port,
+    )
+    turn.put_generation(generation)
+    for vm_id in dict.fromkeys(slot.vm_id for slot in slots):
+        vm = turn.state.vms[vm_id]
+        mine = {slot.index for slot in slots if slot.vm_id == vm_id}
+        turn.put_vm(replace(vm, used_slots=tuple(sorted({*vm.used_slots, *mine}))))
+    invite(turn, generation)
+
+
+def invite(turn: Turn, generation: Generation) -> None:
+    """Send ``RunGeneration`` to all participants that have not started.
+
+    It may come to a VM twice, when the manager restarts in between.
+    """
+    ranks = generation.ranks
+    heldout_missing = turn.state.progress.heldout_first is None
+    command = RunGeneration(
+        generation=generation.number,
+        plan=generation.plan,
+        participants=generation.participants,
+        store_host=generation.store_host,
+        store_port=generation.store_port,
+        checkpoint=generation.checkpoint,
+        evaluate_first=heldout_missing and turn.state.progress.step == 0,
+    )
+    invited = RankPhase.INVITED
+    slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
+    turn.send((slot.vm_id for slot in slots), command)
+
+
+def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Slots beside the plan whose memory may hold a section's newest copy."""
+    return tuple(
+        slot
+        for vm in state.vms.values()
+        if vm.phase is VmPhase.READY and vm.silent_since_s is None
+        for slot in (Slot(vm_id=vm.vm_id, index=i) for i in vm.used_slots)
+        if slot not in slots
+    )
+
+
+def started(turn: Turn, slot: Slot, report: GenerationStarted) -> None:
+    """A rank has its sections; the first one tells where training goes on."""
+    generation = turn.state.generation
+    assert generation is not None
+    if generation.ranks[slot] is RankPhase.INVITED:
+        ranks = {**generation.ranks, slot: RankPhase.STARTED}
+        generation = replace(generation, ranks=ranks)
+    if generation.from_step is None:
+        step = min(report.step, turn.state.job.spec.steps)
+        generation = replace(
+            generation,
+            from_step=step,
+            section_steps=(step,) * len(generation.section_steps),
+        )
+        _go_on_from(turn, step)
+    turn.put_generation(generation)
+
+
+def _go_on_from(turn: Turn, step: int) -> None:
+    """Set the history to ``step``: back after a restore, ahead after an adoption."""
+    progress = turn.state.progress
+    again = max(0, progress.step - step)
+    progress = replace(
+        progress,
+        step=step,
+        highest_step=max(progress.highest_step, step),
+        minibatches_recomputed=progress.minibatches_recomputed + again,
+    )
+    interruptions = list(turn.state.interruptions)
+    if again and interruptions and interruptions[-1].cost_s is None:
+        interruptions[-1] = replace(interruptions[-1], minibatches_recomputed=again)
+    turn.state = replace(
+        turn.state, progress=progress, interruptions=tuple(interruptions)
+    )
+
+
+def stop_generation(turn: Turn, *, checkpoint: bool) -> None:
+    """Stop all ranks after the same mini-batch."""
+    generation = turn.state.generation
+    assert generation is not None
+    generation = replace(
+        generation,
+        phase=GenerationPhase.STOPPING,
+        since_s=turn.now_s,
+        checkpoint_asked=checkpoint,
+    )
+    turn.put_generation(generation)
+    send_stop(turn, generation)
+
+
+def send_stop(turn: Turn, generation: Generation) -> None:
+    """Tell every VM of the plan to stop."""
+    stop = StopGeneration(
+        generation=generation.number, checkpoint=generation.checkpoint_asked
+    )
+    turn.send((slot.vm_id for slot in generation.plan.slots), stop)
+
+
+def break_generation(turn: Turn, reason: str) -> None:
+    """Something died: all other ranks must get out."""
+    generation = turn.state.generation
+    if generation is None or generation.phase is GenerationPhase.BREAKING:
+        return
+    turn.put_generation(
+        replace(
+            generation,
+            phase=GenerationPhase.BREAKING,
+            since_s=turn.now_s,
+            break_reason=reason,
+        )
+    )
+    turn.state = replace(turn.state, plan_reason=reason)
+    turn.say(f"generation {generation.number} broke: {reason}")
+    if generation.phase is GenerationPhase.OPENING:
+        close(turn, f"broke: {reason}")
+
+
+def leave(turn: Turn, slot: Slot, rank: RankPhase, reason: str) -> None:
+    """Note that a rank is out or gone; one that had not stopped breaks the others."""
+    generation = turn.state.generation
+    if generation is None:
+        return
+    before = generation.ranks.get(slot)
+    if before is None:
+        handing_over = generation.phase is GenerationPhase.STARTING
+        if handing_over and slot in generation.participants:
+            break_generation(turn, reason)
+        return
+    if before is RankPhase.GONE or (rank is RankPhase.OUT and before in _FINISHED):
+        return
+    turn.put_generation(replace(generation, ranks={**generation.ranks, slot: rank}))
+    if generation.phase is GenerationPhase.BREAKING and rank is RankPhase.GONE:
+        _blame(turn, reason)
+    elif before in (RankPhase.INVITED, RankPhase.STARTED):
+        break_generation(turn, reason)
+
+
+def _blame(turn: Turn, reason: str) -> None:
+    """Name a lost VM as the cause of a break that its peers were faster to report."""
+    generation = turn.state.generation
+    assert generation is not None
+    turn.put_generation(replace(generation, break_reason=reason))
+    turn.state = replace(turn.state, plan_reason=reason)
+
+
+def lose_vm(turn: Turn, vm_id: str, reason: str) -> None:
+    """Note that a VM is gone, with all its slots' memory."""
+    if generation := turn.state.generation:
+        for slot in generation.participants:
+            if slot.vm_id == vm_id:
+                leave(turn, slot, RankPhase.GONE, reason)
+
+
+def stopped(turn: Turn, slot: Slot, *, done: bool) -> None:
+    """A rank stopped after the mini-batch that all stop after."""
+    generation = turn.state.generation
+    assert generation is not None
+    if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
+        ranks = {**generation.ranks, slot: RankPhase.STOPPED}
+        turn.put_generation(
+            replace(generation, ranks=ranks, done=generation.done or done)
+        )
+
+
+def advance(turn: Turn) -> None:
+    """Take the generation further where nothing is missing, or time has run out."""
+    generation = turn.state.generation
+    if generation is None:
+        return
+    finished = all(rank in _FINISHED for rank in generation.ranks.values())
+    since_s = generation.since_s
+    match generation.phase:
+        case GenerationPhase.OPENING:
+            if turn.due(since_s + OPEN_BOUND_S):
+                break_generation(turn, f"its store did not open in {OPEN_BOUND_S:g} s")
+        case GenerationPhase.STARTING:
+            if RankPhase.INVITED not in generation.ranks.values():
+                _run(turn, generation)
+            elif turn.due(since_s + START_BOUND_S):
+                break_generation(turn, f"it did not start in {START_BOUND_S:g} s")
+        case GenerationPhase.RUNNING:
+            if finished:
+                close(turn, "all ranks stopped")
+        case GenerationPhase.STOPPING:
+            if finished:
+                close(turn, turn.state.plan_reason)
+            elif turn.due(since_s + STOP_BOUND_S):
+                break_generation(turn, f"it did not stop in {STOP_BOUND_S:g} s")
+        case GenerationPhase.BREAKING:
+            if finished:
+                close(turn, f"broke: {generation.break_reason}")
+            else:
+                _get_out(turn, generation)
+        case _:
+            assert_never(generation.phase)
+
+
+def _run(turn: Turn, generation: Generation) -> None:
+    turn.put_generation(
+        replace(
+            generation,
+            phase=GenerationPhase.RUNNING,
+            since_s=turn.now_s,
+            started_at_s=turn.now_s,
+        )
+    )
+    shape = generation.plan.shape
+    turn.say(
+        f"generation {generation.number} trains {shape} from step {generation.from_step}"
+    )
+
+
+def _get_out(turn: Turn, generation: Generation) -> None:
+    """Tell ranks that hang after a break to give up; suspect VMs that do not obey."""
+    late = [
+        slot.vm_id
+        for slot, rank in generation.ranks.items()
+        if rank in (RankPhase.INVITED, RankPhase.STARTED)
+    ]
+    if not generation.abandoned:
+        if turn.due(generation.since_s + ABANDON_AFTER_S):
+            donors = [slot.vm_id for slot in generation.participants]
+            turn.put_generation(replace(generation, abandoned=True))
+            turn.send(
+                late + donors[len(generation.plan.slots) :],
+                AbandonGeneration(generation=generation.number),
+            )
+    elif turn.due(generation.since_s + FENCE_AFTER_S):
+        for vm_id in dict.fromkeys(late):
+            suspect(turn, vm_id)
+
+
+def suspect(turn: Turn, vm_id: str) -> None:
+    """Ask the provider about a VM that does not answer, unless we have asked."""
+    vm = turn.state.vms[vm_id]
+    if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
+        turn.put_vm(replace(vm, silent_since_s=turn.now_s))
+        turn.do(AskProvider(vm_id=vm_id))
+
+
+def close(turn: Turn, ended_by: str) -> None:
+    """End the generation: into the report with it, and on to what follows."""
+    state, generation = turn.state, turn.state.generation
+    assert generation is not None
+    broke = generation.phase is GenerationPhase.BREAKING
+    summary = summary_of(generation, state.progress.step, turn.now_s, ended_by)
+    progress = state.progress
+    if progress.paused_since_s is None:
+        progress = replace(progress, paused_since_s=progress.last_commit_at_s)
+    fruitless = 0 if generation.committed else state.fruitless
+    if broke and RankPhase.GONE not in generation.ranks.values():
+        fruitless += not generation.committed
+    saved = generation.checkpoint_asked and not broke
+    turn.state = replace(
+        state,
+        generation=None,
+        previous_plan=generation.plan,
+        generations=keep(state.generations, summary),
+        progress=progress,
+        fruitless=fruitless,
+        ending_checkpoint=state.ending_checkpoint and not saved,
+    )
+    finished = all(rank in _FINISHED for rank in generation.ranks.values())
+    if generation.done and finished and not broke:
+        turn.end(_outcome_of_done(state))
+    elif fruitless >= MAX_FRUITLESS:
+        reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
+        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+
+
+def _outcome_of_done(state: State) -> Outcome:
+    """All steps are done: a success only if the final weights are in the store."""
+    steps, newest = state.job.spec.steps, state.newest_checkpoint
+    if newest is not None and newest.step >= steps:
+        return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")
+    trouble = state.checkpoint_error or "the last checkpoint was not written"
+    reason = f"{steps} steps done, but {trouble}; make room, then resume the job"
+    return Outcome(kind="failed", exit_code=1, reason=reason)

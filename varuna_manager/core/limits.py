@@ -1,0 +1,126 @@
+"""Limits that a person changes while the job lives, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from spottrain.pricing.billing.money import FREE, Rate
+from spottrain.varuna_manager.core.fleet import return_vms
+from spottrain.varuna_manager.core.model.events import LimitsChanged
+from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.format import utc
+
+SHED_S = 120.0
+"""How long a VM that the hourly cap no longer bears may take to hand its sections over."""
+_WORDS = {
+    "max_usd": ("budget.max_usd", " USD"),
+    "max_usd_per_hour": ("budget.max_usd_per_hour", " USD/h"),
+    "deadline_s": ("slo.deadline", ""),
+    "min_examples_per_s": ("slo.min_examples_per_s", " examples/s"),
+}
+
+
+def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
+    """Return the settings with the limits that ``event`` names."""
+    limits = {limit.name: limit.value for limit in event.limits}
+    return replace(settings, **limits)  # type: ignore[arg-type]
+
+
+def with_limits(state: State, event: LimitsChanged) -> State:
+    """Return the state with new limits; shares of a raised budget are told of again."""
+    job = changed(state.job, event)
+    alerts = state.alerts
+    if job.max_usd != state.job.max_usd:
+        spent_usd = state.ledger.spent(state.now_s).usd
+        cap = job.max_usd
+        alerts = tuple(
+            alert
+            for alert in alerts
+            if cap is not None and spent_usd >= alert.share * cap
+        )
+    return replace(state, settings=job, alerts=alerts)
+
+
+def limits_changed(turn: Turn, event: LimitsChanged) -> None:
+    """A person has changed limits; decisions follow from what now is true."""
+    turn.state = with_limits(turn.state, event)
+    turn.say(f"{event.by}: {told(event)}")
+
+
+def told(event: LimitsChanged) -> str:
+    """Return the new limits in words."""
+    parts = []
+    for limit in event.limits:
+        key, unit = _WORDS[limit.name]
+        value = "none" if limit.value is None else f"{limit.value:.12g}{unit}"
+        if limit.name == "deadline_s" and limit.value is not None:
+            value = utc(limit.value)
+        parts.append(f"{key} is now {value}")
+    return ", ".join(parts)
+
+
+def advance(turn: Turn) -> None:
+    """Let VMs go that the hourly cap does not bear any more, the dearest first."""
+    state = turn.state
+    if state.phase is not JobPhase.ACTIVE:
+        return
+    for vm in tuple(state.vms.values()):
+        if vm.shed and vm.leaves_at_s is not None and turn.due(vm.leaves_at_s):
+            return_vms(turn, (vm,), vm.shed)
+    if state.job.max_usd_per_hour is None:
+        return
+    money = budget(turn.state)
+    assert money.hourly_cap is not None
+    staying = [vm for vm in turn.state.vms.values() if not _is_going(vm)]
+    going = [vm for vm in turn.state.vms.values() if _is_going(vm)]
+    over = money.rate - money.hourly_cap
+    for vm in going:
+        over -= _rate(turn.state, vm)
+    for vm in least_missed(turn.state, staying):
+        if over <= FREE:
+            return
+        over -= _rate(turn.state, vm)
+        shed(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+
+
+def _is_going(vm: VmRecord) -> bool:
+    return vm.phase is VmPhase.RETURNING or vm.leaves_at_s is not None
+
+
+def _rate(state: State, vm: VmRecord) -> Rate:
+    line = state.ledger.open.get(vm.vm_id)
+    return FREE if line is None else line.rate_now
+
+
+def _trains(state: State, vm: VmRecord) -> bool:
+    generation = state.generation
+    return generation is not None and any(
+        slot.vm_id == vm.vm_id for slot in generation.ranks
+    )
+
+
+def least_missed(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
+    """Sort VMs: what does not train or is slow first, then the dearest."""
+
+    def key(vm: VmRecord) -> tuple[bool, bool, int, str]:
+        price = _rate(state, vm).nanousd_per_hour
+        return _trains(state, vm), vm.slow is None, -price, vm.vm_id
+
+    return sorted(vms, key=key)
+
+
+def shed(turn: Turn, vm: VmRecord, reason: str) -> None:
+    """Return a VM; if it trains, once the others have what it holds."""
+    turn.say(f"{vm.vm_id}: {reason}")
+    if not _trains(turn.state, vm):
+        return_vms(turn, (vm,), reason)
+        return
+    leaves_at_s = turn.now_s + SHED_S
+    turn.put_vm(
+        replace(vm, noticed_at_s=turn.now_s, leaves_at_s=leaves_at_s, shed=reason)
+    )
+    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)

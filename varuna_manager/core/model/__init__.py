@@ -1,0 +1,1 @@
+"""The core's data: state, records, events, commands, settings."""

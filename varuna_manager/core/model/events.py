@@ -1,0 +1,379 @@
+"""What happened: the facts that the manager's core folds into its state.
+
+Every event is journalled before the commands that follow from it run, and carries
+``at_s``, the time at which the shell learned it (seconds since the epoch): the core
+itself has no clock. A journal entry is the class name and the fields as JSON
+(``pydantic.TypeAdapter`` of the class reads them back).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from spottrain import wire
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.inputs import Question
+from spottrain.pricing.ranking.cooldowns import Refusal
+from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.settings import JobSettings, Limit
+from spottrain.wire import Plan, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """A complete checkpoint in the job's store."""
+
+    name: str
+    step: int
+
+
+# --- The job --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """The user wants this job; always the first event of a journal."""
+
+    at_s: float
+    settings: JobSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerStarted:
+    """A manager process took the job over, for the first time or by ``resume``.
+
+    The shell feeds ``CheckpointsListed`` and ``VmsListed`` right after it.
+    """
+
+    at_s: float
+    software_version: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMoved:
+    """The job was taken over from its checkpoint store, on a machine without its keys.
+
+    Nobody can talk to VMs rented before any more, and what happened last may be unknown.
+    """
+
+    at_s: float
+    epoch: int
+    """Of the claim (``stored_job.Claim``); above that of any earlier move."""
+    host: str
+    """The machine it is on now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """A person wants the job to stop; it can be resumed."""
+
+    at_s: float
+    by: str
+    checkpoint: bool = True
+    """Write a checkpoint first."""
+    now: bool = False
+    """Return the VMs at once, whatever they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsChanged:
+    """A person wants other limits from now on; those not named stay as they are."""
+
+    at_s: float
+    by: str
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSet:
+    """The wall clock of the manager's machine was set; times of events go on steadily."""
+
+    at_s: float
+    by_s: float
+    """Seconds forward; below 0: back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The moment of the newest ``SetTimer`` has come."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsListed:
+    """The complete checkpoints that the store holds, newest first."""
+
+    at_s: float
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownProfile:
+    """A profile that was measured for an earlier job."""
+
+    profile: Profile
+    measured_at_s: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesListed:
+    """The profiles of the job's model that this machine keeps, newest first.
+
+    The shell feeds it right after ``ManagerStarted``.
+    """
+
+    at_s: float
+    profiles: tuple[KnownProfile, ...]
+
+
+# --- The cloud ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffersSeen:
+    """What can be rented now, all of it; fed only when it differs from before."""
+
+    at_s: float
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffersWeighed:
+    """What the offers are worth to the job; fed before those that it is about."""
+
+    at_s: float
+    worths: tuple[OfferWorth, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWeighed:
+    """What fleets do for the job; fed where it has a deadline or a least throughput."""
+
+    at_s: float
+    terms: FleetTerms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchIntended:
+    """The answer of the shell to ``IntendLaunch``: the intent is in the journal."""
+
+    at_s: float
+    intent: str
+    token: str
+    offer: Offer
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsLaunched:
+    """The cloud gave these VMs for an intent, perhaps fewer than asked for."""
+
+    at_s: float
+    intent: str
+    vms: tuple[Vm, ...]
+    refusal: str = ""
+
+
+RefusalKind = Refusal | Literal["throttled", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRefused:
+    """No VM came for an intent.
+
+    ``throttled`` and ``unknown`` leave it open whether VMs were rented: the core tries
+    again with the same token. The others close the intent.
+    """
+
+    at_s: float
+    intent: str
+    reason: str
+    refusal: RefusalKind
+    retry_after_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsListed:
+    """The provider's truth; fed after ``ManagerStarted`` and whenever it differs."""
+
+    at_s: float
+    asked_at_s: float
+    """When the call began: a VM that we learned of later may be missing from it."""
+    vms: tuple[Vm, ...]
+    cloud: str = ""
+    """Whose truth it is; empty: of all that the job rents from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderAnswered:
+    """What the provider says of one VM that we asked for with ``AskProvider``."""
+
+    at_s: float
+    vm_id: str
+    state: VmState | None
+    """None: the provider does not know the VM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmsReturned:
+    """The call behind ``TerminateVms`` succeeded for these VMs."""
+
+    at_s: float
+    vm_ids: tuple[str, ...]
+    vms: tuple[Vm, ...] = ()
+    """Of this job, as the cloud lists them afterwards, where it could be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmLost:
+    """A VM is gone for good, as something other than ``VmsListed`` has shown."""
+
+    at_s: float
+    vm_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReleased:
+    """Nothing that the job's VMs shared is left in the cloud."""
+
+    at_s: float
+
+
+# --- Agents ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarting:
+    """A token was minted for a VM's agent, which is about to be started."""
+
+    at_s: float
+    vm_id: str
+    token_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    """The agent of a VM called for the first time, or again after a while."""
+
+    at_s: float
+    vm_id: str
+    num_slots: int
+    private_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportReceived:
+    """Report ``number`` of a VM's agent (counted from 0 over the agent's life)."""
+
+    at_s: float
+    vm_id: str
+    number: int
+    report: Annotated[wire.Report, Field(discriminator="kind")]
+    """Told apart by their kind: trying each takes ten times as long to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmSilent:
+    """No heartbeat came from a registered agent for ``suspect_s``."""
+
+    at_s: float
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmHeard:
+    """A VM that was reported silent has called again."""
+
+    at_s: float
+    vm_id: str
+
+
+# --- Outcomes of commands ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanComputed:
+    """The planner's answer to the ``ComputePlan`` of ``inputs_hash``."""
+
+    at_s: float
+    inputs_hash: str
+    plan: Plan | None
+    candidates: tuple[Candidate, ...] = ()
+    """The chosen one and the two best that were rejected, with their numbers; without a
+    plan, those that came nearest to one."""
+    why_not: str = ""
+    """One line: why there is no plan; empty if there is one."""
+    question: Question | None = None
+    """What was asked; facts are in the journal's first event, the profile in its newest
+    ``Calibrated``."""
+
+
+FailedCommand = Literal[
+    "compute_plan", "start_agent", "terminate_vms", "ask_provider", "release_job"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFailed:
+    """A command could not be performed, retries within its deadline included."""
+
+    at_s: float
+    command: FailedCommand
+    vm_ids: tuple[str, ...]
+    """The VMs that it was for; empty for ``compute_plan`` and ``release_job``."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupFailed:
+    """The user's setup failed on a VM: the job cannot run."""
+
+    at_s: float
+    vm_id: str
+    reason: str
+    output: str
+    """The end of what it printed."""
+
+
+Event = (
+    JobSubmitted
+    | ManagerStarted
+    | JobMoved
+    | StopRequested
+    | LimitsChanged
+    | ClockSet
+    | TimerFired
+    | CheckpointsListed
+    | ProfilesListed
+    | OffersSeen
+    | OffersWeighed
+    | FleetWeighed
+    | LaunchIntended
+    | VmsLaunched
+    | LaunchRefused
+    | VmsListed
+    | ProviderAnswered
+    | VmsReturned
+    | VmLost
+    | JobReleased
+    | AgentStarting
+    | AgentRegistered
+    | ReportReceived
+    | VmSilent
+    | VmHeard
+    | PlanComputed
+    | CommandFailed
+    | SetupFailed
+)
+
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
+"""Every event class by the name under which the journal keeps it."""

@@ -1,0 +1,289 @@
+"""Everything the manager knows of one job: a fold of ``core.step`` over the journal.
+
+All of it is frozen, mappings included (they are replaced, never changed). Per-step
+history stays in the journal; here are only totals and bounded recent windows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.billing import egress
+from spottrain.pricing.billing.budget import Budget, reserve_s
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.pricing.billing.money import Money, Rate, total, total_rate
+from spottrain.pricing.ranking.cooldowns import Cooldown
+from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.deadline_state import Promise
+from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.varuna_manager.core.model.records import (
+    BudgetAlert,
+    Calibration,
+    Enough,
+    Generation,
+    GenerationPhase,
+    GenerationSummary,
+    Intent,
+    Interruption,
+    PlanAnswer,
+    PriceChange,
+    Progress,
+    RankPhase,
+    Release,
+    SlowVm,
+    Tally,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.wire import Plan, Profile
+
+
+class JobPhase(StrEnum):
+    """Where the job stands in its life."""
+
+    NEW = "new"
+    ACTIVE = "active"
+    ENDING = "ending"
+    """The outcome is known; a checkpoint is written if wished, VMs are returned."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the manager knows."""
+
+    phase: JobPhase = JobPhase.NEW
+    settings: JobSettings | None = None
+    submitted_at_s: float = 0.0
+    now_s: float = 0.0
+    """Time of the newest event."""
+    activity: str = "new"
+    """One line for people: what the job does or waits for, and why."""
+    last_news: str = ""
+    """One line: the newest thing that happened, with its reason."""
+    outcome: Outcome | None = None
+    ending_since_s: float | None = None
+    ending_checkpoint: bool = False
+    """A checkpoint is still wanted before the VMs are returned."""
+    release: Release | None = None
+    """Removing what the VMs shared in the cloud, once it has begun."""
+    # The fleet
+    reconciled: bool = False
+    """Whether the provider's truth has been heard since the manager started."""
+    offers: tuple[Offer, ...] = ()
+    offers_seen_at_s: float = 0.0
+    worths: Mapping[str, OfferWorth] = field(default_factory=dict)
+    """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
+    promise: Promise = field(default_factory=Promise)
+    """What deadline or throughput ask for."""
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
+    """What refused of late, by scope (``pricing.scopes``): it is left alone."""
+    intents: Mapping[str, Intent] = field(default_factory=dict)
+    asked_clouds: frozenset[str] = frozenset()
+    """Clouds that were ever asked for VMs: something of the job may be there."""
+    given_up: frozenset[str] = frozenset()
+    """Intents that a cloud did not answer, met elsewhere since: what may still come of
+    them is paid for and sent back."""
+    next_intent: int = 0
+    moved_in: int = 0
+    """Epoch in which the job came to this machine; 0: it began here."""
+    launch_wished: bool = False
+    """Whether ``LaunchIntended`` for the next intent is on its way."""
+    vms: Mapping[str, VmRecord] = field(default_factory=dict)
+    enough: Enough | None = None
+    """Set when VMs were returned that the plan did not use; ``None``: as many as allowed."""
+    fleet_changed_at_s: float = 0.0
+    """When usable slots last came or went."""
+    vmless_since_s: float | None = None
+    # What training needs
+    profile: Profile | None = None
+    known_profiles: tuple[KnownProfile, ...] = ()
+    """Measured for earlier jobs, newest first."""
+    calibration: Calibration | None = None
+    """The round of measuring that runs now."""
+    next_round: int = -1
+    measure_after_s: float = 0.0
+    """When the next round may begin, after one that failed."""
+    initialiser: str | None = None
+    """The VM that writes the checkpoint of step 0."""
+    prepare_since_s: float = 0.0
+    failed_preparations: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Complete ones, newest first."""
+    damaged: tuple[str, ...] = ()
+    checkpoint_error: str = ""
+    """Why the newest attempt to write a checkpoint failed; empty if it did not."""
+    # Generations
+    next_generation: int = 1
+    generation: Generation | None = None
+    previous_plan: Plan | None = None
+    answer: PlanAnswer | None = None
+    plan_asked: str | None = None
+    """Hash of the ``ComputePlan`` that is not answered yet."""
+    plan_reason: str = "start"
+    """Why the next plan will differ from the present one."""
+    fruitless: int = 0
+    """Generations in a row that broke before they committed anything."""
+    # History
+    progress: Progress = field(default_factory=Progress)
+    tally: Tally = field(default_factory=Tally)
+    ledger: Ledger = field(default_factory=Ledger)
+    """All that was spent."""
+    alerts: tuple[BudgetAlert, ...] = ()
+    """Shares of the budget that were spent and told of, the smallest first."""
+    generations: tuple[GenerationSummary, ...] = ()
+    """Finished ones, oldest first."""
+    interruptions: tuple[Interruption, ...] = ()
+    price_changes: tuple[PriceChange, ...] = ()
+    slow_vms: tuple[SlowVm, ...] = ()
+    """Those that were replaced, oldest first."""
+    timer_at_s: float | None = None
+
+    @property
+    def job(self) -> JobSettings:
+        """The settings; only asked for after ``JobSubmitted``."""
+        assert self.settings is not None, "the journal does not begin with JobSubmitted"
+        return self.settings
+
+    @property
+    def most_vms(self) -> int:
+        """The most VMs to have at once: more than the job may have for as long as VMs
+        that are being replaced, for the sake of a promise, train on."""
+        decision = self.promise.decision
+        wanted = sum(count for _, count in decision.wanted) if decision else 0
+        return max(self.job.max_vms, wanted)
+
+    @property
+    def newest_checkpoint(self) -> CheckpointRef | None:
+        """The newest checkpoint that is not known to be damaged."""
+        good = (c for c in self.checkpoints if c.name not in self.damaged)
+        return next(good, None)
+
+
+def rate_usd_per_hour(state: State) -> float:
+    """Return what the fleet costs per hour now, to be shown."""
+    return state.ledger.rate.usd_per_hour
+
+
+def spent_usd(state: State, at_s: float) -> float:
+    """Return the money spent until ``at_s``, to be shown.
+
+    A wall clock that was set back does not make it less.
+    """
+    return state.ledger.spent(max(at_s, state.now_s)).usd
+
+
+def on_demand_usd(state: State, at_s: float) -> float:
+    """Return what the same VM seconds would have cost on demand, where they ran."""
+    return state.ledger.spending(max(at_s, state.now_s)).if_on_demand.usd
+
+
+def budget(state: State) -> Budget:
+    """Return the caps and where the job stands under them, launches under way added."""
+    job = state.job
+    coming = total_rate(
+        Rate.of(intent.offer.usd_per_hour) * (intent.count - intent.arrived)
+        for intent in state.intents.values()
+    )
+    hourly = job.max_usd_per_hour
+    return Budget(
+        cap=None if job.max_usd is None else Money.allowed(job.max_usd),
+        hourly_cap=None if hourly is None else Rate.allowed(hourly),
+        spent=state.ledger.spent(state.now_s),
+        rate=state.ledger.rate + coming,
+        reserve_s=reserve_s(job.spec.lease_s),
+        side=_side(state),
+        coming=_coming(state),
+    )
+
+
+def _side(state: State) -> Rate:
+    """Return what storage, and the traffic of the plan that runs, cost."""
+    generation = state.generation
+    if generation is None:
+        return state.ledger.storage_rate
+    step_s = generation.measured_step_s or generation.plan.predicted_step_s
+    return state.ledger.storage_rate + Rate.every(generation.egress, step_s)
+
+
+def _coming(state: State) -> Money:
+    """Return what VMs that have yet to boot will fetch from other clouds."""
+    early = (VmPhase.STARTING, VmPhase.BOOTING)
+    booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
+    for intent in state.intents.values():
+        booting[intent.offer.cloud] += intent.count - intent.arrived
+    data_bytes = state.job.data_bytes
+    return total(egress.fetched(data_bytes, k) * n for k, n in booting.items())
+
+
+def summary_of(
+    generation: Generation, step: int, ended_at_s: float | None, ended_by: str = ""
+) -> GenerationSummary:
+    """Return the line of the report for ``generation``, which has come to ``step``."""
+    plan = generation.plan
+    return GenerationSummary(
+        generation=generation.number,
+        pipeline_depth=plan.pipeline_depth,
+        data_parallel_width=plan.data_parallel_width,
+        num_slots=len(plan.slots),
+        from_step=generation.from_step,
+        to_step=step,
+        reason=generation.reason,
+        predicted_step_s=plan.predicted_step_s,
+        measured_step_s=generation.measured_step_s,
+        started_at_s=generation.started_at_s or generation.opened_at_s,
+        ended_at_s=ended_at_s,
+        ended_by=ended_by,
+        inputs_hash=generation.decision_hash,
+        candidates=generation.candidates,
+    )
+
+
+def check_invariants(state: State) -> None:
+    """Assert what must hold after every step; a broken one is a bug of ours."""
+    if state.phase is JobPhase.NEW:
+        return
+    assert state.settings is not None
+    _check_fleet(state)
+    if state.generation is not None:
+        _check_generation(state, state.generation)
+    ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
+    assert (state.outcome is not None) == ending, "an end has a reason"
+    if state.phase is JobPhase.ENDED:
+        assert not state.vms, "a job that is over rents nothing"
+        assert not state.intents, "a job that is over wants nothing"
+        assert state.generation is None, "a job that is over does not train"
+    assert 0 <= state.progress.step <= state.progress.highest_step
+    assert state.progress.highest_step <= state.job.spec.steps
+
+
+def _check_fleet(state: State) -> None:
+    staying = sum(vm.counts for vm in state.vms.values())
+    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
+    swaps = state.promise.decision is not None
+    most = 2 * state.job.max_vms if swaps else state.job.max_vms
+    assert staying + wanted <= most, "never more VMs than allowed"
+    for vm_id, vm in state.vms.items():
+        assert vm.vm_id == vm_id
+        assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
+
+
+def _check_generation(state: State, generation: Generation) -> None:
+    plan = generation.plan
+    assert generation.number < state.next_generation, "generations only grow"
+    assert generation.participants[: len(plan.slots)] == plan.slots
+    assert len(set(generation.participants)) == len(generation.participants)
+    assert set(generation.ranks) == set(plan.slots)
+    assert len(generation.section_steps) == plan.num_sections
+    for slot, rank in generation.ranks.items():
+        here = slot.vm_id in state.vms
+        assert here or rank is RankPhase.GONE, "a rank lives on a VM"
+    if generation.phase is GenerationPhase.RUNNING:
+        dead = (RankPhase.INVITED, RankPhase.OUT)
+        assert not any(rank in dead for rank in generation.ranks.values())

@@ -1,0 +1,375 @@
+"""When to make a plan, and when a plan is worth a new generation.
+
+The planner's answer is kept with the hash of its inputs: it holds as long as the same
+slots are usable. A broken generation is mended at once; a notice waits a moment for
+further ones; growth waits until the fleet is quiet, and must pay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain.morphing.adapt import policy
+from spottrain.morphing.plan.choose import Device, PlanInputs
+from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.varuna_manager.core import calibration, fleet
+from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core.allocation import (
+    at_home,
+    cheapest_usd_per_hour,
+    room,
+)
+from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
+from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
+from spottrain.varuna_manager.core.model.records import (
+    KEPT,
+    Enough,
+    Generation,
+    GenerationPhase,
+    PlanAnswer,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.wire import Initialise, Plan, Profile, Slot
+
+MORPH_COST_S = 5.0
+"""What a planned morph is taken to cost until one was measured."""
+PREPARE_BOUND_S = 300.0
+"""Bound on writing the first weights, and on measuring the sections."""
+MAX_FAILED_PREPARATIONS = 3
+UNUSED_S = 60.0
+"""How long VMs stay that are not worth their money: clouds charge for the first minute
+anyway, and a fleet that changes may need them."""
+
+
+def wants_training(state: State) -> bool:
+    """Whether a generation should run: for the job, or only to write a checkpoint."""
+    return state.phase is JobPhase.ACTIVE or (
+        state.phase is JobPhase.ENDING and state.ending_checkpoint
+    )
+
+
+def usable_vms(state: State) -> tuple[VmRecord, ...]:
+    """Return the VMs whose slots a plan may use."""
+    return tuple(vm for vm in at_home(state) if vm.is_usable)
+
+
+def advance(turn: Turn) -> None:
+    """Prepare, plan, open a generation or leave the one that runs."""
+    state = turn.state
+    if not wants_training(state):
+        return
+    generation = state.generation
+    if generation is None:
+        _prepare(turn)
+        _start(turn)
+    elif generation.phase is GenerationPhase.RUNNING and not generation.done:
+        if state.phase is JobPhase.ENDING:
+            generations.stop_generation(turn, checkpoint=True)
+        else:
+            _reconsider(turn, generation)
+
+
+# --- Preparation --------------------------------------------------------------------------
+
+
+def _prepare(turn: Turn) -> None:
+    """Have the first weights written on one VM, then everything measured on all.
+
+    One after the other, and once no VM boots any more, so that nothing disturbs the
+    measurement.
+    """
+    state, vms = turn.state, usable_vms(turn.state)
+    vm_id = next((vm.vm_id for vm in vms), None)
+    if state.initialiser is not None or state.calibration is not None:
+        if turn.due(state.prepare_since_s + PREPARE_BOUND_S):
+            fail_preparation(turn, f"no answer in {PREPARE_BOUND_S:g} s")
+    elif vm_id is None:
+        return
+    elif state.newest_checkpoint is None:
+        turn.state = replace(state, initialiser=vm_id, prepare_since_s=state.now_s)
+        turn.send((vm_id,), Initialise())
+    elif state.profile is None and _is_enough(turn, vms):
+        calibration.get_profile(turn, vms)
+
+
+def fail_preparation(turn: Turn, reason: str) -> None:
+    """Writing the first weights or measuring failed: try again, but not for ever."""
+    state = turn.state
+    failures = state.failed_preparations + 1
+    turn.state = replace(state, initialiser=None, failed_preparations=failures)
+    calibration.give_up(turn)
+    what = "the first weights" if state.initialiser else "the measurement"
+    turn.say(f"{what} failed: {reason}")
+    if failures >= MAX_FAILED_PREPARATIONS:
+        reason = f"{what} failed {failures} times: {reason}"
+        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+
+
+# --- From no generation to one --------------------------------------------------------------
+
+
+def _start(turn: Turn) -> None:
+    state = turn.state
+    checkpoint, vms = state.newest_checkpoint, usable_vms(state)
+    if checkpoint is None or state.profile is None or not _is_enough(turn, vms):
+        return
+    answer = _answer(turn, vms, state.profile)
+    if answer is None:
+        return
+    if answer.plan is not None:
+        generations.open_generation(
+            turn, answer.plan, answer.inputs_hash, checkpoint.name
+        )
+    elif state.phase is JobPhase.ENDING:
+        turn.state = replace(state, ending_checkpoint=False)
+    elif _is_complete(turn.state, vms) and turn.state.enough is not None:
+        turn.state = replace(turn.state, enough=None)
+    elif _is_complete(turn.state, vms):
+        outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
+        turn.end(outcome)
+
+
+def _is_enough(turn: Turn, vms: Sequence[VmRecord]) -> bool:
+    """Whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
+    state = turn.state
+    if not vms or len(vms) < state.job.min_vms:
+        return False
+    cold = not any(vm.used_slots for vm in vms)
+    coming = bool(state.intents) or any(vm.is_coming for vm in state.vms.values())
+    if not (cold and coming):
+        return True
+    first_s = min(vm.ready_at_s or state.now_s for vm in vms)
+    return turn.due(first_s + state.job.boot_wait_s)
+
+
+def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
+    """Whether the fleet is as large as it may become."""
+    return room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
+
+
+# --- From one generation to the next --------------------------------------------------------
+
+
+def _reconsider(turn: Turn, generation: Generation) -> None:
+    """Leave the generation if a VM of its plan goes, or if a better plan pays."""
+    state = turn.state
+    assert state.profile is not None
+    vms = usable_vms(state)
+    if _hash(vms, state.profile) == generation.inputs_hash:
+        _return_unused(turn, generation, vms)
+        return
+    ids = {slot.vm_id for slot in generation.plan.slots}
+    in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
+    leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
+    slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
+    at_s = _reconsider_at_s(state, leaving, in_plan)
+    if at_s is None or not turn.due(at_s):
+        return
+    answer = _answer(turn, vms, state.profile)
+    if answer is None:
+        return
+    if leaving:
+        names = ", ".join(vm.vm_id for vm in leaving)
+        _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
+        return
+    plan = answer.plan
+    if slow and plan is not None:
+        names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
+        _leave(turn, f"slow: {names}", checkpoint=False)
+        return
+    morph_at_s = math.inf if plan is None else _morph_at_s(state, generation, plan)
+    if plan is None or morph_at_s == math.inf:
+        turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
+    elif turn.due(morph_at_s):
+        grown = len(plan.slots) - len(generation.plan.slots)
+        for_money = state.job.plan_objective == "examples_per_dollar"
+        why = "more for the money" if for_money else "growth"
+        _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
+
+
+def _reconsider_at_s(
+    state: State, leaving: Sequence[VmRecord], in_plan: Sequence[VmRecord]
+) -> float | None:
+    """Return from when on a generation is to be reconsidered, if that is known."""
+    if leaving:
+        return min(_handover_at_s(state, vm) for vm in leaving)
+    if any(vm.silent_since_s is not None for vm in in_plan):
+        return None  # the provider's answer decides
+    if any(vm.slow is not None and vm.is_replaced for vm in in_plan):
+        return state.now_s
+    return state.fleet_changed_at_s + state.job.debounce_s
+
+
+def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) -> None:
+    """Give VMs back that the best plan for the money leaves out, the dearest first.
+
+    Only once nothing comes or goes, and after a while; as few are rented from then on.
+    """
+    state = turn.state
+    planned = {slot.vm_id for slot in generation.plan.slots}
+    unused = [vm for vm in vms if vm.vm_id not in planned]
+    unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
+    going = unused[: max(0, len(vms) - state.job.min_vms)]
+    settled = not state.intents and all(
+        vm.slow is None and (vm.is_usable or vm.phase is VmPhase.RETURNING)
+        for vm in state.vms.values()
+    )
+    if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
+        return
+    if turn.due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
+        enough = Enough(
+            vms=len(vms) - len(going), usd_per_hour=cheapest_usd_per_hour(state)
+        )
+        turn.state = replace(state, enough=enough)
+        names = ", ".join(vm.vm_id for vm in going)
+        turn.say(f"returned, as without them examples cost less: {names}")
+        fleet.return_vms(turn, going, "not in the plan that does most for its money")
+
+
+def _leave(turn: Turn, reason: str, *, checkpoint: bool) -> None:
+    turn.state = replace(turn.state, plan_reason=reason)
+    turn.say(f"morph: {reason}")
+    generations.stop_generation(turn, checkpoint=checkpoint)
+
+
+def _handover_at_s(state: State, vm: VmRecord) -> float:
+    """When to leave a generation because ``vm`` goes away."""
+    assert vm.noticed_at_s is not None
+    assert vm.leaves_at_s is not None
+    return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
+
+
+def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
+    """Return from when on ``plan`` is worth a morph. Infinite: never.
+
+    The new plan is predicted as far off as the present one was.
+    """
+    step_s = _step_s(generation)
+    new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
+    share = _lag_share(state)
+    return policy.morph_at_s(
+        policy.Way(examples_per_s=_worth(state, generation.plan, step_s, share)),
+        policy.Way(
+            examples_per_s=_worth(state, plan, new_step_s, share),
+            cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+        ),
+        outlook(state),
+        left_s=(state.job.spec.steps - state.progress.step) * step_s,
+    )
+
+
+def _step_s(generation: Generation) -> float:
+    return generation.measured_step_s or generation.plan.predicted_step_s
+
+
+def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
+    """Return examples/s under ``plan``, falling back to checkpoints counted.
+
+    For each dollar an hour of its VMs, where that is the objective: both plans being
+    paid for by the hour, the same time makes up for a morph.
+    """
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
+    if state.job.plan_objective != "examples_per_dollar":
+        return each_s
+    vms = {slot.vm_id for slot in plan.slots}.intersection(state.vms)
+    return each_s / math.fsum(state.vms[vm].offer.usd_per_hour for vm in vms)
+
+
+def _lag_share(state: State) -> float:
+    """Return what losses put at stake."""
+    generation, previous = state.generation, state.previous_plan
+    step_s = previous.predicted_step_s if previous else 0.0
+    if generation is not None:
+        step_s = _step_s(generation)
+    lag_s = state.job.spec.checkpoint_every_steps * step_s / 2
+    return policy.lag_share(outlook(state), lag_s, state.now_s)
+
+
+def outlook(state: State) -> policy.Outlook:
+    """Return what was seen of the fleet so far."""
+    losses_at_s = tuple(loss.at_s for loss in state.interruptions)
+    forgotten = len(losses_at_s) == KEPT
+    return policy.Outlook(
+        since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
+        losses_at_s=losses_at_s,
+        changed_at_s=state.fleet_changed_at_s,
+        debounce_s=state.job.debounce_s,
+    )
+
+
+# --- The planner ------------------------------------------------------------------------------
+
+
+def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
+    """Return a name for what a plan depends on: slots and profile."""
+    parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _answer(turn: Turn, vms: Sequence[VmRecord], profile: Profile) -> PlanAnswer | None:
+    """Return the planner's answer for ``vms``, or ask for it and return None."""
+    state = turn.state
+    inputs_hash = _hash(vms, profile)
+    if state.answer is not None and state.answer.inputs_hash == inputs_hash:
+        return state.answer
+    if state.plan_asked != inputs_hash:
+        turn.state = replace(state, plan_asked=inputs_hash)
+        inputs = _inputs(state, vms, profile)
+        turn.do(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
+    return None
+
+
+def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInputs:
+    job = state.job
+    previous = state.generation.plan if state.generation else state.previous_plan
+    settled = None if previous is None else previous.microbatch_size
+    return PlanInputs(
+        facts=job.facts,
+        profile=profile,
+        slots=tuple(
+            Device(
+                slot=Slot(vm_id=vm.vm_id, index=index),
+                memory_bytes=vm.offer.gpu_memory_bytes,
+                speed=gpu_speed(vm.offer, profile, job.facts),
+                usd_per_hour=vm.offer.usd_per_hour / vm.num_slots,
+            )
+            for vm in vms
+            for index in range(vm.num_slots)
+        ),
+        minibatch_size=job.spec.minibatch_size,
+        microbatch_size=job.microbatch_size or settled,
+        reduction=job.spec.reduction,
+        previous=previous,
+        schedule=job.schedule,
+        recompute=job.recompute,
+        objective=job.plan_objective,
+        lag_share=_lag_share(state),
+    )
+
+
+def plan_computed(turn: Turn, event: PlanComputed) -> None:
+    """Keep the newest answer; one to an older question is ignored."""
+    if event.inputs_hash != turn.state.plan_asked:
+        return
+    why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
+    answer = PlanAnswer(
+        inputs_hash=event.inputs_hash,
+        plan=event.plan,
+        why_not=why_not,
+        candidates=event.candidates,
+    )
+    turn.state = replace(turn.state, answer=answer, plan_asked=None)
+    if why_not:
+        turn.say(why_not)
+
+
+def plan_failed(turn: Turn, event: CommandFailed) -> None:
+    """The planner refuses the job itself: no fleet would help."""
+    turn.end(Outcome(kind="failed", exit_code=2, reason=event.reason))

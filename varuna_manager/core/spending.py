@@ -1,0 +1,141 @@
+"""What the core writes into the ledger: VMs, prices, storage, and data that clouds charge."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.pricing.billing import egress
+from spottrain.pricing.billing.money import Rate, is_amount
+from spottrain.pricing.ranking.order import offer_key
+from spottrain.varuna_manager.core.model.events import VmsListed
+from spottrain.varuna_manager.core.model.records import VmRecord
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.transition import Turn
+
+GB = 1e9
+MONTH_H = 730.0
+"""As clouds count it."""
+
+
+def on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
+    """What the machine costs on demand where it runs; its own price if unknown."""
+    same = replace(offer, spot=False)
+    prices = (o.usd_per_hour for o in offers if offer_key(o) == offer_key(same))
+    return next(filter(is_amount, prices), offer.usd_per_hour)
+
+
+def priced(state: State, vm: Vm) -> Offer:
+    """Return what a VM was rented at; without a price of its own the dearest known."""
+    if is_amount(vm.offer.usd_per_hour):
+        return vm.offer
+    intent = state.intents.get(vm.intent)
+    known = [*state.offers] if intent is None else [*state.offers, intent.offer]
+    alike = [o.usd_per_hour for o in known if o.instance_type == vm.offer.instance_type]
+    return replace(vm.offer, usd_per_hour=max(filter(is_amount, alike), default=0.0))
+
+
+def opened(turn: Turn, vm: Vm) -> None:
+    """Count a VM from its launch on; one of an earlier job from this one's beginning."""
+    state = turn.state
+    offer = priced(state, vm)
+    ledger = state.ledger.opened(
+        vm.vm_id,
+        offer,
+        on_demand_usd_per_hour=on_demand_price(state.offers, offer),
+        launched_at_s=max(vm.launched_at, state.submitted_at_s),
+        seen_at_s=turn.now_s,
+        trains=vm.intent != tags.MANAGER,
+    )
+    turn.state = replace(state, ledger=ledger)
+
+
+def managers_listed(turn: Turn, vms: Iterable[Vm], cloud: str = "") -> None:
+    """Count the VMs that the job's manager runs on from their launch on.
+
+    Args:
+        turn: The core's.
+        vms: What is listed.
+        cloud: Of which cloud alone; empty: of all.
+    """
+    alive = {
+        vm.vm_id: vm
+        for vm in vms
+        if vm.intent == tags.MANAGER and vm.state in (VmState.STARTING, VmState.RUNNING)
+    }
+    for vm in alive.values():
+        opened(turn, vm)
+    elsewhere = {
+        vm_id
+        for vm_id, line in turn.state.ledger.open.items()
+        if cloud and line.offer is not None and line.offer.cloud != cloud
+    }
+    managers_end(turn, alive.keys() | elsewhere)
+
+
+def managers_end(turn: Turn, alive: Collection[str] = ()) -> None:
+    """Count those VMs no longer that managers ran on, but for the ones named."""
+    for vm_id, line in turn.state.ledger.open.items():
+        if not line.trains and vm_id not in alive:
+            ledger = turn.state.ledger.gone(vm_id, turn.now_s)
+            turn.state = replace(turn.state, ledger=ledger)
+
+
+def listed(turn: Turn, vms: Iterable[Vm]) -> None:
+    """Take the cloud's word on when VMs ended that this job has paid for."""
+    for vm in vms:
+        state = turn.state
+        if vm.state is not VmState.TERMINATED or vm.ended_at is None:
+            continue
+        ledger = state.ledger
+        known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
+        ours = vm.intent in state.intents or vm.intent in state.given_up
+        if not known and ours:
+            opened(turn, vm)  # it lived and died between two looks
+        if known or ours:
+            ledger = turn.state.ledger.ended(vm.vm_id, vm.ended_at)
+            turn.state = replace(turn.state, ledger=ledger)
+
+
+def settled(state: State, event: VmsListed) -> State:
+    """Take the cloud's word on when VMs ended though the job is over: that of its manager
+    outlives it."""
+    turn = Turn(state, event.at_s)
+    listed(turn, event.vms)
+    return replace(state, ledger=turn.state.ledger)
+
+
+def fetches(turn: Turn, vm: VmRecord) -> None:
+    """Count what a VM that boots fetches from the buckets of other clouds."""
+    cost = egress.fetched(turn.state.job.data_bytes, vm.offer.cloud)
+    ledger = turn.state.ledger.fetched(vm.vm_id, cost)
+    turn.state = replace(turn.state, ledger=ledger)
+
+
+def prices_seen(turn: Turn, offers: Iterable[Offer]) -> None:
+    """Take note of prices that VMs of clouds with moving prices pay from now on."""
+    ledger = turn.state.ledger
+    for offer in offers:
+        if is_amount(offer.usd_per_hour) and ledger.is_news(offer):
+            ledger = ledger.priced(offer, turn.now_s)
+    turn.state = replace(turn.state, ledger=ledger)
+
+
+def advance(turn: Turn) -> None:
+    """Bring storage and traffic up to date."""
+    state, job = turn.state, turn.state.job
+    ledger = state.ledger
+    if job.storage_usd_per_gb_month > 0:
+        num_bytes = len(state.checkpoints) * sum(
+            section.param_bytes + section.optimizer_bytes
+            for section in job.facts.sections
+        )
+        usd_per_hour = num_bytes / GB * job.storage_usd_per_gb_month / MONTH_H
+        rate = Rate.of(usd_per_hour)
+        if rate != ledger.storage_rate:
+            ledger = ledger.stored(rate, turn.now_s)
+    ledger = ledger.sent("training", state.tally.egress)
+    if ledger is not state.ledger:
+        turn.state = replace(state, ledger=ledger)

@@ -1,0 +1,355 @@
+"""Slow machines: found from what their ranks report, given less to do, replaced.
+
+Every rank tells with each mini-batch how long its tasks took. From that the mini-batch is
+shared anew over the replicas where that saves time, and a VM that is slower than its
+peers for long is replaced when that pays: by a warm spare, else by a VM that is rented
+for it. It is returned once a generation without it trains.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.adapt import balance, policy
+from spottrain.morphing.adapt.stragglers import (
+    WINDOW,
+    Beat,
+    Verdict,
+    Watch,
+    expected_busy_s,
+)
+from spottrain.morphing.memory import memory
+from spottrain.pricing.billing.money import HOUR_S
+from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.varuna_manager.core.allocation import best_offer
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    GenerationPhase,
+    Pulse,
+    SlowVm,
+    VmPhase,
+    VmRecord,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.planning import MORPH_COST_S, outlook
+from spottrain.wire import MinibatchCommitted, Plan, Profile, ShareMinibatch, Slot
+
+MOST_PER_HOUR = 3
+"""VMs replaced for being slow within an hour: more is no bad luck with machines."""
+_AHEAD = 4
+"""Mini-batches whose reports are waited for; ranks may be told of late."""
+
+
+# --- What the ranks tell --------------------------------------------------------------------
+
+
+def committed(turn: Turn, slot: Slot, report: MinibatchCommitted) -> None:
+    """Take in what a rank took for a mini-batch; look at it once all have told."""
+    state, generation = turn.state, turn.state.generation
+    told = report.microbatches > 0 and report.busy_s > 0
+    if generation is None or state.profile is None or not told:
+        return
+    pulse = generation.pulse or _begin(state, generation, state.profile)
+    ranks = {**pulse.pending.get(report.step, {}), slot: report}
+    pending = {**pulse.pending, report.step: ranks}
+    if len(ranks) < len(generation.plan.slots):
+        newest = sorted(pending)[-_AHEAD:]
+        pulse = replace(pulse, pending={step: pending[step] for step in newest})
+        turn.put_generation(replace(generation, pulse=pulse))
+        return
+    later = {step: some for step, some in pending.items() if step > report.step}
+    turn.put_generation(replace(generation, pulse=replace(pulse, pending=later)))
+    _minibatch(turn, ranks, state.profile)
+
+
+def _begin(state: State, generation: Generation, profile: Profile) -> Pulse:
+    return Pulse(
+        watch=Watch(pipeline_depth=generation.plan.pipeline_depth),
+        controller=_controller(state, generation.plan, profile),
+        pending={},
+    )
+
+
+def _controller(
+    state: State, plan: Plan, profile: Profile
+) -> balance.Controller | None:
+    """Return what shares the mini-batch out; None where there is nothing to share."""
+    if plan.data_parallel_width == 1 or plan.chunks > 1:
+        return None
+    shares = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
+    most = _most(state, plan, profile)
+    if most < max(shares):
+        return None
+    return balance.start(shares, most=[most] * len(shares))
+
+
+def _most(state: State, plan: Plan, profile: Profile) -> int:
+    """Return the most virtual nodes that a replica can have within its devices' memory."""
+    vms = state.vms
+    have = min(
+        (vms[s.vm_id].offer.gpu_memory_bytes for s in plan.slots if s.vm_id in vms),
+        default=0,
+    )
+    low, high = 0, plan.replica_bounds[-1] - plan.data_parallel_width + 1
+    while low < high:
+        share = (low + high + 1) // 2
+        if _bytes_with(state, plan, profile, share) <= have:
+            low = share
+        else:
+            high = share - 1
+    return low
+
+
+def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
+    """Return what a worker holds at most if a replica has ``share`` virtual nodes.
+
+    The last replica: unlike the first one it keeps gradients apart in exact mode.
+    """
+    width, total = plan.data_parallel_width, plan.replica_bounds[-1]
+    left = total - share
+    bounds = (*(left * d // (width - 1) for d in range(width)), total)
+    skewed = replace(plan, replica_bounds=bounds)
+    job = state.job
+    stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction)
+    return max(stage.total_bytes for stage in stages)
+
+
+def _minibatch(
+    turn: Turn, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
+) -> None:
+    """Look at a mini-batch of which all ranks have told."""
+    state, generation = turn.state, turn.state.generation
+    assert generation is not None
+    pulse = generation.pulse
+    assert pulse is not None
+    plan = generation.plan
+    beats = [
+        _beat(state, plan, profile, rank, ranks[slot])
+        for rank, slot in enumerate(plan.slots)
+    ]
+    if not all(beat.expected_s > 0 for beat in beats):
+        return
+    watch = pulse.watch.observe(beats)
+    turn.put_generation(replace(generation, pulse=replace(pulse, watch=watch)))
+    if generation.phase is not GenerationPhase.RUNNING or generation.done:
+        return
+    if pulse.controller is not None:
+        _share(turn, pulse.controller, [ranks[slot] for slot in plan.slots])
+    for verdict in watch.verdicts():
+        _judge(turn, watch, verdict)
+
+
+def _beat(
+    state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
+) -> Beat:
+    vm = state.vms.get(plan.slots[rank].vm_id)
+    speed = 1.0 if vm is None else gpu_speed(vm.offer, profile, state.job.facts)
+    expected_s = expected_busy_s(
+        plan,
+        profile,
+        rank % plan.pipeline_depth,
+        report.microbatches,
+        report.recomputes,
+    )
+    return Beat(
+        busy_s=report.busy_s,
+        expected_s=expected_s / speed,
+        microbatches=report.microbatches,
+    )
+
+
+# --- Sharing the mini-batch anew --------------------------------------------------------------
+
+
+def _share(
+    turn: Turn, controller: balance.Controller, reports: list[MinibatchCommitted]
+) -> None:
+    """Let the controller see a mini-batch that was shared as it wished."""
+    generation = turn.state.generation
+    assert generation is not None
+    assert generation.pulse is not None
+    depth = generation.plan.pipeline_depth
+    replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
+    if tuple(r[0].microbatches for r in replicas) != controller.shares:
+        return  # what it wished last has not come into force yet
+    seen = controller.observe([max(one.tasks_s for one in r) for r in replicas])
+    generation = replace(generation, pulse=replace(generation.pulse, controller=seen))
+    if seen.shares == controller.shares:
+        turn.put_generation(generation)
+        return
+    number = 1 if generation.share is None else generation.share.number + 1
+    share = ShareMinibatch(
+        generation=generation.number,
+        number=number,
+        replica_bounds=seen.replica_bounds,
+    )
+    generation = replace(generation, share=share)
+    turn.put_generation(generation)
+    send_share(turn, generation)
+    before, after = _few(controller.shares), _few(seen.shares)
+    turn.say(
+        f"virtual nodes of the replicas: {after} (were {before}), as fast as they are"
+    )
+
+
+def _few(shares: tuple[int, ...]) -> str:
+    """Return shares in a few words."""
+    if len(shares) <= 8:
+        return "+".join(map(str, shares))
+    return f"{min(shares)} to {max(shares)} each"
+
+
+def send_share(turn: Turn, generation: Generation) -> None:
+    """Tell every VM of the plan the newest share, if there is one."""
+    if generation.share is not None:
+        turn.send((slot.vm_id for slot in generation.plan.slots), generation.share)
+
+
+# --- Replacing a slow VM ------------------------------------------------------------------------
+
+
+def _judge(turn: Turn, watch: Watch, verdict: Verdict) -> None:
+    """Have a slow VM replaced, if that is possible and pays."""
+    state, generation = turn.state, turn.state.generation
+    assert generation is not None
+    assert generation.pulse is not None
+    slot = generation.plan.slots[verdict.rank]
+    vm = state.vms.get(slot.vm_id)
+    if state.phase is not JobPhase.ACTIVE or vm is None or not vm.is_usable:
+        return
+    if vm.slow is not None:
+        return
+    evidence = _evidence(vm, verdict, len(watch.beats), generation.plan)
+    if _may_replace(state) and _pays(turn, watch, verdict, vm):
+        slow = SlowVm(
+            vm_id=vm.vm_id,
+            found_at_s=turn.now_s,
+            slowness=verdict.slowness,
+            evidence=evidence,
+        )
+        turn.put_vm(replace(vm, slow=slow))
+        turn.say(f"{evidence}: another one is wanted in its place")
+        turn.decides = True
+    elif vm.vm_id not in generation.pulse.told:
+        told = generation.pulse.told | {vm.vm_id}
+        pulse = replace(generation.pulse, told=told)
+        turn.put_generation(replace(generation, pulse=pulse))
+        turn.say(f"{evidence}: kept, as another one would not pay now")
+
+
+def _evidence(vm: VmRecord, verdict: Verdict, seen: int, plan: Plan) -> str:
+    alone = plan.data_parallel_width == 1
+    peers = "it should be" if alone else "the others of its stage"
+    return (
+        f"{vm.vm_id} is {verdict.slowness:.1f}x slower than {peers} "
+        f"in {verdict.outlying} of {seen} mini-batches"
+    )
+
+
+def _may_replace(state: State) -> bool:
+    """One at a time, not too many, and not while others come and go."""
+    if any(vm.slow is not None for vm in state.vms.values()):
+        return False
+    lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.slow_vms)
+    calm = all(
+        vm.leaves_at_s is None and vm.silent_since_s is None
+        for vm in state.vms.values()
+    )
+    return calm and lately < MOST_PER_HOUR
+
+
+def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
+    """Whether the gain is worth a morph, and a rented VM its price."""
+    state, generation = turn.state, turn.state.generation
+    assert generation is not None
+    spare = _spare(state, generation, vm)
+    offer = None if spare is not None else best_offer(turn, 1, vm)[0]
+    if spare is None and (offer is None or not _suits(state, vm, offer)):
+        return False
+    step_s = statistics.median(generation.step_times_s[-WINDOW:])
+    saved_s = watch.saved_s((verdict,))
+    new_step_s = step_s - saved_s
+    if new_step_s <= 0 or saved_s <= 0:
+        return False
+    examples = generation.plan.minibatch_size
+    left_s = (state.job.spec.steps - state.progress.step) * step_s
+    if offer is not None:
+        left_s -= _boot_s(state)
+        now = rate_usd_per_hour(state)
+        then = now - vm.offer.usd_per_hour + offer.usd_per_hour
+        if then * new_step_s > now * step_s:
+            return False  # every example would cost more
+    at_s = policy.morph_at_s(
+        policy.Way(examples_per_s=examples / step_s),
+        policy.Way(
+            examples_per_s=examples / new_step_s,
+            cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+        ),
+        outlook(state),
+        left_s=left_s,
+    )
+    return turn.now_s >= at_s
+
+
+def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
+    """Whether a VM of ``offer`` can do what ``vm`` does."""
+    have, want, profile, facts = offer, vm.offer, state.profile, state.job.facts
+    return (
+        have.gpus >= want.gpus
+        and have.gpu_memory_bytes >= want.gpu_memory_bytes
+        and profile is not None
+        and gpu_speed(have, profile, facts) >= gpu_speed(want, profile, facts)
+    )
+
+
+def _boot_s(state: State) -> float:
+    """Return how long VMs took from launch to being ready, as far as is known."""
+    times_s = [
+        vm.ready_at_s - vm.launched_at_s
+        for vm in state.vms.values()
+        if vm.ready_at_s is not None
+    ]
+    return statistics.median(times_s) if times_s else 0.0
+
+
+def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | None:
+    """Return a VM that is ready and has no part in the plan."""
+    busy = {slot.vm_id for slot in generation.plan.slots}
+    usable = [other for other in state.vms.values() if other.is_usable]
+    if len(usable) <= state.job.min_vms:
+        return None
+    spares = (v for v in usable if v.vm_id not in busy and v.slow is None)
+    return next((v for v in spares if _suits(state, vm, v.offer)), None)
+
+
+def advance(turn: Turn) -> None:
+    """Let a spare take a slow VM's place, as soon as there is one."""
+    generation = turn.state.generation
+    for vm in tuple(turn.state.vms.values()):
+        if vm.slow is None or vm.phase is VmPhase.RETURNING:
+            continue
+        if vm.is_replaced and _is_missing(turn.state, vm.slow.replaced_by):
+            vm = _put(turn, vm, vm.slow, "")
+        if generation is None or generation.phase is not GenerationPhase.RUNNING:
+            continue
+        spare = None if vm.is_replaced else _spare(turn.state, generation, vm)
+        if spare is not None and vm.slow is not None:
+            _put(turn, vm, vm.slow, spare.vm_id)
+            turn.say(f"{vm.slow.evidence}: replaced by {spare.vm_id}")
+
+
+def _put(turn: Turn, vm: VmRecord, slow: SlowVm, replaced_by: str) -> VmRecord:
+    vm = replace(vm, slow=replace(slow, replaced_by=replaced_by))
+    turn.put_vm(vm)
+    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    return vm
+
+
+def _is_missing(state: State, vm_id: str) -> bool:
+    """Whether a VM cannot take anybody's place any more."""
+    vm = state.vms.get(vm_id)
+    return vm is None or not vm.is_usable

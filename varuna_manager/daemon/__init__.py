@@ -1,0 +1,1 @@
+"""The manager process: performs the core's commands and feeds it events."""

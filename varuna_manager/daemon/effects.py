@@ -1,0 +1,395 @@
+"""What the shell does for the core in the world outside: clouds and the planner.
+
+Every errand runs in a thread, has a deadline, and comes back with events: what it found
+out, or that it failed. It never raises for what a cloud does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    CloudProvider,
+    ExcusesSilence,
+    HasParts,
+    LaunchRequest,
+    ReleasesJob,
+    StartsAgents,
+    Vm,
+)
+from spottrain.errors import ConfigError, UserCodeError
+from spottrain.manifest import CheckpointEntry, list_checkpoints
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import question_of
+from spottrain.pricing.prices.history import VmLife
+from spottrain.storage.store import StorageError, open_store
+from spottrain.varuna_manager.core.model.commands import (
+    AskProvider,
+    ComputePlan,
+    KeepProfile,
+    LaunchVms,
+    ReleaseJob,
+    StartAgent,
+    TerminateVms,
+)
+from spottrain.varuna_manager.core.model.events import (
+    AgentStarting,
+    CheckpointRef,
+    CheckpointsListed,
+    CommandFailed,
+    Event,
+    FailedCommand,
+    JobReleased,
+    LaunchRefused,
+    PlanComputed,
+    ProfilesListed,
+    ProviderAnswered,
+    SetupFailed,
+    VmLost,
+    VmsLaunched,
+    VmsReturned,
+)
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.daemon.market_watch import MarketWatch
+from spottrain.varuna_manager.daemon.poller import Looks
+from spottrain.varuna_manager.daemon.refusals import refusal_of, retry_after_s
+from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
+
+logger = logging.getLogger(__name__)
+
+CALL_S = 120.0
+"""How long a cloud may take to answer one call."""
+RELEASE_S = 660.0
+"""How long removing a network may take: its VMs have to be gone first."""
+STORE_PAUSE_S = 10.0
+"""From one try to list the checkpoints to the next, where their store is down."""
+LOOK_S = 10.0
+"""How long a second look for checkpoints may take."""
+_THREADS = 32
+_STARTERS = 64
+"""Agents that are started at the same time: each may wait for its VM to boot."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Desk(Protocol):
+    """Where errands leave what they found out."""
+
+    @property
+    def state(self) -> State:
+        """The state of now."""
+
+    def now_s(self) -> float:
+        """Seconds since the epoch, as the manager's clock tells it."""
+
+    def feed(self, event: Event) -> asyncio.Future[None]:
+        """Queue an event; the future is done once it is journalled."""
+
+
+class Errands:
+    """All errands of one job.
+
+    Args:
+        desk: Where events go.
+        provider: The cloud that is rented from.
+        links: Whose tokens are admitted and revoked.
+        identity: Mints tokens.
+        url: Where agents find this manager.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        provider: CloudProvider,
+        links: Links,
+        identity: Identity,
+        url: str,
+    ) -> None:
+        self._desk = desk
+        self._provider = provider
+        self._links = links
+        self._identity = identity
+        self._url = url
+        self._threads = ThreadPoolExecutor(_THREADS, "errand")
+        self._starters = ThreadPoolExecutor(_STARTERS, "start")
+        self._planning = asyncio.Lock()
+        self._newest_plan = ""
+        self._market = MarketWatch(desk)
+        self._parts: Mapping[str, CloudProvider] = (
+            provider.parts() if isinstance(provider, HasParts) else {"": provider}
+        )
+        self.looks = Looks(desk, self._parts, self._call, self._market)
+
+    def close(self) -> None:
+        """Give up what has not begun, wait for what has: no cloud is asked any more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._starters.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def _job(self) -> JobSettings:
+        return self._desk.state.job
+
+    async def _call(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call the cloud in a thread.
+
+        Raises:
+            CloudError: it said no, or nothing in time.
+        """
+        return await self._call_in(self._threads, CALL_S, function, *args, **kwargs)
+
+    async def _call_in(
+        self,
+        threads: ThreadPoolExecutor,
+        limit_s: float,
+        function: Callable[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await loop.run_in_executor(
+                    threads, lambda: function(*args, **kwargs)
+                )
+        except TimeoutError:
+            raise CloudError(
+                f"{self._provider.name} gave no answer in {limit_s:g} s"
+            ) from None
+        except OSError as error:
+            raise CloudError(f"{self._provider.name}: {error}") from None
+
+    # --- commands ---------------------------------------------------------------------
+
+    async def launch(self, command: LaunchVms) -> None:
+        """Rent VMs for a journalled intent."""
+        request = LaunchRequest(
+            token=command.token,
+            job=self._job.spec.name,
+            intent=command.intent,
+            offer=command.offer,
+            count=command.count,
+            lease_s=self._job.spec.lease_s,
+        )
+        try:
+            result = await self._call(self._provider.launch, request)
+        except CloudError as error:
+            event: Event = LaunchRefused(
+                at_s=self._desk.now_s(),
+                intent=command.intent,
+                reason=str(error),
+                refusal=refusal_of(error),
+                retry_after_s=retry_after_s(error),
+            )
+        else:
+            event = VmsLaunched(
+                at_s=self._desk.now_s(),
+                intent=command.intent,
+                vms=result.vms,
+                refusal=result.refusal,
+            )
+        self._desk.feed(event)
+
+    async def start_agent(self, command: StartAgent) -> None:
+        """Give a VM its token and its agent."""
+        vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
+        token_hash = token_sha256(token)
+        await self._desk.feed(
+            AgentStarting(at_s=self._desk.now_s(), vm_id=vm_id, token_sha256=token_hash)
+        )
+        if vm_id not in self._desk.state.vms:
+            return
+        self._links.admit(vm_id, token_hash)
+        bootstrap = AgentBootstrap(
+            manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
+        )
+        try:
+            if not isinstance(self._provider, StartsAgents):
+                raise CloudError(f"{self._provider.name} cannot start agents")
+            start = self._provider.start_agent
+            await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
+        except VmNotFoundError as error:
+            self._desk.feed(
+                VmLost(at_s=self._desk.now_s(), vm_id=vm_id, reason=str(error))
+            )
+        except UserCodeError as error:
+            self._desk.feed(
+                SetupFailed(
+                    at_s=self._desk.now_s(),
+                    vm_id=vm_id,
+                    reason=str(error),
+                    output=error.traceback,
+                )
+            )
+        except CloudError as error:
+            self._fail("start_agent", (vm_id,), error)
+
+    def _part_of(self, vm_id: str) -> CloudProvider:
+        """Return the cloud that a VM is from; all of them if it is unknown."""
+        vm = self._desk.state.vms.get(vm_id)
+        return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
+
+    async def terminate(self, command: TerminateVms) -> None:
+        """Fence VMs, then return them, those of each cloud by themselves."""
+        wanted: dict[CloudProvider, list[str]] = {}
+        for vm_id in command.vm_ids:
+            self._links.revoke(vm_id)
+            wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
+        await asyncio.gather(
+            *(self._return(part, tuple(ids)) for part, ids in wanted.items())
+        )
+
+    async def _return(self, part: CloudProvider, vm_ids: tuple[str, ...]) -> None:
+        try:
+            await self._call(part.terminate, vm_ids)
+        except CloudError as error:
+            self._fail("terminate_vms", vm_ids, error)
+        else:
+            vms = await self._ends(part, vm_ids)
+            self._desk.feed(
+                VmsReturned(at_s=self._desk.now_s(), vm_ids=vm_ids, vms=vms)
+            )
+
+    async def _ends(
+        self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
+    ) -> tuple[Vm, ...]:
+        """Ask when the billing of VMs ended; without an answer it ended just now."""
+        wanted = {*vm_ids, *self._desk.state.ledger.unconfirmed}
+        try:
+            vms = await self._call(part.list_vms, self._job.spec.name)
+        except CloudError:
+            return ()
+        return tuple(vm for vm in vms if vm.vm_id in wanted)
+
+    async def release(self, _: ReleaseJob) -> None:
+        """Remove what the job's VMs shared in the cloud."""
+        provider = self._provider
+        try:
+            if isinstance(provider, ReleasesJob):
+                job, limit_s = self._job.spec.name, RELEASE_S
+                await self._call_in(self._threads, limit_s, provider.release, job)
+        except CloudError as error:
+            self._fail("release_job", (), error)
+        else:
+            # Some clouds tell only now when the last VMs ended.
+            for part in self._parts.values():
+                vms = await self._ends(part)
+                self._desk.feed(
+                    VmsReturned(at_s=self._desk.now_s(), vm_ids=(), vms=vms)
+                )
+            self._desk.feed(JobReleased(at_s=self._desk.now_s()))
+
+    def out_of_reach(self) -> Collection[str]:
+        """Return the VMs whose silence is no fault of theirs."""
+        knows = self._provider
+        return knows.out_of_reach() if isinstance(knows, ExcusesSilence) else ()
+
+    async def ask(self, command: AskProvider) -> None:
+        """Ask the cloud whether a VM that fell silent still runs."""
+        try:
+            if command.vm_id in self.out_of_reach():
+                raise CloudError(f"{command.vm_id}: its region's relay is away")
+            part = self._part_of(command.vm_id)
+            vms = await self._call(part.list_vms, self._job.spec.name)
+        except CloudError as error:
+            self._fail("ask_provider", (command.vm_id,), error)
+            return
+        states = {vm.vm_id: vm.state for vm in vms}
+        self._desk.feed(
+            ProviderAnswered(
+                at_s=self._desk.now_s(),
+                vm_id=command.vm_id,
+                state=states.get(command.vm_id),
+            )
+        )
+
+    async def plan(self, command: ComputePlan) -> None:
+        """Choose a plan; one choice at a time, and only for the newest question."""
+        self._newest_plan = command.inputs_hash
+        async with self._planning:
+            if self._newest_plan != command.inputs_hash:
+                return
+            try:
+                choice = await asyncio.to_thread(choose_plan, command.inputs)
+            except PlanError as error:
+                self._fail("compute_plan", (), error)
+                return
+        self._desk.feed(
+            PlanComputed(
+                at_s=self._desk.now_s(),
+                inputs_hash=command.inputs_hash,
+                plan=choice.plan,
+                candidates=choice.decisive,
+                why_not=choice.why_not,
+                question=question_of(command.inputs),
+            )
+        )
+
+    def _fail(
+        self, command: FailedCommand, vm_ids: tuple[str, ...], error: Exception
+    ) -> None:
+        self._desk.feed(
+            CommandFailed(
+                at_s=self._desk.now_s(),
+                command=command,
+                vm_ids=vm_ids,
+                reason=str(error),
+            )
+        )
+
+    async def vms_ended(self, lives: Sequence[VmLife]) -> None:
+        """Remember how VMs have ended."""
+        await self._market.ended(lives)
+
+    # --- looking around -----------------------------------------------------------------
+
+    async def list_checkpoints(self) -> None:
+        """Tell which complete checkpoints the store holds, once it answers."""
+        while True:
+            try:
+                found = await asyncio.to_thread(self._find_checkpoints)
+                break
+            except StorageError as error:
+                # To take it for empty would be to train from the beginning.
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(STORE_PAUSE_S)
+        refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
+        self._desk.feed(CheckpointsListed(at_s=self._desk.now_s(), checkpoints=refs))
+
+    async def look_for_newer(self) -> None:
+        """List checkpoints anew, soon or not at all: one that is known cannot be read.
+
+        VMs of a manager that was replaced may have gone on until they were returned, and
+        have deleted older checkpoints for newer ones.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.list_checkpoints()
+
+    def _find_checkpoints(self) -> list[CheckpointEntry]:
+        return list_checkpoints(open_store(self._job.spec.checkpoint_path))
+
+    async def list_profiles(self) -> None:
+        """Tell which profiles of the job's model this machine keeps."""
+        found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
+        self._desk.feed(ProfilesListed(at_s=self._desk.now_s(), profiles=found))
+
+    async def keep_profile(self, command: KeepProfile) -> None:
+        """Keep a profile for later jobs; this one does without it."""
+        try:
+            await asyncio.to_thread(profiles.keep, command.profile)
+        except ConfigError as error:
+            logger.warning("profile not kept: %s", error)

@@ -1,0 +1,397 @@
+"""The manager's hands: real time, one journal, one server, one cloud.
+
+    queue of events -> core.step -> journal (durable) -> commands performed -> events ...
+
+Whatever happens becomes an event in one queue. All that wait are folded together,
+journalled in one transaction, and only then are their commands performed and their
+senders answered: a report that was acknowledged is never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar, assert_never
+
+import spottrain
+from spottrain import wire
+from spottrain.cloud.port.provider import CloudProvider
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.commands import (
+    AskProvider,
+    Command,
+    ComputePlan,
+    Finish,
+    IntendLaunch,
+    KeepProfile,
+    LaunchVms,
+    Outcome,
+    ReleaseJob,
+    Send,
+    SetTimer,
+    StartAgent,
+    TerminateVms,
+)
+from spottrain.varuna_manager.core.model.events import (
+    AgentRegistered,
+    ClockSet,
+    Event,
+    LaunchIntended,
+    LimitsChanged,
+    ManagerStarted,
+    ReportReceived,
+    StopRequested,
+    TimerFired,
+    VmHeard,
+    VmSilent,
+)
+from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.clock import Clock
+from spottrain.varuna_manager.daemon.effects import Errands
+from spottrain.varuna_manager.daemon.server import Channel
+from spottrain.varuna_manager.daemon.sessions import Links, OutOfStepError
+from spottrain.varuna_manager.jobs.identity import Identity
+from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.jobs.replication import JournalCopy
+from spottrain.varuna_manager.jobs.vm_history import LifeBook
+from spottrain.varuna_manager.launch.limits import check as check_limits
+from spottrain.varuna_manager.reporting.history import fold
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", LaunchVms, TerminateVms, ReleaseJob)
+
+RECONNECT_S = 5.0
+"""How long agents that outlived a manager may take to find the next one."""
+CLOCK_LOOK_S = 5.0
+"""From one look at the wall clock to the next."""
+JOURNAL_PATIENCE_S = 60.0
+"""How long a disk may refuse the journal before the manager gives up."""
+_LOOKS_PER_SUSPICION = 5
+_BROKEN = (wire.GenerationBroken, wire.WorkerDied)
+
+
+class Shell:
+    """One job's manager in real time.
+
+    Args:
+        journal: Opened to write; begins with ``JobSubmitted``.
+        provider: The cloud that is rented from.
+        identity: The manager's certificates and tokens.
+        url: Where agents find this manager.
+        workdir: The user's code, packed.
+        copy: What copies the journal to the checkpoint store, if anything does.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        provider: CloudProvider,
+        identity: Identity,
+        url: str,
+        workdir: Path,
+        copy: JournalCopy | None = None,
+    ) -> None:
+        self._journal = journal
+        self._copy = copy
+        self._seq = 0
+        self.state, self.past = fold(journal)
+        self._clock = Clock(self.state.now_s)
+        self._lives = LifeBook(self.state)
+        self.links = Links(time.monotonic, self._on_heard)
+        self._errands = Errands(self, provider, self.links, identity, url)
+        self.channel = Channel(
+            self, self.links, self.state.job.spec, workdir, identity.admin_token()
+        )
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (
+            asyncio.Queue()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> Outcome:
+        """Manage the job to its end; return how it ended.
+
+        Raises:
+            JournalError: the journal cannot be written any more.
+        """
+        self._broken = asyncio.get_running_loop().create_future()
+        self._readmit()
+        self.feed(
+            ManagerStarted(
+                at_s=self.now_s(),
+                software_version=spottrain.__version__,
+                pid=os.getpid(),
+            )
+        )
+        for work in (
+            self._errands.list_checkpoints(),
+            self._errands.list_profiles(),
+            self._errands.looks.look_around(),
+            self._look_for_silence(),
+            self._watch_clock(),
+        ):
+            self._start(work)
+        if self._copy is not None:
+            self._start(self._copy.run())
+        folding = asyncio.create_task(self._fold())
+        try:
+            await asyncio.wait(
+                (folding, self._broken), return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._broken.done():
+                self._broken.result()
+            return await folding
+        finally:
+            await self._close(folding)
+
+    async def _close(self, folding: asyncio.Task[Outcome]) -> None:
+        """Stop everything that still runs here."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = (folding, *self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._errands.close()
+        self.links.release()
+
+    def now_s(self) -> float:
+        """Seconds since the epoch, as the manager's clock tells it."""
+        return self._clock.now_s()
+
+    # --- events in ------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> asyncio.Future[None]:
+        """Queue an event; the future is done once it is journalled."""
+        journalled = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((event, journalled))
+        return journalled
+
+    async def _fold(self) -> Outcome:
+        """Take in events until the core says that the job is over."""
+        while True:
+            waiting = [await self._events.get()]
+            while not self._events.empty():
+                waiting.append(self._events.get_nowait())
+            commands = await self._take([event for event, _ in waiting])
+            for _, journalled in waiting:
+                if not journalled.done():  # its sender may have hung up
+                    journalled.set_result(None)
+            for command in commands:
+                if isinstance(command, Finish):
+                    return command.outcome
+                self._perform(command)
+
+    async def _take(self, events: list[Event]) -> list[Command]:
+        """Fold and journal ``events``; return the commands that follow."""
+        state, commands = self.state, list[Command]()
+        for event in events:
+            news, before = state.last_news, state
+            state, more = step.step(state, event)
+            self.past.note(before, event, state)
+            self._lives.note(before, event.at_s, state)
+            commands += more
+            if state.last_news != news:
+                logger.info("%s", state.last_news)
+        await self._write(events)
+        self.state = state
+        if ended := self._lives.take_ended():
+            self._start(self._errands.vms_ended(ended))
+        for vm_id in self.links.admitted - state.vms.keys():
+            self.links.revoke(vm_id)
+        return commands
+
+    async def _write(self, events: list[Event]) -> None:
+        """Journal ``events``; a disk that is full may have room again soon."""
+        give_up_at_s = time.monotonic() + JOURNAL_PATIENCE_S
+        while True:
+            try:
+                self._seq = self._journal.append(*events)
+                if self._copy is not None:
+                    self._copy.wake()
+                return
+            except JournalWriteError as error:
+                if time.monotonic() > give_up_at_s:
+                    raise
+                logger.warning("%s; trying again", error)
+                await asyncio.sleep(1.0)
+
+    # --- commands out -----------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        """Set about a command; its outcome comes back as an event."""
+        match command:
+            case IntendLaunch():
+                self.feed(
+                    LaunchIntended(
+                        at_s=self.now_s(),
+                        intent=command.intent,
+                        token=command.token,
+                        offer=command.offer,
+                        count=command.count,
+                    )
+                )
+            case LaunchVms():
+                self._start(self._ask_cloud(self._errands.launch, command, self._seq))
+            case StartAgent():
+                self._start(self._errands.start_agent(command))
+            case TerminateVms():
+                self._start(self._ask_cloud(self._errands.terminate, command))
+            case ReleaseJob():
+                self._start(self._ask_cloud(self._errands.release, command))
+            case AskProvider():
+                self._start(self._errands.ask(command))
+            case ComputePlan():
+                self._start(self._errands.plan(command))
+            case KeepProfile():
+                self._start(self._errands.keep_profile(command))
+            case Send(vm_id=vm_id, command=message):
+                self.links.send(vm_id, message)
+            case SetTimer(at_s=at_s):
+                self._set_timer(at_s)
+            case Finish():
+                pass  # _fold has returned
+            case _:
+                assert_never(command)
+
+    async def _ask_cloud(
+        self,
+        errand: Callable[[C], Coroutine[Any, Any, None]],
+        command: C,
+        seq: int | None = None,
+    ) -> None:
+        """Perform what changes the cloud, unless another manager has taken over.
+
+        Args:
+            errand: Performs it.
+            command: What to perform.
+            seq: Of the event that has to be in a durable copy of the journal before.
+        """
+        if self._copy is not None:
+            await self._copy.permit(seq)
+        await errand(command)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` beside everything else; a bug in it ends the manager."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, at_s - self.now_s()),
+                lambda: self.feed(TimerFired(at_s=self.now_s())),
+            )
+
+    # --- agents -----------------------------------------------------------------------------
+
+    def _readmit(self) -> None:
+        """Know the agents that outlived the manager before this one."""
+        for vm in self.state.vms.values():
+            if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
+                self.links.admit(vm.vm_id, vm.token_sha256s[-1])
+            if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
+                self.links.watch(vm.vm_id, RECONNECT_S)
+
+    async def _look_for_silence(self) -> None:
+        """Tell which VMs have fallen silent."""
+        suspect_s = self.state.job.suspect_s
+        pause_s = suspect_s / _LOOKS_PER_SUSPICION
+        while True:
+            looked_at_s = time.monotonic()
+            await asyncio.sleep(pause_s)
+            if time.monotonic() - looked_at_s > pause_s + suspect_s / 2:
+                # We were stopped ourselves: nobody's silence can be told from ours.
+                self.links.forgive()
+                continue
+            self.links.excuse(self._errands.out_of_reach())
+            for vm_id in self.links.silent(suspect_s):
+                self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
+
+    async def _watch_clock(self) -> None:
+        """Tell when somebody sets the wall clock."""
+        while True:
+            if by_s := self._clock.set_by_s():
+                self.feed(ClockSet(at_s=self.now_s(), by_s=by_s))
+            await asyncio.sleep(CLOCK_LOOK_S)
+
+    def _on_heard(self, vm_id: str) -> None:
+        self.feed(VmHeard(at_s=self.now_s(), vm_id=vm_id))
+
+    async def register(self, registration: wire.Registration) -> None:
+        """Take note of a VM's agent."""
+        await self.feed(
+            AgentRegistered(
+                at_s=self.now_s(),
+                vm_id=registration.vm_id,
+                num_slots=registration.num_slots,
+                private_address=registration.private_address,
+            )
+        )
+        self.links.watch(registration.vm_id)
+
+    async def receive(self, batch: wire.ReportBatch) -> int:
+        """Take reports; return how many of this VM's there are by now.
+
+        Raises:
+            OutOfStepError: the VM is gone, or reports before this batch are missing.
+        """
+        if any(isinstance(report, wire.CheckpointDamaged) for report in batch.reports):
+            await self._errands.look_for_newer()
+        vm = self.state.vms.get(batch.vm_id)
+        if vm is None or batch.first > vm.reports_received:
+            raise OutOfStepError(
+                f"reports of {batch.vm_id} do not follow: got number {batch.first}, "
+                f"expected {vm.reports_received if vm else 'none'}"
+            )
+        new = batch.reports[vm.reports_received - batch.first :]
+        first = batch.first + len(batch.reports) - len(new)
+        journalled = [
+            self.feed(
+                ReportReceived(
+                    at_s=self.now_s(), vm_id=batch.vm_id, number=number, report=report
+                )
+            )
+            for number, report in enumerate(new, first)
+        ]
+        if any(isinstance(report, _BROKEN) for report in new):
+            self._errands.looks.hurry()
+        if journalled:
+            await asyncio.gather(*journalled)
+        return max(vm.reports_received, batch.first + len(batch.reports))
+
+    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        """Take note of a person's wish to stop the job."""
+        await self.feed(
+            StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
+        )
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        """Take note of other limits.
+
+        Raises:
+            LimitsRefusedError: they would end the job, and the person is not sure.
+        """
+        event = LimitsChanged(at_s=self.now_s(), by=by, limits=limits)
+        if not sure:
+            check_limits(self.state, event)
+        await self.feed(event)

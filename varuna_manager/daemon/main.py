@@ -1,0 +1,184 @@
+"""The manager process: ``python -m spottrain.varuna_manager.daemon.main <job_dir>``.
+
+It holds ``manager.lock`` while it lives, so that a job never has two, and says in
+``manager.json`` where it can be reached. SIGTERM ends it as a crash would: VMs train on,
+and the next manager goes on where this one was. Exit code: the job's own, or 143.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvloop
+
+from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.daemon.loop import Shell
+from spottrain.varuna_manager.daemon.server import listen, make_server, serve_many
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.identity import ensure_identity
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.manager_location import own_vm
+from spottrain.varuna_manager.jobs.replication import JournalCopy, begin_copy
+from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
+from spottrain.varuna_manager.reporting.documents import report
+from spottrain.varuna_manager.reporting.html.page import PageError, write_page
+
+logger = logging.getLogger(__name__)
+
+TERMINATED = 143
+ADDRESS = "127.0.0.1"
+"""Where agents reach the manager: they are on this machine, or their calls are carried
+to it (``CarriesCalls``). On a VM of its own they reach it at its private address."""
+LEAVE_S = 5.0
+"""How long a manager that is told to leave waits for the copy of its journal."""
+DURABLE_COPY = "--durable-copy"
+"""Given after the folder: no VM is rented before its intent is in the checkpoint store."""
+_LOCK_S = 2.0
+
+
+class ManagerError(SpottrainError):
+    """The manager cannot start."""
+
+
+@contextlib.contextmanager
+def only_manager(job_dir: Path) -> Iterator[None]:
+    """Hold the job's lock.
+
+    Raises:
+        ManagerError: another manager of the job lives.
+    """
+    with open(job_dir / "manager.lock", "ab") as lock:
+        give_up_at_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Who asks whether the job is managed holds the lock for an instant.
+                if time.monotonic() > give_up_at_s:
+                    raise ManagerError(
+                        f"job {job_dir.name} is managed already: 'spottrain status "
+                        f"{job_dir.name}' shows it"
+                    ) from None
+            time.sleep(0.02)
+        yield
+
+
+async def manage(
+    job: JobDir, provider: CloudProvider, copy: JournalCopy | None = None
+) -> Outcome | None:
+    """Manage a job to its end; ``None`` if this process was told to leave.
+
+    Args:
+        job: A job that was submitted; the caller holds its lock.
+        provider: The cloud that it rents from.
+        copy: What copies its journal to its checkpoint store, if anything does.
+
+    Raises:
+        FencedError: another machine has taken the job over.
+        SpottrainError: it cannot be managed: no port, a damaged journal or identity.
+    """
+    own = own_vm(job)
+    address = ADDRESS if own is None else own.private_address
+    listener = listen(job.path, address)
+    url = f"https://{address}:{listener.getsockname()[1]}"
+    identity = ensure_identity(job.path, (address, "localhost"))
+    journal = Journal(job.journal)
+    shell = Shell(journal, provider, identity, url, job.workdir, copy)
+    server = make_server(shell.channel, identity.path)
+    _publish(job.path, url)
+    if isinstance(provider, CarriesCalls):
+        provider.serve(url)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(shell.run())
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        running.cancel()
+        if isinstance(provider, CarriesCalls):
+            # Beside: what waits for a VM's answer now would be waited for.
+            threading.Thread(target=provider.close).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    try:
+        outcome = await running
+        if copy is not None:
+            await copy.finish()
+        _leave_page(job, shell)
+        return outcome
+    except asyncio.CancelledError:
+        logger.info("told to leave: VMs train on, 'spottrain resume' goes on")
+        if copy is not None:
+            await copy.finish(LEAVE_S)
+        return None
+    finally:
+        if copy is not None:
+            copy.close()
+        server.should_exit = True
+        await serving
+        listener.close()
+        journal.close()
+        (job.path / "manager.json").unlink(missing_ok=True)
+
+
+def _leave_page(job: JobDir, shell: Shell) -> None:
+    """Put the report of a job that is over into its folder."""
+    state, past = shell.state, shell.past
+    try:
+        write_page(job.page, report(state, past, False, state.now_s), state, past)
+    except PageError as error:
+        logger.warning("%s", error)
+    else:
+        logger.info("report: %s", job.page)
+
+
+def _publish(job_dir: Path, url: str) -> None:
+    """Write ``manager.json`` whole."""
+    draft = job_dir / "manager.json.tmp"
+    draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
+    draft.replace(job_dir / "manager.json")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    serve_many()
+    job = JobDir(Path(argv[0]).absolute())
+    try:
+        with only_manager(job.path):
+            copy = begin_copy(job, durable=DURABLE_COPY in argv)
+            provider = open_provider(job)
+            try:
+                outcome = uvloop.run(manage(job, provider, copy))
+            finally:
+                if isinstance(provider, CarriesCalls):
+                    provider.close()
+            if outcome is not None and isinstance(provider, ShutsDown):
+                provider.shut_down()  # the job is over: it leaves no process behind
+    except SpottrainError as error:
+        logger.error("error: %s", error)
+        return error.exit_code
+    if outcome is None:
+        return TERMINATED
+    logger.info("%s: %s", outcome.kind, outcome.reason)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

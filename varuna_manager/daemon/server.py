@@ -1,0 +1,311 @@
+"""The HTTPS side of the control channel: agents call it, and so does the command line.
+
+    POST /v1/register     Registration -> {}           426 another software version
+    POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
+    POST /v1/reports      ReportBatch -> {"received": number of reports that we have}
+    GET  /v1/job          -> JobSpec
+    GET  /v1/workdir      -> the user's workdir, packed
+    POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
+    POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
+                                                          409 it would end the job
+
+Each request bears a token; an unknown or revoked one is answered 403. An error's body is
+``{"error": one line}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import hmac
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+import spottrain
+from spottrain.errors import SpottrainError, WireError
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.sessions import Links, OutOfStepError
+from spottrain.varuna_manager.launch.limits import LimitsRefusedError
+from spottrain.wire import (
+    Heartbeat,
+    JobSpec,
+    Registration,
+    ReportBatch,
+    decode,
+    encode,
+)
+
+PORTS = range(20000, 30000)
+"""Below the ephemeral range, so that no outgoing connection takes a job's port."""
+_LARGEST_BODY_BYTES = 64 * 1024**2
+_GRACE_S = 1
+
+
+class PortError(SpottrainError):
+    """The manager cannot listen."""
+
+
+class Callee(Protocol):
+    """Who answers: the manager's shell. Every method returns once it is journalled."""
+
+    async def register(self, registration: Registration) -> None:
+        """Take note of a VM's agent."""
+
+    async def receive(self, batch: ReportBatch) -> int:
+        """Take reports; return how many of this VM's there are by now.
+
+        Raises:
+            OutOfStepError: reports before this batch are missing.
+        """
+
+    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        """Take note of a person's wish to stop the job."""
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        """Take note of other limits.
+
+        Raises:
+            LimitsRefusedError: they would end the job, and the person is not sure.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What the server needs to answer."""
+
+    callee: Callee
+    links: Links
+    spec: JobSpec
+    workdir: Path
+    admin_token: str
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/v1/heartbeat", self._heartbeat, methods=["POST"]),
+                Route("/v1/reports", self._reports, methods=["POST"]),
+                Route("/v1/register", self._register, methods=["POST"]),
+                Route("/v1/job", self._job),
+                Route("/v1/workdir", self._workdir),
+                Route("/v1/admin/stop", self._stop, methods=["POST"]),
+                Route("/v1/admin/limits", self._limits, methods=["POST"]),
+            ],
+            exception_handlers={HTTPException: _answer_error},
+        )
+
+    def _caller(self, request: Request) -> str:
+        """Return the VM that is calling; 403 for any other caller."""
+        vm_id = self.links.vm_of(_bearer(request))
+        if vm_id is None:
+            raise HTTPException(403, "token is unknown or revoked: this VM must end")
+        return vm_id
+
+    async def _message(self, cls: Any, request: Request) -> Any:
+        """Return the body as ``cls``, sent by the VM that it speaks of."""
+        vm_id = self._caller(request)
+        message = _decode(cls, await _body(request))
+        if message.vm_id != vm_id:
+            raise HTTPException(403, f"token of {vm_id} cannot speak for another VM")
+        return message
+
+    async def _heartbeat(self, request: Request) -> Response:
+        beat = await self._message(Heartbeat, request)
+        try:
+            answer = await self.links.heartbeat(beat, self.spec.heartbeat_s)
+        except OutOfStepError as error:
+            raise HTTPException(409, str(error)) from None
+        return Response(encode(answer), media_type="application/json")
+
+    async def _reports(self, request: Request) -> Response:
+        batch = await self._message(ReportBatch, request)
+        try:
+            return JSONResponse({"received": await self.callee.receive(batch)})
+        except OutOfStepError as error:
+            raise HTTPException(409, str(error)) from None
+
+    async def _register(self, request: Request) -> Response:
+        self._caller(request)
+        _check_version(await _body(request))
+        await self.callee.register(await self._message(Registration, request))
+        return JSONResponse({})
+
+    async def _job(self, request: Request) -> Response:
+        self._caller(request)
+        return Response(encode(self.spec), media_type="application/json")
+
+    async def _workdir(self, request: Request) -> Response:
+        self._caller(request)
+        return FileResponse(self.workdir)
+
+    def _check_admin(self, request: Request) -> None:
+        if not hmac.compare_digest(
+            _digest(_bearer(request)), _digest(self.admin_token)
+        ):
+            raise HTTPException(403, "not the admin token of this job")
+
+    async def _stop(self, request: Request) -> Response:
+        self._check_admin(request)
+        wish = _decode(_StopWish, await _body(request))
+        await self.callee.stop(by=wish.by, checkpoint=wish.checkpoint, now=wish.now)
+        return JSONResponse({})
+
+    async def _limits(self, request: Request) -> Response:
+        self._check_admin(request)
+        wish = _decode(_LimitsWish, await _body(request))
+        try:
+            await self.callee.change_limits(
+                by=wish.by, limits=wish.limits, sure=wish.sure
+            )
+        except LimitsRefusedError as error:
+            raise HTTPException(409, str(error)) from None
+        return JSONResponse({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StopWish:
+    checkpoint: bool
+    now: bool
+    by: str = "command line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LimitsWish:
+    limits: tuple[Limit, ...]
+    sure: bool
+    by: str = "command line"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _bearer(request: Request) -> str:
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+async def _body(request: Request) -> bytes:
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or int(length) > _LARGEST_BODY_BYTES:
+        raise HTTPException(413, f"content-length is refused: got {length!r}")
+    return await request.body()
+
+
+def _decode(cls: Any, body: bytes) -> Any:
+    try:
+        return decode(cls, body)
+    except WireError as error:
+        raise HTTPException(400, str(error)) from None
+
+
+def _check_version(body: bytes) -> None:
+    """Refuse another software version before its message is even understood."""
+    with contextlib.suppress(ValueError):
+        data = json.loads(body)
+        theirs = data.get("software_version") if isinstance(data, dict) else None
+        if theirs != spottrain.__version__:
+            raise HTTPException(
+                426,
+                f"agent runs spottrain {theirs}, manager {spottrain.__version__}: "
+                "install the manager's version on the VM's image",
+            )
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code)
+
+
+class _ManagerServer(uvicorn.Server):
+    """Leaves signals to the manager process, and no connection behind."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what agents do not close: TLS would wait for a silent one for long."""
+        await super().shutdown(sockets)
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve_many() -> None:
+    """Have this process look for garbage less often, and open as many files as it may.
+
+    With thousands of agents, Python's default of once in 700 new objects takes a
+    quarter of the time that a heartbeat costs. An agent whose calls come over SSH takes
+    eight files.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def make_server(channel: Channel, identity_path: Path) -> uvicorn.Server:
+    """Return the HTTPS server; ``serve(sockets=[...])`` runs it."""
+    return _ManagerServer(
+        uvicorn.Config(
+            channel.app(),
+            http="httptools",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ssl_certfile=identity_path,
+            ssl_keyfile=identity_path,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
+
+
+def listen(job_dir: Path, address: str) -> socket.socket:
+    """Return a socket that listens on the job's port.
+
+    The port is chosen once and kept in the job's folder: agents that outlived a manager
+    find the next one there. Only if somebody else holds it is another one taken.
+
+    Raises:
+        PortError: the address is not ours, or not a single port is free.
+    """
+    stored = job_dir / "port"
+    seed = int(hashlib.sha256(str(job_dir).encode()).hexdigest(), 16)
+    ports = [PORTS[(seed + i) % len(PORTS)] for i in range(len(PORTS))]
+    if stored.exists() and stored.read_text().isdecimal():
+        ports.insert(0, int(stored.read_text()))
+    reason = ""
+    for port in ports:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            reason = str(error.strerror)
+            continue
+        stored.write_text(str(port))
+        return listener
+    raise PortError(
+        f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {address}: {reason}"
+    )

@@ -1,0 +1,171 @@
+"""The manager's lines to its agents: who may call, what waits for them, who is silent.
+
+In memory only: what must survive a restart is in the core's state. A heartbeat costs the
+same however large the fleet is; looking for silent VMs costs only what is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, KeysView
+from dataclasses import dataclass, field
+
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.jobs.identity import token_sha256
+from spottrain.wire import Command, Heartbeat, HeartbeatAnswer
+
+
+class OutOfStepError(SpottrainError):
+    """An agent's numbers do not follow from what we have heard of it: it must end."""
+
+
+@dataclass(slots=True)
+class _Link:
+    token_sha256: str
+    silent: bool = False
+    sequence: int = -1
+    delivered: int | None = None
+    """Commands the agent has had; unknown until its first heartbeat to this process."""
+    commands: deque[Command] = field(default_factory=deque)
+    """Those that follow, in order."""
+    waiting: asyncio.Future[None] | None = None
+    """The long poll that is open."""
+
+
+class Links:
+    """All lines of one job's manager.
+
+    Args:
+        clock: Monotonic seconds.
+        on_heard: Called with the id of a VM that was silent and has called again.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], on_heard: Callable[[str], None]
+    ) -> None:
+        self._clock = clock
+        self._on_heard = on_heard
+        self._links: dict[str, _Link] = {}
+        self._vm_of: dict[str, str] = {}
+        self._heard_at: OrderedDict[str, float] = OrderedDict()
+        """VMs that are watched and not silent, the one heard longest ago first."""
+
+    def admit(self, vm_id: str, token_hash: str) -> None:
+        """Let the bearer of a token (its sha256) speak for a VM."""
+        link = self._links.get(vm_id)
+        if link is None or link.token_sha256 != token_hash:
+            self.revoke(vm_id)
+            self._links[vm_id] = _Link(token_hash)
+            self._vm_of[token_hash] = vm_id
+
+    def revoke(self, vm_id: str) -> None:
+        """Fence a VM: whatever it says from now on is refused."""
+        self._heard_at.pop(vm_id, None)
+        if link := self._links.pop(vm_id, None):
+            del self._vm_of[link.token_sha256]
+            _wake(link)
+
+    @property
+    def admitted(self) -> KeysView[str]:
+        """The VMs whose agents may call."""
+        return self._links.keys()
+
+    def vm_of(self, token: str) -> str | None:
+        """Return the VM that the bearer of ``token`` may speak for."""
+        return self._vm_of.get(token_sha256(token))
+
+    def watch(self, vm_id: str, grace_s: float = 0.0) -> None:
+        """Expect heartbeats of a VM from now on (or from ``grace_s`` later)."""
+        if vm_id in self._links:
+            self._heard_at[vm_id] = self._clock() + grace_s
+            self._heard_at.move_to_end(vm_id)
+
+    def silent(self, suspect_s: float) -> list[str]:
+        """Return the VMs that were last heard more than ``suspect_s`` ago, once."""
+        found = []
+        while self._heard_at:
+            vm_id, heard_at = next(iter(self._heard_at.items()))
+            if self._clock() - heard_at <= suspect_s:
+                break
+            del self._heard_at[vm_id]
+            self._links[vm_id].silent = True
+            found.append(vm_id)
+        return found
+
+    def forgive(self) -> None:
+        """Count the silences anew: it was this process that did not listen."""
+        for vm_id in self._heard_at:
+            self._heard_at[vm_id] = self._clock()
+
+    def excuse(self, vm_ids: Collection[str]) -> None:
+        """Count the silences of some VMs anew: they cannot call."""
+        for vm_id in vm_ids:
+            if vm_id in self._heard_at:
+                self.watch(vm_id)
+
+    def send(self, vm_id: str, command: Command) -> None:
+        """Put a command into a VM's outbox; a fenced VM gets nothing."""
+        if link := self._links.get(vm_id):
+            link.commands.append(command)
+            _wake(link)
+
+    async def heartbeat(self, beat: Heartbeat, wait_s: float) -> HeartbeatAnswer:
+        """Answer a heartbeat: at once if commands wait, else after ``wait_s``.
+
+        Raises:
+            OutOfStepError: a newer one has been heard, or the VM was fenced.
+        """
+        link = self._links[beat.vm_id]
+        if beat.sequence < link.sequence:
+            raise OutOfStepError(
+                f"heartbeat is stale: got sequence {beat.sequence} after "
+                f"{link.sequence}; only one agent may speak for a VM"
+            )
+        link.sequence = beat.sequence
+        self._hear(beat.vm_id, link)
+        _drop_delivered(link, beat.received)
+        if not link.commands:
+            await _wait(link, wait_s)
+        if self._links.get(beat.vm_id) is not link:
+            raise OutOfStepError(f"VM {beat.vm_id} has been given up")
+        return HeartbeatAnswer(commands=tuple(link.commands))
+
+    def release(self) -> None:
+        """Answer every open long poll now, so that the server can close."""
+        for link in self._links.values():
+            _wake(link)
+
+    def _hear(self, vm_id: str, link: _Link) -> None:
+        self._heard_at[vm_id] = self._clock()
+        self._heard_at.move_to_end(vm_id)
+        if link.silent:
+            link.silent = False
+            self._on_heard(vm_id)
+
+
+def _drop_delivered(link: _Link, received: int) -> None:
+    """Forget the commands that the agent has; after a restart, learn its count."""
+    if link.delivered is None:
+        link.delivered = received
+    while link.commands and link.delivered < received:
+        link.commands.popleft()
+        link.delivered += 1
+
+
+def _wake(link: _Link) -> None:
+    if link.waiting is not None and not link.waiting.done():
+        link.waiting.set_result(None)
+
+
+async def _wait(link: _Link, wait_s: float) -> None:
+    """Wait until something is to be said, or ``wait_s`` are over."""
+    _wake(
+        link
+    )  # An older poll's connection is dead, or its agent would not call again.
+    waiting = asyncio.get_running_loop().create_future()
+    link.waiting = waiting
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await waiting

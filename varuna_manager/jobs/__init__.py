@@ -1,0 +1,1 @@
+"""One job on disk and in its bucket: folder, journal, identity, replication."""

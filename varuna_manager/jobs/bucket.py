@@ -1,0 +1,335 @@
+"""A job in its checkpoint store: what it takes to go on with it on any machine.
+
+    job/<uid>/config.json, facts.json, workdir.tar.gz
+    job/newest.json                          put after them: whose place this is
+    job/<uid>/journal/<first>-<last>-<epoch>-<level>.jsonl.gz
+    job/<uid>/manager/<epoch>.json           who managed it, one more at each start
+    job/<uid>/down.json                      it has been ended for good
+
+No key, token or value of a secret is among them. ``uid`` is the job's own: another job of
+that name, launched with the same place, gets a folder beside.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tarfile
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+import spottrain
+from spottrain.errors import SpottrainError
+from spottrain.storage.store import (
+    PATIENCE_S,
+    ExistsError,
+    MissingError,
+    Store,
+    open_store,
+)
+from spottrain.varuna_manager.config.base import JobName
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import JournalError, Row, event_of
+from spottrain.varuna_manager.jobs.segments import (
+    Segment,
+    SegmentError,
+    chain,
+    ends,
+    pack,
+    restore,
+    segment_of,
+    unpack,
+)
+
+SCHEMA_VERSION = 1
+_FILES = ("config.json", "facts.json", "workdir.tar.gz")
+_NEWEST = "job/newest.json"
+_DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
+"""What reading a damaged file ends with."""
+_READS = 3
+"""How often a journal is read anew that a manager merges meanwhile."""
+
+
+class FencedError(SpottrainError):
+    """Another manager has taken the job over: this one must do nothing any more."""
+
+
+class StoredJobError(SpottrainError):
+    """What lies in the store of a job is damaged, or of another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who manages a job from some moment on."""
+
+    folder: str
+    """Made once for a job's folder on one machine: its next manager is no other."""
+    host: str
+    at_s: float
+    software_version: str
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Which job a store belongs to; both become parts of paths."""
+
+    name: JobName
+    uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
+
+
+_Told = TypeVar("_Told", Claim, Newest)
+
+
+def folder_mark(job: JobDir) -> str:
+    """Return what tells a job's folder from its like on other machines; made once."""
+    path = job.path / "folder.id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
+
+
+class StoredJob:
+    """One job in a store.
+
+    Every method may raise ``StorageError``: the store cannot be reached, or refuses.
+
+    Args:
+        url: The job's ``checkpoint.path``.
+        uid: The job's own, from its settings.
+        patience_s: How long a store that does not answer is asked again.
+    """
+
+    def __init__(self, url: str, uid: str, patience_s: float = PATIENCE_S) -> None:
+        self._store = open_store(url, patience_s=patience_s)
+        self._root = f"job/{uid}"
+        self._uid = uid
+        self.url = url
+
+    # --- What the job is ------------------------------------------------------------------
+
+    def publish(self, job: JobDir) -> None:
+        """Put what does not change into the store, once."""
+        found = _read_newest(self._store)
+        if found is None or found.uid != self._uid:
+            for name in _FILES:
+                self._store.put(f"{self._root}/{name}", job.path / name)
+            told = {"name": job.config().name, "uid": self._uid}
+            self._put_json(_NEWEST, told)
+
+    def fetch(self, folder: Path) -> None:
+        """Copy what does not change into a folder.
+
+        Raises:
+            StoredJobError: It is damaged, or of another version.
+        """
+        for name in _FILES:
+            self._store.fetch(f"{self._root}/{name}", folder / name)
+        job = JobDir(folder)
+        reads: tuple[Callable[[], object], ...]
+        reads = (job.config, job.facts, lambda: _check_packed(job.workdir))
+        for name, read in zip(_FILES, reads, strict=True):
+            try:
+                read()
+            except _DAMAGED as error:
+                why = str(error).removeprefix(f"{job.name}: ")
+                raise StoredJobError(
+                    f"{self.url}: {name} is damaged, or of another version: {why}"
+                ) from None
+
+    def mark_down(self) -> None:
+        """Note that the job has been ended for good."""
+        self._put_json(f"{self._root}/down.json", {"at_s": time.time()})
+
+    def is_down(self) -> bool:
+        """Whether the job has been ended for good."""
+        try:
+            self._store.get(f"{self._root}/down.json")
+        except MissingError:
+            return False
+        return True
+
+    # --- Who manages it -------------------------------------------------------------------
+
+    def newest_claim(self) -> tuple[int, Claim | None]:
+        """Return the newest epoch and whose it is; 0 and None if nobody managed it."""
+        prefix = f"{self._root}/manager"
+        epochs = [
+            int(number)
+            for entry in self._store.list(prefix)
+            if (number := Path(entry.name).stem).isdecimal()
+        ]
+        epoch = max(epochs, default=0)
+        return epoch, self._claim_of(epoch)
+
+    def claim(self, folder: str, *, take_over: bool = False) -> int:
+        """Begin a new epoch, which ends all before it; return its number.
+
+        Args:
+            folder: From ``folder_mark``.
+            take_over: Also from a manager of another folder.
+
+        Raises:
+            FencedError: The newest epoch is another folder's.
+        """
+        epoch, newest = self.newest_claim()
+        if newest is not None and newest.folder != folder and not take_over:
+            raise self._fenced(newest)
+        claim = Claim(folder, platform.node(), time.time(), spottrain.__version__)
+        epoch, name = epoch + 1, self._claim_name(epoch + 1)
+        try:
+            self._store.put_new(name, json.dumps(asdict(claim)).encode())
+        except ExistsError:
+            # A put whose answer was lost finds itself; anybody else was faster.
+            if (other := self._claim_of(epoch)) != claim and other is not None:
+                raise self._fenced(other) from None
+        return epoch
+
+    def check_mine(self, folder: str) -> None:
+        """Check that the newest epoch, if there is one, is this folder's.
+
+        Raises:
+            FencedError: It is not.
+        """
+        _, newest = self.newest_claim()
+        if newest is not None and newest.folder != folder:
+            raise self._fenced(newest)
+
+    def check(self, epoch: int) -> None:
+        """Check that no later epoch than ``epoch`` has begun.
+
+        Raises:
+            FencedError: One has.
+        """
+        if (later := self._claim_of(epoch + 1)) is not None:
+            raise self._fenced(later)
+
+    # --- Its journal ----------------------------------------------------------------------
+
+    def segments(self) -> list[Segment]:
+        """Return all pieces of the journal, also those that no longer count."""
+        entries = self._store.list(f"{self._root}/journal")
+        found = (segment_of(entry.name.rpartition("/")[2]) for entry in entries)
+        return [segment for segment in found if segment is not None]
+
+    def held(self) -> list[Segment]:
+        """Return the pieces that make up the journal, in order."""
+        found = self.segments()
+        return [segment for segment, _ in chain(found, ends(found))]
+
+    def put(self, segment: Segment, rows: list[Row]) -> None:
+        """Write one piece of the journal."""
+        self._store.put(self._segment_name(segment), pack(segment, rows))
+
+    def drop(self, segments: list[Segment]) -> None:
+        """Delete pieces whose events are elsewhere too."""
+        self._store.delete([self._segment_name(one) for one in segments])
+
+    def journal(self, tell: Callable[[str], None], at: int = 1) -> Iterator[list[Row]]:
+        """Yield the events of the journal, in order, as far as they are whole.
+
+        Args:
+            tell: Told in one line what is damaged or missing.
+            at: The first event wanted.
+        """
+        for _ in range(_READS):
+            try:
+                for rows in restore(self.segments(), self._unpack, tell, at):
+                    yield rows
+                    at = rows[-1].seq + 1
+            except MissingError:
+                continue  # merged since, by a manager that does not know its end yet
+            return
+        raise StoredJobError(
+            f"{self.url}: the journal there changes while it is read: stop the manager "
+            "that writes it, then try again"
+        )
+
+    def _unpack(self, segment: Segment) -> list[Row]:
+        rows = unpack(segment, self._store.get(self._segment_name(segment)))
+        try:
+            for row in rows:
+                event_of(row.seq, row.kind, row.body)
+        except JournalError as error:
+            raise SegmentError(f"{segment.name}: {error}") from None
+        return rows
+
+    def _segment_name(self, segment: Segment) -> str:
+        return f"{self._root}/journal/{segment.name}"
+
+    def _claim_name(self, epoch: int) -> str:
+        return f"{self._root}/manager/{epoch:06d}.json"
+
+    def _claim_of(self, epoch: int) -> Claim | None:
+        try:
+            data = self._store.get(self._claim_name(epoch))
+        except MissingError:
+            return None
+        return _read(Claim, self._claim_name(epoch), data)
+
+    def _fenced(self, claim: Claim) -> FencedError:
+        return FencedError(
+            f"the job goes on elsewhere: {claim.host} took it over from {self.url}; "
+            f"to have it here run 'spottrain resume {self.url}'"
+        )
+
+    def _put_json(self, name: str, content: dict[str, Any]) -> None:
+        data = json.dumps({"schema_version": SCHEMA_VERSION, **content})
+        self._store.put(name, data.encode())
+
+
+def newest_job(url: str) -> Newest | None:
+    """Return which job a store belongs to; None if there is none.
+
+    Raises:
+        StorageError: The store cannot be read.
+        StoredJobError: What tells it is damaged.
+    """
+    return _read_newest(open_store(url))
+
+
+def _read_newest(store: Store) -> Newest | None:
+    try:
+        data = store.get(_NEWEST)
+    except MissingError:
+        return None
+    return _read(Newest, _NEWEST, data)
+
+
+def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
+    """Return what a JSON file tells.
+
+    Raises:
+        StoredJobError: It is damaged, or of another version.
+    """
+    try:
+        told = json.loads(data)
+        version = told["schema_version"]
+        if version == SCHEMA_VERSION:
+            return TypeAdapter(kind).validate_python(told)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StoredJobError(f"{name} is damaged: {error}") from None
+    raise StoredJobError(
+        f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
+        "the version that launched the job"
+    )
+
+
+def _check_packed(path: Path) -> None:
+    """Read a package to its end, where its sum is."""
+    with tarfile.open(path, "r:gz") as tar:
+        tar.getmembers()
+        assert tar.fileobj is not None, "it was opened for reading"
+        while tar.fileobj.read(1 << 20):
+            pass

@@ -1,0 +1,172 @@
+"""Where jobs live on this machine: one folder a job, and the folders are the index.
+
+The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
+
+    <home>/jobs/<name>/config.json      the job file, validated, paths absolute
+                       facts.json       what the tracer found out about the model
+                       workdir.tar.gz   the user's code
+                       journal.sqlite   every event
+                       manager.lock     held by the running manager
+                       manager.json     its pid and url
+                       manager.log, identity.pem, cloud/, checkpoints/
+                       report.html          once the job is over
+                       folder.id, copy.json tells this folder from its like on other
+                                        machines; how far the journal's copy is
+    <home>/cache/                       facts and profiles by fingerprint
+           locks/<name>                 held by whoever puts a job of that name on disk
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_state_path
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.wire import ModelFacts, decode, encode
+
+
+def home() -> Path:
+    """Return the state directory; ``SPOTTRAIN_HOME`` overrides the XDG one."""
+    if override := os.environ.get("SPOTTRAIN_HOME"):
+        return Path(override).expanduser().absolute()
+    return user_state_path("spottrain")
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerAddress:
+    """Where a running manager can be reached."""
+
+    pid: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """The folder of one job."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the job's events."""
+        return self.path / "journal.sqlite"
+
+    @property
+    def workdir(self) -> Path:
+        """The user's code, packed."""
+        return self.path / "workdir.tar.gz"
+
+    @property
+    def log(self) -> Path:
+        """What the manager writes."""
+        return self.path / "manager.log"
+
+    @property
+    def page(self) -> Path:
+        """The report as a page, written when the job ends."""
+        return self.path / "report.html"
+
+    @property
+    def copy_note(self) -> Path:
+        """How far the copy of the journal is, if it is copied."""
+        return self.path / "copy.json"
+
+    @property
+    def away(self) -> Path:
+        """The VM of the job's manager, if it is not on this machine; see ``away.py``."""
+        return self.path / "away.json"
+
+    @property
+    def cloud(self) -> Path:
+        """State and VM folders of the local cloud."""
+        return self.path / "cloud"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go when the job file names no place."""
+        return self.path / "checkpoints"
+
+    @property
+    def is_down(self) -> bool:
+        """Whether ``spottrain down`` has ended the job."""
+        return (self.path / "down").exists()
+
+    def mark_down(self) -> None:
+        """Note that the job has been ended for good."""
+        (self.path / "down").touch()
+
+    def config(self) -> JobConfig:
+        """Return the job's configuration, as it was at launch."""
+        return parse_config(json.loads(self._read("config.json")), self.name)
+
+    def facts(self) -> ModelFacts:
+        """Return what was found out about the model at launch."""
+        facts: ModelFacts = decode(ModelFacts, self._read("facts.json"))
+        return facts
+
+    def write(self, config: JobConfig, facts: ModelFacts) -> None:
+        """Store what the job is."""
+        (self.path / "config.json").write_text(config.model_dump_json(indent=2))
+        (self.path / "facts.json").write_text(encode(facts))
+
+    def is_managed(self) -> bool:
+        """Whether a manager of this job runs: it holds the lock while it lives."""
+        try:
+            with open(self.path / "manager.lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def manager(self) -> ManagerAddress | None:
+        """Return where the running manager can be reached, if it says so already."""
+        try:
+            data = json.loads((self.path / "manager.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return ManagerAddress(pid=data["pid"], url=data["url"])
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text()
+        except FileNotFoundError:
+            raise ConfigError(
+                f"job {self.name}: {name} is missing: the launch did not finish; "
+                f"run 'spottrain down {self.name}', then launch again"
+            ) from None
+
+
+def job_dir(name: str) -> JobDir:
+    """Return the folder of a job, which need not exist."""
+    return JobDir(home() / "jobs" / name)
+
+
+def find(name: str) -> JobDir:
+    """Return the folder of an existing job.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if (job := job_dir(name)).journal.exists():
+        return job
+    known = ", ".join(job.name for job in all_jobs()) or "none yet"
+    raise ConfigError(f"no job {name} on this machine: jobs are {known}")
+
+
+def all_jobs() -> list[JobDir]:
+    """Return all jobs of this machine by name."""
+    folders = (home() / "jobs").glob("[!.]*/journal.sqlite")
+    return [JobDir(journal.parent) for journal in sorted(folders)]

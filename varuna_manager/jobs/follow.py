@@ -1,0 +1,84 @@
+"""A job seen from outside: its journal, folded read-only as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.reporting.history import Chronicle, fold
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event of a journal."""
+
+    seq: int
+    event: Event
+    news: str
+    """What it means to people, one line; empty if it is nothing new to them."""
+
+
+class Follower:
+    """The state of a job, kept up to date by ``advance``.
+
+    Raises:
+        JournalError: The journal is missing or damaged.
+    """
+
+    def __init__(self, job: JobDir) -> None:
+        self._journal = Journal(job.journal, read_only=True)
+        self._seq = 0
+        self.state = State()
+        self.news_at_s: float | None = None
+        """When ``state.last_news`` happened."""
+
+    def advance(self) -> Iterator[Entry]:
+        """Yield what was journalled since the last call, after folding it."""
+        for seq, event in self._journal.read(self._seq):
+            before = self.state.last_news
+            self.state, _ = step.step(self.state, event)
+            self._seq = seq
+            news = self.state.last_news
+            if news != before:
+                self.news_at_s = event.at_s
+            yield Entry(seq, event, news if news != before else "")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is over and nothing is rented any more."""
+        return self.state.phase is JobPhase.ENDED
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+
+def read_past(job: JobDir) -> tuple[State, Chronicle]:
+    """Return the present state of a job, and what a report needs of its past.
+
+    Raises:
+        JournalError: The journal is missing or damaged.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        return fold(journal)
+    finally:
+        journal.close()
+
+
+def read_state(job: JobDir) -> State:
+    """Return the present state of a job.
+
+    Raises:
+        JournalError: The journal is missing or damaged.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        return journal.replay()
+    finally:
+        journal.close()

@@ -1,0 +1,147 @@
+"""Profiles on disk: those that this machine keeps, those that users write.
+
+    <home>/cache/profiles/<model>-<device and software>-<micro-batch sizes>.json
+
+Each is one ``wire.Profile`` as indented JSON. A profile is used again for the same model
+on the same device with the same software.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from spottrain.errors import ConfigError, WireError
+from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.profiles import assumes_links, check_profile, knows_sizes
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.core.model.events import KnownProfile
+from spottrain.varuna_manager.jobs.folder import home
+from spottrain.wire import ModelFacts, Profile, decode
+
+logger = logging.getLogger(__name__)
+
+MOST_KNOWN = 8
+"""Profiles of one model that a job is told of, the newest ones."""
+
+
+def folder() -> Path:
+    """Return where measured profiles are kept."""
+    return home() / "cache" / "profiles"
+
+
+def to_text(profile: Profile) -> str:
+    """Return a profile as people and ``read_profile`` read it."""
+    return json.dumps(dataclasses.asdict(profile), indent=2) + "\n"
+
+
+def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
+    """Read a profile, whoever wrote it.
+
+    Args:
+        path: Its file.
+        facts: The model that it has to be of, if one is known.
+
+    Raises:
+        ConfigError: It cannot be read or planned with; names the file and the field.
+    """
+    try:
+        profile: Profile = decode(Profile, path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such profile; check the path") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except WireError as error:
+        what = str(error).replace("message.", "profile.")
+        raise ConfigError(f"{path}: {what}; mend the file") from None
+    try:
+        check_profile(profile, facts, str(path))
+    except PlanError as error:
+        raise ConfigError(str(error)) from None
+    return profile
+
+
+def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
+    """Return the profile that the job file names, if it names one.
+
+    Raises:
+        ConfigError: It cannot be planned with; names the file and the field.
+    """
+    if config.profile is None:
+        return None
+    profile = read_profile(Path(config.profile), facts)
+    wanted = config.microbatch_size
+    if wanted is not None and wanted not in profile.microbatch_sizes:
+        raise ConfigError(
+            f"{config.profile}: microbatches must have one of microbatch_size {wanted}, "
+            f"the job's: got {list(profile.microbatch_sizes)}; change one of them"
+        )
+    return profile
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile, whole or not at all.
+
+    Raises:
+        ConfigError: It cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, draft = tempfile.mkstemp(prefix=".profile-", dir=path.parent)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(to_text(profile))
+        Path(draft).replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def path_of(profile: Profile) -> Path:
+    """Return the file that a measured profile is kept in."""
+    where = hashlib.sha256(f"{profile.device}\0{profile.software}".encode()).hexdigest()
+    sizes = "-".join(map(str, profile.microbatch_sizes))
+    return folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
+
+
+def keep(profile: Profile) -> None:
+    """Keep what was measured for later.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    write_profile(path_of(profile), profile)
+
+
+def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:
+    """Return what this machine keeps of a model, newest first; damaged files are told."""
+    found = []
+    for path in folder().glob(f"{facts.fingerprint[:16]}-*.json"):
+        try:
+            profile = read_profile(path, facts)
+            found.append(
+                KnownProfile(profile=profile, measured_at_s=path.stat().st_mtime)
+            )
+        except (ConfigError, OSError) as error:
+            logger.warning("profile is left out: %s", error)
+    found.sort(key=lambda known: -known.measured_at_s)
+    return tuple(found[:MOST_KNOWN])
+
+
+def find(
+    facts: ModelFacts, device: str, software: str, sizes: tuple[int, ...]
+) -> KnownProfile | None:
+    """Return the newest kept profile that measuring here would only repeat."""
+    return next(
+        (
+            known
+            for known in known_profiles(facts)
+            if (known.profile.device, known.profile.software) == (device, software)
+            and knows_sizes(known.profile, sizes)
+            and not assumes_links(known.profile)
+        ),
+        None,
+    )

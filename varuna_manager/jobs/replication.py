@@ -1,0 +1,357 @@
+"""A job's journal, copied to its checkpoint store while its manager works.
+
+The copy runs beside the manager: no step waits for it, and never is more than one piece
+under way; what gathers meanwhile is the next one. So the copy always is a beginning of
+the journal. A store that is down is told once and tried again without end.
+
+With each manager begins a new epoch. One that finds a later epoch than its own has been
+replaced by a manager on another machine, and ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    wait_random_exponential,
+)
+
+from spottrain.errors import SpottrainError
+from spottrain.storage.store import StorageError, is_url
+from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replication_status import CopyNote, last_seq
+from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
+
+logger = logging.getLogger(__name__)
+
+PACE_S = 1.0
+"""From one piece to the next, unless somebody waits for it: each put costs money."""
+LOOK_S = 5.0
+"""From one look for a later epoch to the next."""
+PERMIT_S = 10.0
+"""How long a store may take to say whether a manager is still the newest."""
+DURABLE_S = 30.0
+"""How long a launch waits for its intent to be in the store."""
+FINISH_S = 60.0
+"""How long the end of a manager waits for the last piece."""
+MOST_EVENTS = 5_000
+"""In one piece."""
+_LONGEST_PAUSE_S = 30.0
+_PATIENCE_S = 10.0
+
+
+class CopyError(SpottrainError):
+    """The journal here cannot follow the one in the store."""
+
+
+def uid_of(job: JobDir) -> str:
+    """Return the id that a job got at its launch.
+
+    Raises:
+        JournalError: Its journal cannot be read.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        _, event = next(journal.read())
+    finally:
+        journal.close()
+    assert isinstance(event, JobSubmitted), "it always is the first event"
+    return event.settings.uid
+
+
+def stored_job(job: JobDir) -> StoredJob | None:
+    """Return the job in its checkpoint store; None if that is just a folder.
+
+    Raises:
+        StorageError: The store cannot be opened.
+        JournalError: The journal cannot be read.
+    """
+    url = job.config().checkpoint.path
+    if url is None or not is_url(url):
+        return None
+    return StoredJob(url, uid_of(job), _PATIENCE_S)
+
+
+def begin_copy(job: JobDir, *, durable: bool = False) -> JournalCopy | None:
+    """Begin an epoch of a job for a manager that is starting; None: nothing is copied.
+
+    Args:
+        job: Its lock is held.
+        durable: Launches wait until their intents are in the store.
+
+    Raises:
+        FencedError: Another machine has taken the job over.
+        StorageError: The store cannot be reached: whether one has is unknown.
+        CopyError: The journal here is older than the one in the store.
+    """
+    stored = stored_job(job)
+    if stored is None:
+        return None
+    epoch = stored.claim(folder_mark(job))
+    return JournalCopy(job, stored, epoch, stored.held(), durable=durable)
+
+
+def check_here(job: JobDir) -> None:
+    """Check that no other machine is known to have taken a job over.
+
+    Raises:
+        FencedError: One has.
+    """
+    try:
+        if (stored := stored_job(job)) is not None:
+            stored.check_mine(folder_mark(job))
+    except FencedError:
+        raise
+    except SpottrainError as error:
+        logger.warning("cannot tell whether another machine has the job: %s", error)
+
+
+def end_copy(job: JobDir) -> None:
+    """Bring the copy of a job that has been ended for good to its end.
+
+    Args:
+        job: Its lock is held.
+
+    Raises:
+        FencedError: Another machine has taken it over.
+        StorageError: The store cannot be written.
+    """
+    if (copy := begin_copy(job)) is not None:
+        copy.end()
+
+
+class JournalCopy:
+    """What copies one job's journal, in one epoch.
+
+    Args:
+        job: Its journal is read, never written.
+        stored: Where the copy goes.
+        epoch: This manager's, from ``StoredJob.claim``.
+        held: What is in the store already.
+        durable: See ``begin_copy``.
+
+    Raises:
+        CopyError: The store holds events that the journal does not.
+    """
+
+    def __init__(
+        self,
+        job: JobDir,
+        stored: StoredJob,
+        epoch: int,
+        held: list[Segment],
+        *,
+        durable: bool = False,
+    ) -> None:
+        self.durable = durable
+        self._job = job
+        self._stored = stored
+        self._epoch = epoch
+        self._held = held
+        self._published = False
+        self._trouble = ""
+        self._checked_at_s = -math.inf
+        self._whole_at_s = time.time()
+        self._one_at_a_time = threading.Lock()
+        self._threads = ThreadPoolExecutor(2, "copy")
+        self._news = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        if self.copied > (last := last_seq(self._job)):
+            raise CopyError(
+                f"{job.journal}: has {last} events, the copy in {stored.url} "
+                f"{self.copied}: take that with 'spottrain resume {stored.url}' on a "
+                "machine without this job"
+            )
+
+    @property
+    def copied(self) -> int:
+        """Number of the newest event in the store."""
+        return self._held[-1].last if self._held else 0
+
+    # --- For the manager ------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Tell that the journal has grown."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Copy for ever.
+
+        Raises:
+            FencedError: A later epoch has begun: this manager must end.
+        """
+        try:
+            while True:
+                self._news.clear()
+                if not await self._persist():
+                    await _wait(self._hurry, PACE_S)
+                    await _wait(self._news, LOOK_S)
+        except FencedError as error:
+            self._note(elsewhere=str(error))
+            raise
+
+    async def reach(self, seq: int, limit_s: float) -> bool:
+        """Wait until event ``seq`` is in the store; return whether it is.
+
+        Args:
+            seq: A number that the journal has.
+            limit_s: How long to wait at most.
+        """
+        if self.copied >= seq:
+            return True
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((seq, done))
+        self._hurry.set()
+        self._news.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await done
+        return self.copied >= seq
+
+    async def permit(self, seq: int | None = None) -> None:
+        """Return when a command to the cloud may be sent: this manager is the newest.
+
+        A store that does not answer is not waited for: VMs that nobody wants cost money.
+
+        Args:
+            seq: Of the event that must be in the store before, for a launch; it counts
+                where the copy is durable.
+
+        Raises:
+            FencedError: A later epoch has begun.
+        """
+        if seq is not None and self.durable and not await self.reach(seq, DURABLE_S):
+            logger.warning("launching though event %d is not in the store yet", seq)
+        try:
+            async with asyncio.timeout(PERMIT_S):
+                await self._call(self._check)
+        except (StorageError, TimeoutError) as error:
+            logger.warning("cannot tell whether this manager is the newest: %s", error)
+
+    async def finish(self, limit_s: float = FINISH_S) -> bool:
+        """Copy what is left, after ``run`` has ended; return whether all is copied.
+
+        Raises:
+            FencedError: A later epoch has begun.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while await self._persist():
+                    pass
+        if left := last_seq(self._job) - self.copied:
+            logger.warning("%d events are not in %s", left, self._stored.url)
+        return not left
+
+    def end(self) -> None:
+        """Copy what is left and note that nobody may go on with the job.
+
+        Raises:
+            StorageError: The store cannot be written.
+        """
+        while self._advance():
+            pass
+        self._stored.mark_down()
+        self.close()
+
+    def close(self) -> None:
+        """Give up what has not begun, wait for what has."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    # --- At work ------------------------------------------------------------------------
+
+    async def _persist(self) -> bool:
+        """Write the next piece, tried again until the store takes it; return whether
+        there may be more."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(StorageError),
+            wait=wait_random_exponential(max=_LONGEST_PAUSE_S),
+            before_sleep=self._note_trouble,
+        )
+        more = bool(await retrying(self._call, self._advance))
+        if self._trouble:
+            logger.info("the journal is copied to %s again", self._stored.url)
+            self._trouble = ""
+        self._note()
+        for seq, done in self._waiting:
+            if seq <= self.copied and not done.done():
+                done.set_result(None)
+        self._waiting = [(s, done) for s, done in self._waiting if not done.done()]
+        if not self._waiting:
+            self._hurry.clear()
+        return more
+
+    async def _call(self, work: Callable[[], bool | None]) -> bool | None:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _note_trouble(self, call: RetryCallState) -> None:
+        error = call.outcome.exception() if call.outcome else None
+        if not self._trouble:
+            logger.warning("the journal is not copied: %s", error)
+        self._trouble = str(error)
+        self._note()
+
+    def _note(self, elsewhere: str = "") -> None:
+        """Leave how far the copy is where ``status`` finds it."""
+        if self.copied >= last_seq(self._job):
+            self._whole_at_s = time.time()
+        note = CopyNote(self.copied, self._whole_at_s, self._trouble, elsewhere)
+        draft = self._job.copy_note.with_suffix(".tmp")
+        draft.write_text(json.dumps(asdict(note)))
+        draft.replace(self._job.copy_note)
+
+    def _check(self) -> None:
+        """Look for a later epoch."""
+        began_at_s = time.monotonic()
+        self._stored.check(self._epoch)
+        self._checked_at_s = began_at_s
+
+    def _advance(self) -> bool:
+        """Write the next piece; return whether there may be more."""
+        with self._one_at_a_time:
+            if time.monotonic() - self._checked_at_s >= LOOK_S:
+                self._check()
+            if not self._published:
+                self._stored.publish(self._job)
+                self._published = True
+            first = self.copied + 1
+            journal = Journal(self._job.journal, read_only=True)
+            try:
+                rows = journal.rows(first, first + MOST_EVENTS - 1)
+                if rows:
+                    segment = Segment(first, rows[-1].seq, self._epoch)
+                    self._stored.put(segment, rows)
+                    self._held.append(segment)
+                self._merge(journal)
+            finally:
+                journal.close()
+            return len(rows) == MOST_EVENTS
+
+    def _merge(self, journal: Journal) -> None:
+        """Make one of the newest pieces where there are many."""
+        while parts := list(to_merge(self._held)):
+            whole = merged(parts, self._epoch)
+            self._stored.put(whole, journal.rows(whole.first, whole.last))
+            self._held[-len(parts) :] = [whole]
+            self._stored.drop(parts)
+
+
+async def _wait(until: asyncio.Event, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await until.wait()

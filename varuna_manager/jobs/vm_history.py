@@ -1,0 +1,122 @@
+"""What the jobs of this machine have seen of the market: how their VMs lived and ended.
+
+The journals are the memory; the database of prices holds what hazards are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from spottrain.errors import SpottrainError
+from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.records import VmRecord
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
+from spottrain.varuna_manager.jobs.journal import Journal
+
+
+def open_history() -> History:
+    """Open this machine's database of prices and interruptions."""
+    return History(home() / "market.sqlite")
+
+
+def harvest(history: History) -> tuple[str, ...]:
+    """Bring the database up to date with the journals; return warnings, a line each."""
+    warnings = []
+    for job in all_jobs():
+        scope = f"journal|{job.journal}"
+        written_s = _written_s(job)
+        if history.asked_s(scope) == written_s:
+            continue
+        try:
+            journal = Journal(job.journal, read_only=True)
+            try:
+                history.record_vms(lives(journal))
+            finally:
+                journal.close()
+        except SpottrainError as error:
+            warnings.append(f"job {job.name}: its VMs are not counted: {error}")
+            continue
+        history.mark_asked([scope], written_s)
+    return tuple(warnings)
+
+
+def lives(journal: Journal) -> list[VmLife]:
+    """Return the lives of all VMs that a job ever had."""
+    book, state = LifeBook(), State()
+    for _, event in journal.read():
+        before, (state, _) = state, step.step(state, event)
+        book.note(before, event.at_s, state)
+    return book.until_now(state)
+
+
+class LifeBook:
+    """Keeps account of the lives of a job's VMs while its events are folded.
+
+    Args:
+        state: Where to begin; its VMs count as known.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        self._known: dict[str, VmLife] = {}
+        self._ended: list[str] = []
+        if state is not None:
+            for vm in state.vms.values():
+                self._known[vm.vm_id] = _begun(state.job.uid, vm)
+
+    def note(self, before: State, at_s: float, state: State) -> None:
+        """Take in what an event of ``at_s`` has changed."""
+        if state.interruptions is not before.interruptions:
+            for hit in state.interruptions:
+                life = self._known.get(hit.vm_id)
+                new = hit.at_s == state.now_s and hit.interruption in INTERRUPTED
+                if life is None:
+                    continue
+                if hit.cancelled_at_s == state.now_s:
+                    self._known[hit.vm_id] = replace(life, ended="")
+                elif new:
+                    self._known[hit.vm_id] = replace(life, ended=hit.interruption)
+        if state.vms is not before.vms:
+            for vm_id in before.vms.keys() - state.vms.keys():
+                life = self._known[vm_id]
+                ended = life.ended or "returned"
+                self._known[vm_id] = replace(life, until_s=at_s, ended=ended)
+                self._ended.append(vm_id)
+            for vm_id in state.vms.keys() - before.vms.keys():
+                self._known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
+
+    def take_ended(self) -> list[VmLife]:
+        """Return the VMs that have ended since this was last asked, and forget them."""
+        ended, self._ended = self._ended, []
+        return [self._known.pop(vm_id) for vm_id in ended]
+
+    def until_now(self, state: State) -> list[VmLife]:
+        """Return all VMs that are not forgotten, those that live as of now."""
+        return list(_until_now(self._known, state))
+
+
+def _begun(job: str, vm: VmRecord) -> VmLife:
+    offer = vm.offer
+    return VmLife(
+        job=job,
+        vm_id=vm.vm_id,
+        place=Place(offer.cloud, offer.region, offer.zone, offer.instance_type),
+        spot=offer.spot,
+        from_s=vm.launched_at_s,
+        until_s=vm.launched_at_s,
+    )
+
+
+def _until_now(known: dict[str, VmLife], state: State) -> Iterator[VmLife]:
+    for vm_id, life in known.items():
+        yield replace(life, until_s=state.now_s) if vm_id in state.vms else life
+
+
+def _written_s(job: JobDir) -> float:
+    """Return when the journal was last written to."""
+    files = (job.journal, Path(f"{job.journal}-wal"))
+    return max(file.stat().st_mtime for file in files if file.exists())

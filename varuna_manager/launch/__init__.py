@@ -1,0 +1,1 @@
+"""Use cases on one job: submit, control, take over, measure."""

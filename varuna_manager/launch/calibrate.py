@@ -1,0 +1,190 @@
+"""Measures a job's model on this machine, with real supervisors and without a manager.
+
+As many workers as there are cores, two at least and four at most, on two pretended VMs:
+so messages and all-reduces are measured too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from spottrain import machine, wire
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.wire import Profile, Slot
+
+TIME_LIMIT_S = 600.0
+"""A model that cannot be measured in that time never will be."""
+SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.process.supervisor")
+_ADDRESS = "127.0.0.1"
+_ROUND = -1
+_MOST_SLOTS = 2
+"""Of each VM."""
+
+OnProgress = Callable[[wire.CalibrationProgress], None]
+
+
+class MeasuringError(SpottrainError):
+    """Measuring on this machine failed."""
+
+
+def measure_here(
+    config: JobConfig,
+    on_progress: OnProgress = lambda progress: None,
+    supervisor: Sequence[str] = SUPERVISOR,
+) -> Profile:
+    """Return the profile of the job's model, measured now.
+
+    Args:
+        config: The job; nothing of it is rented.
+        on_progress: Told whenever a step is done.
+        supervisor: The command that starts one.
+
+    Raises:
+        UserCodeError: The user's code is missing, raises or misfits.
+        MeasuringError: A process died, or it took too long.
+    """
+    slots = min(max(1, machine.cores() // 2), _MOST_SLOTS)
+    with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
+        fleet = _Fleet(config, slots, Path(folder), supervisor)
+        with contextlib.closing(fleet):
+            return fleet.measure(config.microbatch_sizes, on_progress)
+
+
+class _Fleet:
+    """Supervisors on this machine, told what agents would tell them."""
+
+    def __init__(
+        self, config: JobConfig, slots: int, folder: Path, supervisor: Sequence[str]
+    ) -> None:
+        self._log = folder / "log"
+        self._slots = slots
+        self._end_s = time.monotonic() + TIME_LIMIT_S
+        self._selector = selectors.DefaultSelector()
+        self._rest: dict[str, bytes] = {}
+        self._vms: dict[str, subprocess.Popen[bytes]] = {}
+        for vm_id in ("vm-1", "vm-2"):
+            self._vms[vm_id] = self._start(vm_id, config, folder, supervisor)
+
+    def _start(
+        self, vm_id: str, config: JobConfig, folder: Path, supervisor: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        with open(self._log, "ab") as log:
+            process = subprocess.Popen(
+                supervisor,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, vm_id)
+        self._rest[vm_id] = b""
+        greeting = {
+            "spec": json.loads(
+                wire.encode(config.job_spec(str(folder / "checkpoints")))
+            ),
+            "workdir": config.workdir,
+            "num_slots": self._slots,
+            "private_address": _ADDRESS,
+            "vm_id": vm_id,
+        }
+        _write(process, json.dumps(greeting))
+        return process
+
+    def measure(self, sizes: tuple[int, ...], on_progress: OnProgress) -> Profile:
+        """Take all slots through one round."""
+        reports = self._reports()
+        first = next(iter(self._vms))
+        waiting = set(self._vms)
+        for vm_id, report in reports:
+            match report:
+                case wire.SupervisorReady():
+                    waiting.discard(vm_id)
+                    if not waiting:
+                        _write(self._vms[first], wire.encode(_OPEN))
+                case wire.StoreOpened(host=host, port=port):
+                    command = wire.Calibrate(
+                        generation=_ROUND,
+                        participants=tuple(
+                            Slot(vm_id=vm_id, index=index)
+                            for vm_id in self._vms
+                            for index in range(self._slots)
+                        ),
+                        store_host=host,
+                        store_port=port,
+                        microbatch_sizes=sizes,
+                    )
+                    for process in self._vms.values():
+                        _write(process, wire.encode(command))
+                case wire.CalibrationProgress():
+                    on_progress(report)
+                case wire.Calibrated(profile=profile):
+                    return profile
+                case wire.UserCodeFailed(message=message, traceback=traceback):
+                    raise UserCodeError(message, traceback)
+                case wire.WorkerDied(reason=reason):
+                    raise MeasuringError(f"{reason}: {self._last_words()}")
+                case _:
+                    pass  # one that lost a peer: whose death is told by its supervisor
+        raise AssertionError("reports end with an error")
+
+    def _reports(self) -> Iterator[tuple[str, wire.Report]]:
+        """Yield what the supervisors say, until the time is over or one has ended."""
+        while True:
+            ready = self._selector.select(max(0.0, self._end_s - time.monotonic()))
+            if not ready:
+                raise MeasuringError(
+                    f"not measured within {TIME_LIMIT_S:.0f} s; give a smaller "
+                    "microbatch_size"
+                )
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    raise MeasuringError(f"a supervisor ended: {self._last_words()}")
+                *lines, rest = (self._rest[key.data] + data).split(b"\n")
+                self._rest[key.data] = rest
+                for line in lines:
+                    yield key.data, wire.decode(wire.Report, line)
+
+    def _last_words(self) -> str:
+        text = self._log.read_text(errors="replace")
+        if "No module named 'torch'" in text:
+            return "needs torch here; pip install 'spottrain[train]'"
+        return (text.strip().splitlines() or ["no message"])[-1]
+
+    def close(self) -> None:
+        """End all processes."""
+        self._selector.close()
+        for process in self._vms.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    _pipe(pipe).close()
+            process.wait()
+
+
+_OPEN = wire.OpenStore(generation=_ROUND)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _write(process: subprocess.Popen[bytes], line: str) -> None:
+    stdin: Any = _pipe(process.stdin)
+    with contextlib.suppress(BrokenPipeError):  # its end is read where it speaks
+        stdin.write(f"{line}\n".encode())
+        stdin.flush()

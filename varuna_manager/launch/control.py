@@ -1,0 +1,388 @@
+"""What a person asks of a job that exists: stop, resume, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any, Protocol, runtime_checkable
+
+import httpx
+
+from spottrain.cloud.data.wish import to_json
+from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import (
+    CarriesCalls,
+    CloudProvider,
+    Offer,
+    ReleasesJob,
+    Vm,
+    VmState,
+)
+from spottrain.cloud.ssh.transport.hosts import Payload
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.storage.store import is_object_url, is_url
+from spottrain.varuna_manager.config.data import wishes
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
+from spottrain.varuna_manager.core.model.events import (
+    LimitsChanged,
+    StopRequested,
+    VmsListed,
+)
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.identity import client_context, load_identity
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch import data as job_data
+from spottrain.varuna_manager.launch.limits import LimitsRefusedError
+from spottrain.varuna_manager.launch.limits import check as check_limits
+from spottrain.varuna_manager.launch.submit import (
+    can_be_resumed,
+    check_budget,
+    end_of,
+    start_manager,
+)
+
+ANSWER_S = 10.0
+"""A manager that does not answer for so long counts as stuck."""
+END_S = 30.0
+"""How long a manager may take to return its VMs when it must end at once."""
+POLL_S = 0.05
+
+
+class ManagerUnreachableError(SpottrainError):
+    """The manager of a job runs but does not answer."""
+
+
+@runtime_checkable
+class ShutsDown(Protocol):
+    """A provider with a process of its own on this machine, which can be ended."""
+
+    def shut_down(self) -> None:
+        """End all VMs and the process; returns when nothing is left."""
+
+
+def open_provider(job: JobDir) -> CloudProvider:
+    """Return the provider that a job rents from."""
+    config = job.config()
+    if config.resources.provider == "local":
+        return LocalProvider(job.cloud, job.name, config.local.market())
+    payload = Payload(
+        workdir=job.workdir,
+        setup=config.setup,
+        setup_limit_s=config.setup_limit_s,
+        data=to_json(wishes(config.data)) if config.data else "",
+        data_limit_s=config.data_limit_s,
+        buckets=_uses_buckets(config),
+        environment=environment_of(config.env, config.secrets),
+    )
+    # Not above: paramiko takes longer to import than most commands run.
+    if config.clouds:
+        from spottrain.varuna_manager.launch import providers
+
+        return providers.rent(job, config.clouds, config.resources.span, payload)
+    from spottrain.cloud.ssh.hosts.provider import SshProvider
+
+    return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
+
+
+def _uses_buckets(config: JobConfig) -> bool:
+    """Whether machines talk to an object store, for checkpoints or data."""
+    places = (config.checkpoint.path, *(data.url for data in config.data.values()))
+    return any(is_object_url(place) for place in places if place is not None)
+
+
+def check_machines(
+    config: JobConfig, *, on_vm: bool = False
+) -> tuple[list[str], tuple[Offer, ...] | None]:
+    """Check that a job can have its machines.
+
+    Args:
+        config: The job's.
+        on_vm: Its manager will be on a VM.
+
+    Returns:
+        What to tell about them, and what a cloud offers; ``None``: the job file tells.
+
+    Raises:
+        CloudError: a host is not what the job file says, or unfit; or a cloud does not
+            let the job rent what it names.
+        CapacityError: too few hosts answer; or the cloud offers nothing that is wanted.
+        BudgetError: the budget does not pay for the cheapest machine.
+    """
+    if config.resources.provider == "local":
+        return [], None
+    if config.clouds:
+        from spottrain.varuna_manager.launch import preflight
+
+        offers, lines = preflight.before_launch(config.clouds)
+        check_budget(config, offers)
+        return [*lines, _when_asleep(config, on_vm)], tuple(offers)
+    from spottrain.cloud.ssh.hosts.check import check
+
+    told = check(
+        config.ssh.fleet(),
+        least=config.resources.min_vms,
+        needs_software=not config.setup,
+        buckets=_uses_buckets(config),
+    )
+    return [*told, _when_asleep(config)], None
+
+
+def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
+    """Return what happens when this machine sleeps."""
+    if on_vm:
+        return "this machine may sleep or go offline: the job has its manager on a VM"
+    lease_s, place = config.manager.lease_s, config.checkpoint.path
+    anywhere = (
+        f", on any other machine 'spottrain resume {place}',"
+        if place is not None and is_url(place)
+        else ""
+    )
+    return (
+        f"if this machine sleeps or goes offline: VMs train on for {lease_s:g} s "
+        "(manager.lease_s), then checkpoint and end themselves; "
+        f"'spottrain resume {config.name}'{anywhere} goes on from there"
+    )
+
+
+def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
+    """Ask the manager of a job to stop it.
+
+    Args:
+        job: A job with a running manager.
+        checkpoint: Write a checkpoint first.
+        now: Return the VMs at once, whatever they do.
+
+    Raises:
+        ManagerUnreachableError: The manager does not answer.
+    """
+    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    _ask_manager(job, "stop", wish)
+
+
+def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
+    """Put a wish to the manager of a job.
+
+    Raises:
+        ManagerUnreachableError: The manager does not answer.
+        LimitsRefusedError: It says that this would end the job.
+    """
+    address = job.manager()
+    if address is None:
+        raise ManagerUnreachableError(
+            f"job {job.name}: its manager is still starting; try again in a moment"
+        )
+    identity = load_identity(job.path)
+    try:
+        answer = httpx.post(
+            f"{address.url}/v1/admin/{what}",
+            json=wish,
+            headers={"Authorization": f"Bearer {identity.admin_token()}"},
+            verify=client_context(identity.ca_pem),
+            trust_env=False,
+            timeout=ANSWER_S,
+        )
+        if answer.status_code == HTTPStatus.CONFLICT:
+            raise LimitsRefusedError(answer.json()["error"])
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise ManagerUnreachableError(
+            f"job {job.name}: its manager (pid {address.pid}) does not answer: "
+            f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
+        ) from None
+
+
+def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
+    """Give a job other limits, whether or not a manager runs it now.
+
+    Args:
+        job: A job that can still go on.
+        limits: Those that change.
+        sure: Do it also if it ends the job.
+
+    Raises:
+        ConfigError: The job has ended for good.
+        LimitsRefusedError: It would end the job, and ``sure`` is not set.
+        ManagerUnreachableError: The manager does not answer.
+    """
+    if job.is_managed():
+        wish = {"limits": [asdict(limit) for limit in limits], "sure": sure}
+        _ask_manager(job, "limits", wish)
+        return
+    if not can_be_resumed(job):
+        raise ConfigError(
+            f"job {job.name} has ended: it has no limits any more; see 'spottrain "
+            f"report {job.name}'"
+        )
+    with _manager_lock(job):
+        journal = Journal(job.journal)
+        try:
+            event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
+            if not sure:
+                check_limits(journal.replay(), event)
+            journal.append(event)
+        finally:
+            journal.close()
+
+
+def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
+    """Return once a manager that was just started serves its job, or has ended it.
+
+    Raises:
+        ManagerUnreachableError: It ended before that.
+    """
+    while (address := job.manager()) is None or address.pid != manager.pid:
+        if manager.poll() is not None:
+            if end_of(job):
+                return
+            last = job.log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise ManagerUnreachableError(
+                f"job {job.name}: its manager ended at once: {last}; "
+                f"see 'spottrain logs {job.name}'"
+            )
+        time.sleep(POLL_S)
+
+
+def stop_job(job: JobDir, *, now: bool) -> None:
+    """Ask a running job to checkpoint and return its VMs.
+
+    Raises:
+        ConfigError: No manager runs: there is nothing to ask.
+        ManagerUnreachableError: The manager does not answer.
+    """
+    if not job.is_managed():
+        raise ConfigError(
+            f"job {job.name} has no running manager; return what it may still rent "
+            f"with 'spottrain down {job.name}', or 'spottrain resume {job.name}' first"
+        )
+    request_stop(job, checkpoint=not now, now=now)
+
+
+def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
+    """Start the manager of a job again; it finds VMs that still run.
+
+    Raises:
+        ConfigError: The job runs or has ended for good.
+    """
+    if job.is_managed():
+        raise ConfigError(
+            f"job {job.name} is running; watch it with "
+            f"'spottrain status {job.name} --watch'"
+        )
+    if not can_be_resumed(job):
+        raise ConfigError(
+            f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
+            "it again to start over"
+        )
+    config = job.config()
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    if config.resources.provider == "local":
+        job_data.have(config)
+    return start_manager(job)
+
+
+def end_job(job: JobDir) -> int:
+    """Return everything that a job rents and end it for good.
+
+    Works without a manager, and with one that is stuck or a journal that is damaged.
+
+    Returns:
+        How many VMs had to be returned after the manager was gone.
+
+    Raises:
+        FencedError: The job goes on elsewhere, with these VMs.
+        CloudError: The cloud still lists VMs as running afterwards.
+    """
+    # Not above: no other command has a use for it.
+    from spottrain.varuna_manager.jobs import replication
+
+    replication.check_here(job)
+    if job.is_managed():
+        _end_manager(job)
+    with _manager_lock(job):
+        provider = open_provider(job)
+        asked_at_s = time.time()
+        live = _live(provider, job)
+        provider.terminate([vm.vm_id for vm in live])
+        if isinstance(provider, ReleasesJob):
+            provider.release(job.name)
+        if isinstance(provider, ShutsDown):
+            provider.shut_down()
+        if left := [vm.vm_id for vm in _live(provider, job)]:
+            raise CloudError(
+                f"job {job.name}: still running after terminate: {', '.join(left)}; "
+                f"run 'spottrain down {job.name}' again"
+            )
+        with contextlib.suppress(
+            SpottrainError
+        ):  # a damaged journal must not cost money
+            _journal_end(job, asked_at_s, provider)
+        if isinstance(provider, CarriesCalls):
+            provider.close()
+        job.mark_down()
+        with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
+            replication.end_copy(job)
+    return len(live)
+
+
+def _live(provider: CloudProvider, job: JobDir) -> list[Vm]:
+    """Return the VMs that have not been asked to end."""
+    ended = (VmState.STOPPING, VmState.TERMINATED)
+    return [vm for vm in provider.list_vms(job.name) if vm.state not in ended]
+
+
+def _end_manager(job: JobDir) -> None:
+    """Ask the manager to end at once; kill it when it does not."""
+    with contextlib.suppress(ManagerUnreachableError):
+        request_stop(job, checkpoint=False, now=True)
+        deadline = time.monotonic() + END_S
+        while job.is_managed() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    address = job.manager()
+    if job.is_managed() and address is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(address.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _manager_lock(job: JobDir) -> Iterator[None]:
+    """Keep managers from starting."""
+    with open(job.path / "manager.lock", "ab") as lock:
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ManagerUnreachableError(
+                        f"job {job.name}: its manager cannot be ended; kill it by hand"
+                    ) from None
+            time.sleep(POLL_S)
+        yield
+
+
+def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> None:
+    """Let the journal tell that the job was ended and its VMs are gone."""
+    journal = Journal(job.journal)
+    try:
+        if journal.replay().phase is not JobPhase.ENDED:
+            stop = StopRequested(
+                at_s=time.time(), by="spottrain down", checkpoint=False, now=True
+            )
+            vms = tuple(provider.list_vms(job.name))
+            listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
+            journal.append(stop, listed)
+    finally:
+        journal.close()

@@ -1,0 +1,143 @@
+"""The job's data as this machine sees it: checked before a launch, fetched where needed.
+
+It is needed here if the VMs are on this machine, and while the model is inspected and
+measured here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from spottrain.cloud.data.bringing import bring
+from spottrain.cloud.data.cache import Cache, num_bytes
+from spottrain.cloud.data.sources import Source, look
+from spottrain.cloud.data.wish import (
+    DataAwayError,
+    DataError,
+    NothingThereError,
+    Wish,
+)
+from spottrain.datasets import variable
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.data import DataConfig, wishes
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.format import size
+from spottrain.varuna_manager.jobs.folder import home
+
+LARGEST_SAMPLE_BYTES = 10**9
+"""What is larger is not fetched just to inspect a model here."""
+_HOLDERS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_LOOKS = 8
+_PATIENCE_S = 15.0
+
+Say = Callable[[str], None]
+
+
+def ready(config: JobConfig, say: Say) -> dict[str, float]:
+    """Check the data of a job from here, and have here what is needed here.
+
+    What cannot be seen from here is told and no more: VMs may have other rights.
+
+    Args:
+        config: The job.
+        say: Told what data there is, and how fetching goes on, a line each time.
+
+    Returns:
+        Bytes that each VM fetches, by the cloud whose buckets hold them.
+
+    Raises:
+        ConfigError: A dataset does not exist, or VMs' disks are too small.
+        DataError, DataAwayError: As ``have``.
+    """
+    wanted = [wish for wish in wishes(config.data) if wish.url]
+    with ThreadPoolExecutor(_LOOKS, "look") as threads:
+        seen = list(threads.map(_look, wanted))
+    held: Counter[str] = Counter()
+    total_bytes = 0
+    for wish, found in zip(wanted, seen, strict=True):
+        if isinstance(found, str):
+            say(f"{found}; VMs will try")
+            continue
+        found_bytes = num_bytes(found.files)
+        total_bytes += found_bytes * (2 if wish.unpack else 1)
+        if (cloud := holder(wish.url)) is not None:
+            held[cloud] += found_bytes
+        files = len(found.files)
+        say(f"data {wish.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}")
+    for rented in config.clouds:
+        if total_bytes > rented.disk_gib * 2**30:
+            raise ConfigError(
+                f"{rented.cloud}.disk_gib: data takes {size(total_bytes)}, "
+                f"archives and what is in them counted: got {rented.disk_gib}; raise it"
+            )
+    have(config, say)
+    return dict(held)
+
+
+def holder(url: str) -> str | None:
+    """Return the cloud that has a bucket, if it is one of a cloud's own."""
+    return None if "endpoint_url=" in url else _HOLDERS.get(url.partition(":")[0])
+
+
+def _look(wish: Wish) -> Source | str:
+    """Return what there is of a dataset, or why that cannot be seen from here."""
+    try:
+        return look(wish, _PATIENCE_S)
+    except NothingThereError as error:
+        raise ConfigError(f"data.{wish.name}: {error}") from None
+    except (DataError, DataAwayError) as error:
+        return f"cannot be seen from here: {error}"
+
+
+def have(config: JobConfig, say: Say = lambda line: None) -> None:
+    """Have the user's code find the job's data here, by this process's environment.
+
+    With the local provider that is all data. Else it is for inspecting the model: the
+    samples that the job file names, paths that are here too, and what is small. What is
+    set in the environment already stays.
+
+    Args:
+        config: The job.
+        say: Told how fetching goes on.
+
+    Raises:
+        DataError: The local provider's data cannot be had.
+        DataAwayError: Nor can it now.
+    """
+    is_local = config.resources.provider == "local"
+    missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
+    for name, one in missing.items():
+        if one.sample is not None and not is_local:
+            os.environ[variable(name)] = one.sample
+    if not missing:
+        return
+    cache = Cache(home() / "cache" / "data")
+    if is_local:
+        os.environ.update(bring(wishes(missing), cache, say))
+        return
+    for wish in _small(missing):
+        try:
+            os.environ.update(bring([wish], cache, say))
+        except (DataError, DataAwayError) as error:
+            say(f"{error}; the model is inspected without it")
+
+
+def _small(data: dict[str, DataConfig]) -> Iterator[Wish]:
+    """Yield what can be had here without much ado."""
+    for name, one in data.items():
+        wish = one.wish(name)
+        if one.sample is not None:
+            continue
+        if wish.path and Path(wish.path).expanduser().exists():
+            yield wish
+        if wish.url:
+            try:
+                found = look(wish, _PATIENCE_S)
+            except (DataError, DataAwayError):
+                continue  # it was told, and the user's code may not ask for it
+            if num_bytes(found.files) <= LARGEST_SAMPLE_BYTES:
+                yield wish

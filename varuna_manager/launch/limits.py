@@ -1,0 +1,158 @@
+"""Changing the limits of a job: what a person wrote, what would follow, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from spottrain.errors import BudgetError, ConfigError
+from spottrain.pricing.billing.money import NOTHING, Money
+from spottrain.varuna_manager.config.files import key_paths, read_value
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.core import limits, step
+from spottrain.varuna_manager.core.model.events import LimitsChanged
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.format import utc
+
+SETTABLE = (
+    "budget.max_usd",
+    "budget.max_usd_per_hour",
+    "slo.deadline",
+    "slo.max_hours",
+    "slo.min_examples_per_s",
+)
+"""Keys of the job file that can be changed while a job lives."""
+_NO_BOUND = ("none", "null")
+
+
+class LimitsRefusedError(BudgetError):
+    """A change of limits would end the job, and nobody has said that this is meant."""
+
+
+def read_limits(
+    texts: Iterable[str], config: JobConfig, *, launched_at_s: float, now_s: float
+) -> tuple[Limit, ...]:
+    """Return the limits that a person wrote as ``key=value``; ``none`` takes one away.
+
+    Args:
+        texts: Such as ``budget.max_usd=60``.
+        config: The job's.
+        launched_at_s: What ``slo.max_hours`` counts from, seconds since the epoch.
+        now_s: A deadline must lie after it.
+
+    Raises:
+        ConfigError: A key is unknown, cannot be changed or is given twice, or its value
+            is wrong.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, given, value = text.partition("=")
+        key = key.strip()
+        if not given or not value.strip():
+            raise ConfigError(
+                f"{text!r}: must be KEY=VALUE, such as budget.max_usd=60; mend it"
+            )
+        if key in values:
+            raise ConfigError(f"{key}: given twice; remove one")
+        values[key] = _scalar(key, value.strip())
+    _check_keys(values)
+    if "slo.deadline" in values and "slo.max_hours" in values:
+        raise ConfigError("slo: give deadline or max_hours, not both")
+    given_config = _parsed(values, config)
+    return tuple(
+        _limit(key, values[key], given_config, launched_at_s, now_s) for key in values
+    )
+
+
+def _scalar(key: str, text: str) -> Any:
+    if text.lower() in _NO_BOUND:
+        return None
+    try:
+        return read_value(text)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _check_keys(values: dict[str, Any]) -> None:
+    known = set(key_paths(JobConfig))
+    for key in values:
+        if key in known and key not in SETTABLE:
+            raise ConfigError(
+                f"{key}: cannot be changed while the job lives; these can: "
+                f"{', '.join(SETTABLE)}"
+            )
+
+
+def _parsed(values: dict[str, Any], config: JobConfig) -> JobConfig:
+    """Return the job's file with nothing but the new limits, checked as at launch."""
+    data = config.model_dump(mode="json", exclude_unset=True)
+    data = {k: v for k, v in data.items() if k not in ("budget", "slo")}
+    for key, value in values.items():
+        *path, name = key.split(".")
+        place = data
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(
+                    f"{key}: unknown key; known are {', '.join(SETTABLE)}"
+                )
+        place[name] = value
+    return parse_config(data, "set")
+
+
+def _limit(
+    key: str, value: Any, config: JobConfig, launched_at_s: float, now_s: float
+) -> Limit:
+    match key:
+        case "budget.max_usd":
+            return Limit(name="max_usd", value=config.budget.max_usd)
+        case "budget.max_usd_per_hour":
+            return Limit(name="max_usd_per_hour", value=config.budget.max_usd_per_hour)
+        case "slo.min_examples_per_s":
+            least = config.slo.min_examples_per_s
+            return Limit(name="min_examples_per_s", value=least)
+        case _:
+            deadline_s = config.deadline_s(launched_at_s)
+            if value is not None and deadline_s is not None and deadline_s <= now_s:
+                raise ConfigError(
+                    f"{key}: is in the past: got {utc(deadline_s)}; give a later moment"
+                )
+            return Limit(name="deadline_s", value=deadline_s)
+
+
+def check(state: State, event: LimitsChanged) -> None:
+    """Check that a change of limits ends nothing.
+
+    Raises:
+        LimitsRefusedError: It would end the job, at once or when it is resumed.
+    """
+    after = limits.with_limits(state, event)
+    money = budget(replace(after, now_s=max(after.now_s, event.at_s)))
+    if money.cap is not None and money.committed >= money.cap:
+        when = (
+            "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
+        )
+        spent, least_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
+        if money.kept > NOTHING:
+            spent += (
+                f" and {money.kept.usd:.4f} kept back for the {money.reserve_s:g} s that "
+                "the fleet may still cost"
+            )
+        raise LimitsRefusedError(
+            f"budget.max_usd: {money.cap.usd:g} would end the job {when}: {spent}; "
+            f"give more than {least_usd:.4f}, or --yes if that is meant"
+        )
+    if state.phase is JobPhase.ACTIVE:
+        ended, _ = step.step(state, event)
+        if ended.phase is not JobPhase.ACTIVE and ended.outcome is not None:
+            raise LimitsRefusedError(
+                f"that would end the job at once: {ended.outcome.reason}; "
+                "give a higher limit, or --yes if that is meant"
+            )
+
+
+def _up(amount: Money) -> float:
+    """Return dollars rounded up to what is shown of them."""
+    return -(-amount.microusd // 100) / 1e4

@@ -1,0 +1,324 @@
+"""``launch --manager-vm``: a small VM is rented, and the job's manager is started there.
+
+Every step is written down before it is made and may be repeated, so that whoever dies in
+between leaves nothing that ``resume`` or ``down`` does not find. What no one finds ends
+itself: the VM has a lease.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from spottrain.cloud.gcp.settings import DAY_S
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.provider import LaunchRequest, Offer, ReachedBySsh
+from spottrain.cloud.process.child import ChildProvider
+from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
+from spottrain.varuna_manager.config.clouds import AnyCloud, AwsConfig, AzureConfig
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.config.ssh import environment_of
+from spottrain.varuna_manager.jobs import manager_location as aways
+from spottrain.varuna_manager.jobs.bucket import folder_mark
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.manager_location import Away, OwnVm
+from spottrain.varuna_manager.jobs.replication import uid_of
+from spottrain.varuna_manager.launch.manager_vm_bundle import (
+    bundle,
+    prepare_script,
+    root_of,
+    software,
+)
+from spottrain.varuna_manager.launch.providers import open_cloud, own_network
+
+if TYPE_CHECKING:
+    from spottrain.cloud.ssh.transport.bastion import Bastion
+    from spottrain.cloud.ssh.transport.remote import Remote
+    from spottrain.cloud.ssh.transport.session import Dial
+
+ANSWER_S = 600.0
+"""How long the VM may take from its launch until it lets us in."""
+_PREPARE_S = 900.0
+_SEND_S = 300.0
+_START_S = 180.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_LONGEST_RUN = {"gcp": {"max_run_s": 120 * DAY_S}}
+"""Google ends any VM after a while; a manager's as late as it may be."""
+_UNPACK = """\
+set -eu
+umask 077
+cd "$HOME"/{root}/state
+if [ -e jobs/{name} ]; then
+    cat > /dev/null
+else
+    rm -rf arriving
+    mkdir -p arriving jobs
+    tar -xzf - -C arriving
+    mv arriving/jobs/{name} jobs/{name}
+fi
+"""
+
+Tell = Callable[[str], None]
+
+
+# --- What is asked for ----------------------------------------------------------------
+
+
+def requests(
+    config: JobConfig, offers: Sequence[Offer], uid: str
+) -> Iterator[LaunchRequest]:
+    """Yield what to ask for, one zone after another, in the region that is cheapest.
+
+    Args:
+        config: The job's.
+        offers: What its cloud offers to train on.
+        uid: The job's own.
+    """
+    cloud = config.clouds[0]
+    machine = config.manager_vm.machine(cloud.cloud)
+    ranked = sorted(offers, key=lambda one: one.usd_per_hour / max(1, one.gpus))
+    region = ranked[0].region
+    zones = dict.fromkeys(one.zone for one in ranked if one.region == region)
+    for number, zone in enumerate(zones):
+        offer = replace(
+            ranked[0],
+            zone=zone,
+            instance_type=machine.instance_type,
+            spot=False,
+            usd_per_hour=machine.usd_per_hour,
+            gpus=0,
+            gpu_memory_bytes=0,
+            available=None,
+            family="",
+        )
+        yield LaunchRequest(
+            token=f"{uid}-{tags.MANAGER}-{number}",
+            job=config.name,
+            intent=tags.MANAGER,
+            offer=offer,
+            count=1,
+            lease_s=config.manager_vm.lease_s,
+        )
+
+
+def renting(config: JobConfig) -> AnyCloud:
+    """Return the cloud as the manager's VM is rented from it: no GPU, an own image."""
+    cloud, wish = config.clouds[0], config.manager_vm
+    machine = wish.machine(cloud.cloud, getattr(cloud, "image_owner", ""))
+    update: dict[str, Any] = {
+        "instance_types": (),
+        "gpus": (),
+        "image": machine.image,
+        "disk_gib": wish.disk_gib,
+        IDENTITY[cloud.cloud]: wish.identity,
+        **_LONGEST_RUN.get(cloud.cloud, {}),
+    }
+    if machine.image_owner:
+        update["image_owner"] = machine.image_owner
+    return cloud.model_copy(update=update)
+
+
+def config_there(config: JobConfig, away: Away) -> JobConfig:
+    """Return what the manager is told on its VM.
+
+    It rents where it can reach VMs: in its own region, unless a network of the user's
+    joins regions.
+    """
+    cloud = config.clouds[0]
+    update: dict[str, Any] = {"ssh_from": away.networks, "bastion": None}
+    if isinstance(cloud, AwsConfig):
+        update["profile"] = ""  # it acts as its VM
+    if isinstance(cloud, AzureConfig) and not cloud.subscription:
+        update["subscription"] = os.environ.get("AZURE_SUBSCRIPTION_ID", "")
+    if not cloud.has_own_network:
+        region = away.requests[0].offer.region
+        update["regions"] = (region,)
+        update["zones"] = tuple(zone for zone in cloud.zones if region in zone)
+    return config.model_copy(update={cloud.cloud: cloud.model_copy(update=update)})
+
+
+# --- Renting and starting -------------------------------------------------------------
+
+
+def begin(job: JobDir, offers: Sequence[Offer], tell: Tell) -> None:
+    """Rent the VM of a job's manager and start the manager there.
+
+    Args:
+        job: As it was submitted here.
+        offers: What its cloud offers to train on.
+        tell: Told in lines what is under way.
+
+    Raises:
+        CloudError: no VM came, or none that lets us in.
+        ConfigError: this machine lacks something.
+    """
+    config = job.config()
+    cloud = config.clouds[0]
+    networks = cloud.ssh_from or own_network(cloud)
+    asked = tuple(requests(config, offers, uid_of(job)))
+    aways.write(job, Away(requests=asked, networks=networks))
+    go_on(job, tell)
+
+
+def go_on(job: JobDir, tell: Tell) -> None:
+    """Go on with what ``begin`` has begun; safe to repeat.
+
+    Raises:
+        CloudError: as ``begin``.
+    """
+    away = aways.read(job)
+    assert away is not None, "begin writes it first"
+    with _Rental(job, away, tell) as rental:
+        rental.rent()
+        with rental.enter() as remote:
+            start(job, rental.away, remote, tell)
+
+
+class _Rental:
+    """The cloud that the VM is rented from, open for a while."""
+
+    def __init__(self, job: JobDir, away: Away, tell: Tell) -> None:
+        # Not above: paramiko takes longer to import than most commands run.
+        from spottrain.cloud.ssh.transport.keys import ensure_key
+
+        self._job, self.away, self._tell = job, away, tell
+        self._config = job.config()
+        self._key_file, public_key = ensure_key(job.cloud)
+        self._cloud: ChildProvider = open_cloud(
+            renting(self._config), public_key, away.networks
+        )
+        self._dial, self._bastion = self._way()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bastion is not None:
+            self._bastion.close()
+        self._cloud.close()
+
+    def _way(self) -> tuple[Dial, Bastion | None]:
+        from spottrain.cloud.ssh.rented.vm import Access
+
+        bastion = self._config.clouds[0].bastion
+        host = None if bastion is None else bastion.host()
+        return Access(key_file=self._key_file, bastion=host).dial()
+
+    def rent(self) -> None:
+        """Have the VM, from the first zone that has one; the same VM each time.
+
+        Raises:
+            CloudError: no zone has one, or the cloud refuses.
+        """
+        while not self.away.vm_id:
+            request, *others = self.away.requests
+            kind, zone = request.offer.instance_type, request.offer.zone
+            self._tell(f"renting {kind} in {zone} for the manager")
+            try:
+                vm, *_ = self._cloud.launch(request).vms
+            except NoCapacityError as error:
+                if not others:
+                    raise
+                self._tell(f"{error}; trying another zone")
+                self._put(replace(self.away, requests=tuple(others)))
+            else:
+                self._put(replace(self.away, vm_id=vm.vm_id))
+
+    def enter(self) -> Remote:
+        """Wait until the VM lets us in.
+
+        Raises:
+            VmNotFoundError: it is gone.
+            HostKeyError: it cannot prove who it is.
+            CloudError: it does not let us in in time.
+        """
+        deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
+        while True:
+            trouble: CloudError
+            try:
+                if (remote := self._try()) is not None:
+                    return remote
+                trouble = CloudError(f"VM {self.away.vm_id} boots for too long")
+            except (VmNotFoundError, HostKeyError):
+                raise
+            except CloudError as error:
+                trouble = error
+            if time.monotonic() > deadline_s:
+                raise trouble
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _try(self) -> Remote | None:
+        from spottrain.cloud.ssh.transport.remote import Remote
+
+        assert isinstance(self._cloud, ReachedBySsh), "all clouds that rent are"
+        target = self._cloud.ssh_target(self.away.vm_id)
+        if target is None:
+            return None
+        self._put(replace(self.away, target=target))
+        return Remote(host_of(self._job, self.away), self._dial)
+
+    def _put(self, away: Away) -> None:
+        self.away = away
+        aways.write(self._job, away)
+
+
+def start(job: JobDir, away: Away, remote: Remote, tell: Tell) -> None:
+    """Start the manager of a job on its VM, unless it runs there.
+
+    Raises:
+        CloudError: the VM is unfit, or cannot be reached.
+        ConfigError: this machine lacks something.
+    """
+    config = job.config()
+    cloud = config.clouds[0]
+    root, name = root_of(cloud.folder), shlex.quote(job.name)
+    tell(f"VM {away.vm_id}: making it ready for the manager")
+    ours = software()
+    script = prepare_script(root, config.manager_vm.python, cloud.cloud, ours)
+    remote.check(script, ours, _PREPARE_S)
+    address = remote.check('echo "$SSH_CONNECTION"').split()[2]
+    own = OwnVm(vm_id=away.vm_id, private_address=address)
+    folder_mark(job)
+    given = bundle(
+        job,
+        config_there(config, away),
+        job.cloud / "ssh_key",
+        aways.own_vm_file(own),
+    )
+    remote.check(_UNPACK.format(root=shlex.quote(root), name=name), given, _SEND_S)
+    keeper = "spottrain.varuna_manager.daemon.watchdog"
+    environment = environment_of(config.env, config.secrets)
+    remote.check(
+        f'{run_there(cloud)} {keeper} "$HOME"/{shlex.quote(root)}/state/jobs/{name}',
+        json.dumps(dict(environment)).encode(),
+        _START_S,
+    )
+    aways.write(job, replace(away, started=True))
+    tell(f"VM {away.vm_id}: the manager of job {job.name} runs there")
+
+
+def host_of(job: JobDir, away: Away) -> Host:
+    """Return the manager's VM as sessions know it; its ``target`` is known."""
+    target = away.target
+    assert target is not None, "it is known before anybody enters"
+    return Host(
+        name=away.vm_id,
+        address=target.host,
+        port=target.port,
+        user=target.user,
+        host_keys=target.host_keys,
+        key_file=job.cloud / "ssh_key",
+    )
+
+
+def run_there(cloud: AnyCloud) -> str:
+    """Return the command that runs one of our modules on the manager's VM."""
+    return f'"$HOME"/{shlex.quote(root_of(cloud.folder))}/run'

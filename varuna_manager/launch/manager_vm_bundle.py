@@ -1,0 +1,187 @@
+"""What is carried to the VM of a manager: this software, the job, and how to run them.
+
+~/<folder>/manager/software-…/  our own modules, as they are here
+                   venv/        what they need, where the image does not have it
+                   run          runs one of our modules there
+                   state/       SPOTTRAIN_HOME; jobs/<name> is the job
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import shlex
+import tarfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from spottrain import errors
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.jobs.folder import JobDir
+
+_CODE = ("*.py", "*.csv")
+_BUNDLE = ("facts.json", "workdir.tar.gz", "journal.sqlite", "folder.id")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
+_PREPARE = """\
+set -eu
+umask 077
+root="$HOME"/{root}
+mkdir -p "$root/state"
+cd "$root"
+if [ -d {software} ]; then
+    cat > /dev/null
+else
+    rm -rf arriving
+    mkdir arriving
+    tar -xzf - -C arriving
+    mv arriving {software}
+fi
+fits() {{
+    "$1" -c 'import sys, importlib.metadata as m
+sys.version_info >= (3, 11) or sys.exit(1)
+[m.version(name) for name in sys.argv[1:]]' {names} 2>/dev/null
+}}
+python={python}
+if ! fits "$python"; then
+    "$python" -c 'import sys
+sys.version_info >= (3, 11) or sys.exit("manager_vm.python: needs Python 3.11 or newer")'
+    python="$root/venv/bin/python"
+    if ! fits "$python"; then
+        rm -rf venv
+        {python} -m venv venv >/dev/null 2>&1 || {{
+            # An image that has just booted is installing things itself.
+            cloud-init status --wait >/dev/null 2>&1 || true
+            tries=0
+            until sudo apt-get -qq update &&
+                sudo apt-get -qq -o DPkg::Lock::Timeout=300 install -y python3-venv; do
+                tries=$((tries + 1))
+                [ $tries -lt 10 ] || exit 1
+                sleep 10
+            done
+            {python} -m venv venv
+        }}
+        venv/bin/pip install --quiet --disable-pip-version-check {pins}
+    fi
+fi
+cat > run <<END
+#!/bin/sh
+export SPOTTRAIN_HOME='$root/state' PYTHONPATH='$root/{software}'
+exec '$python' -P -m "\\$@"
+END
+chmod 700 run
+"""
+
+
+def root_of(folder: str) -> str:
+    """Return our folder on a manager's VM, below its user's home.
+
+    Args:
+        folder: ``folder`` of the cloud's section.
+    """
+    return f"{folder}/manager"
+
+
+def software() -> bytes:
+    """Return our own modules with their tables, packed (tar.gz)."""
+    top = Path(errors.__file__).parent
+    files: dict[str, bytes] = {}
+    for folder in (top, *sorted(path for path in top.iterdir() if path.is_dir())):
+        # In a checkout the folders are links, which would lead nowhere elsewhere.
+        real = folder.resolve()
+        for path in _files(real, deep=folder != top):
+            below = Path("spottrain") / folder.relative_to(top) / path.relative_to(real)
+            files[below.as_posix()] = path.read_bytes()
+    return _packed(files)
+
+
+def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
+    for pattern in _CODE:
+        yield from sorted(folder.glob(f"**/{pattern}" if deep else pattern))
+
+
+def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> bytes:
+    """Return a job's folder as its manager's VM needs it, packed (tar.gz).
+
+    Args:
+        job: The job, as it was submitted here.
+        config: What it is told there.
+        key_file: With which it enters the job's other VMs.
+        own_vm: What tells it which VM it is on.
+    """
+    files = {name: (job.path / name).read_bytes() for name in _BUNDLE}
+    files["config.json"] = config.model_dump_json(indent=2).encode()
+    files["cloud/ssh_key"] = key_file.read_bytes()
+    files["vm.json"] = own_vm
+    return _packed({f"jobs/{job.name}/{name}": data for name, data in files.items()})
+
+
+def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
+    """Return what makes a VM ready to run a manager.
+
+    Safe to repeat. What the image's Python lacks is installed as it is here.
+
+    Args:
+        root: From ``root_of``.
+        python: Of the image.
+        cloud: Whose SDK is needed.
+        ours: From ``software``: the script's input.
+
+    Raises:
+        ConfigError: spottrain was not installed here, so that nobody knows its needs.
+    """
+    pins = pinned(cloud)
+    return _PREPARE.format(
+        root=shlex.quote(root),
+        python=shlex.quote(python),
+        software=f"software-{hashlib.sha256(ours).hexdigest()[:12]}",
+        names=" ".join(pins),
+        pins=" ".join(f"{name}=={number}" for name, number in pins.items()),
+    )
+
+
+def pinned(cloud: str) -> dict[str, str]:
+    """Return the distributions that a manager needs, in the versions that are here.
+
+    Args:
+        cloud: Whose SDK is needed.
+
+    Raises:
+        ConfigError: they are not installed.
+    """
+    try:
+        wanted = needed(requires("spottrain") or [], cloud)
+        return {name: version(name) for name in wanted}
+    except PackageNotFoundError as error:
+        raise ConfigError(
+            f"--manager-vm: {error.name} is not installed here; install "
+            f"'spottrain[{cloud}]'"
+        ) from None
+
+
+def needed(requirements: list[str], extra: str) -> list[str]:
+    """Return the names in some requirements: those of all, and those of one extra."""
+    found = []
+    for line in requirements:
+        match = _REQUIREMENT.match(line)
+        assert match is not None, line
+        name, marker = match[1], match[2] or ""
+        if "extra" not in marker or re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            found.append(name)
+    return found
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()

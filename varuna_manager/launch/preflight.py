@@ -1,0 +1,142 @@
+"""What is wrong with a cloud account or a fleet of hosts, before anything is rented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.provider import (
+    ChecksAccount,
+    CloudProvider,
+    Finding,
+    Offer,
+    ReportsQuota,
+)
+from spottrain.errors import CapacityError, SpottrainError
+from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.launch.providers import open_cloud, own_network
+
+Told = tuple[Sequence[Offer], list[str]]
+
+
+def before_launch(clouds: Sequence[AnyCloud]) -> Told:
+    """Return what clouds offer of what a job wants, and what to tell about them.
+
+    They are asked at the same time. Of several, one that can be used is enough: what is
+    wrong with the others is told.
+
+    Raises:
+        ConfigError: who may enter the VMs is not named and cannot be found out.
+        CloudError: something that the job needs is not there or not allowed.
+        CapacityError: nothing that the job wants is offered.
+    """
+    with ThreadPoolExecutor(len(clouds)) as threads:
+        answers = tuple(threads.map(_look, clouds))
+    troubles = [answer for answer in answers if isinstance(answer, SpottrainError)]
+    if len(troubles) == len(answers):
+        raise troubles[0]
+    offers: list[Offer] = []
+    lines = [f"goes on without {trouble}" for trouble in troubles]
+    for answer in answers:
+        if not isinstance(answer, SpottrainError):
+            offers += answer[0]
+            lines += answer[1]
+    return offers, lines
+
+
+def _look(cloud: AnyCloud) -> Told | SpottrainError:
+    """Return what one cloud offers, or what is wrong with it."""
+    try:
+        return _look_at(cloud)
+    except SpottrainError as error:
+        return error
+
+
+def _look_at(cloud: AnyCloud) -> Told:
+    lines = [f"{cloud.cloud}: {_let_in(cloud)}"]
+    provider = open_cloud(cloud)
+    try:
+        found = tuple(account_findings(provider))
+        if wrong := in_the_way(found):
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise CloudError(
+                f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
+                "doctor' shows all"
+            )
+        lines += [f"{cloud.cloud} {x.what}: {x.told}" for x in found if not x.ok]
+        offers = provider.offers()
+    finally:
+        provider.close()
+    if not any(offer.spot for offer in offers):
+        raise CapacityError(_why_none(cloud))
+    zones = len({offer.zone for offer in offers})
+    return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+
+
+def in_the_way(found: Iterable[Finding]) -> list[Finding]:
+    """Return what keeps a job from renting: what it needs, where nothing else will do."""
+    found = tuple(found)
+    met = {one.one_of for one in found if one.ok and one.one_of}
+    return [one for one in found if not one.ok and one.one_of not in met]
+
+
+def _why_none(cloud: AnyCloud) -> str:
+    return (
+        f"{cloud.cloud}: no spot price is known of {', '.join(cloud.kinds())} in "
+        f"{', '.join(cloud.regions)}; run 'spottrain prices --cloud {cloud.cloud}', or "
+        "name other types or regions"
+    )
+
+
+def findings(cloud: AnyCloud) -> Iterator[Finding]:
+    """Yield what was found out about a cloud account, the most basic things first."""
+    try:
+        provider = open_cloud(cloud)
+    except CloudError as error:
+        yield Finding(what="credentials", ok=False, told=str(error))
+        return
+    try:
+        found = tuple(account_findings(provider))
+    finally:
+        provider.close()
+    yield from found
+    if any(each.ok for each in found):
+        yield tried("SSH", lambda: _let_in(cloud))
+
+
+def account_findings(provider: CloudProvider) -> Iterator[Finding]:
+    """Yield what a provider finds out itself; else whether it answers at all."""
+    if isinstance(provider, ChecksAccount):
+        yield from provider.check()
+        return
+    yield tried("offers", lambda: f"{len(provider.offers())} offers")
+    if isinstance(provider, ReportsQuota):
+        yield from _quotas(provider)
+
+
+def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
+    try:
+        quotas = provider.quotas()
+    except CloudError as error:
+        yield Finding(what="quota", ok=False, told=str(error), one_of="quota")
+        return
+    for quota in quotas:
+        if not quota.spot:
+            continue
+        used = "" if quota.used is None else f", {quota.used:g} used"
+        told = f"{quota.limit:g} {quota.unit}{used}"
+        if quota.limit <= 0:
+            told += ": nothing can be rented; ask the cloud for more"
+        what = f"quota {quota.region} {quota.family} spot"
+        yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
+
+
+def _let_in(cloud: AnyCloud) -> str:
+    networks = cloud.ssh_from or own_network(cloud)
+    if cloud.bastion is not None:
+        return f"VMs are entered through {cloud.bastion.address}"
+    if not cloud.public_addresses:
+        return "VMs are entered from inside their network, where this machine must be"
+    return f"VMs will let in {', '.join(networks)}"

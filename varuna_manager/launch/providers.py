@@ -1,0 +1,213 @@
+"""Opens clouds: each SDK in a child process, its VMs brought up over SSH.
+
+The functions named in ``_FACTORIES`` run in that child; they are given an adapter's
+settings as JSON, and nothing secret: credentials are what the SDK itself finds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from pydantic import TypeAdapter
+
+from spottrain.cloud.aws.settings import AwsSettings
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.port.provider import CloudProvider
+from spottrain.cloud.process.child import ChildProvider, in_child
+from spottrain.errors import ConfigError
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.price import fresh
+from spottrain.pricing.prices.refresh import Wish, known, on_demand_prices
+from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.jobs.manager_location import own_vm
+from spottrain.varuna_manager.jobs.vm_history import open_history
+
+if TYPE_CHECKING:
+    from spottrain.cloud.multi import Several
+    from spottrain.cloud.ssh.rented.provider import Rented
+    from spottrain.cloud.ssh.transport.hosts import Payload
+    from spottrain.varuna_manager.jobs.folder import JobDir
+
+_OWN_ADDRESS_URL = "https://checkip.amazonaws.com"
+_OWN_ADDRESS_S = 10.0
+_FACTORIES = {
+    "aws": f"{__name__}:make_aws",
+    "azure": f"{__name__}:make_azure",
+    "gcp": f"{__name__}:make_gcp",
+}
+
+
+def open_cloud(
+    cloud: AnyCloud,
+    public_key: str = "",
+    ssh_from: tuple[str, ...] = (),
+    *,
+    everywhere: bool = False,
+    inside: bool = False,
+) -> ChildProvider:
+    """Return a cloud's provider, in a child process; ``close`` it in the end.
+
+    Args:
+        cloud: What the job file says of it.
+        public_key: Of whoever enters the VMs; needed to rent.
+        ssh_from: Networks that may enter them, where the job file names none.
+        everywhere: Look at all regions that the account may use, not only at those of
+            the job file.
+        inside: This machine is in the VMs' own network.
+
+    Raises:
+        CloudError: the settings do not fit each other, or the child does not start.
+    """
+    settings = replace(cloud.settings(public_key, ssh_from), inside=inside)
+    if everywhere and isinstance(settings, AwsSettings):
+        settings = replace(settings, regions=())
+    return in_child(_FACTORIES[cloud.cloud], asdict(settings))
+
+
+def rent(
+    job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload
+) -> Rented | Several:
+    """Return what a job's manager rents from: one cloud, or several as one.
+
+    Args:
+        job: Whose it is.
+        clouds: One or more.
+        span: How far apart the VMs of a plan may be.
+        payload: What each VM is given.
+
+    Raises:
+        ConfigError: who may enter the VMs is not named and cannot be found out.
+        CloudError: as ``open_cloud``. Of several clouds one that can be opened is enough.
+    """
+    if len(clouds) == 1:
+        return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
+    from spottrain.cloud.multi import Branch, Several
+
+    def opener(cloud: AnyCloud) -> Callable[[], Rented]:
+        # VMs of several clouds that train together must have the same software.
+        folder = job.cloud if span == "any" else job.cloud / cloud.cloud
+        return lambda: _rent(job, folder, cloud, payload, Branch)
+
+    openers = {cloud.cloud: opener(cloud) for cloud in clouds}
+    return Several(openers, openers.keys() - _asked(job, openers))
+
+
+def _asked(job: JobDir, clouds: Collection[str]) -> Collection[str]:
+    """Return the clouds that a job has ever asked for VMs; all if nobody knows."""
+    from spottrain.varuna_manager.jobs.follow import read_state
+    from spottrain.varuna_manager.jobs.journal import JournalError
+
+    try:
+        return read_state(job).asked_clouds
+    except JournalError:
+        return clouds
+
+
+def _rent(
+    job: JobDir,
+    folder: Path,
+    cloud: AnyCloud,
+    payload: Payload,
+    wrap: Callable[[CloudProvider], CloudProvider],
+) -> Rented:
+    """Return a cloud's provider with agents on its VMs.
+
+    Args:
+        job: Whose it is.
+        folder: Where is remembered what was rented there.
+        cloud: What the job file says of it.
+        payload: What each VM is given.
+        wrap: What goes between the cloud and those who enter its VMs.
+    """
+    # Not above: paramiko takes longer to import than most commands run.
+    from spottrain.cloud.ssh.rented.provider import Rented
+    from spottrain.cloud.ssh.rented.vm import Access
+    from spottrain.cloud.ssh.transport.keys import ensure_key
+
+    key_file, public_key = ensure_key(job.cloud)
+    access = Access(
+        key_file=key_file,
+        python=cloud.python,
+        folder=cloud.folder,
+        bastion=None if cloud.bastion is None else cloud.bastion.host(),
+        inside=own_vm(job) is not None,
+    )
+    payload = replace(payload, notices={"kind": cloud.cloud})
+    networks = () if cloud.ssh_from else own_network(cloud)
+    child = open_cloud(cloud, public_key, networks, inside=access.inside)
+    try:
+        return Rented(wrap(child), folder, job.name, payload, access)
+    except BaseException:
+        child.close()
+        raise
+
+
+def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:
+    """Return this machine's public address as a network, as others see it.
+
+    None where VMs have no public address: the network that they are in decides.
+
+    Raises:
+        ConfigError: it cannot be found out, or is an IPv6 address, which VMs lack.
+    """
+    if not cloud.public_addresses:
+        return ()
+    try:
+        answer = httpx.get(url, timeout=_OWN_ADDRESS_S).raise_for_status()
+        return (str(ipaddress.IPv4Network(answer.text.strip())),)
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(
+            f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "
+            f"out: {error}; name the networks from which SSH is let in"
+        ) from None
+
+
+# --- In the child ---------------------------------------------------------------------
+
+
+def make_aws(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return AWS as a provider, in the process that calls this."""
+    from spottrain.cloud.aws.provider import AwsProvider
+
+    made = TypeAdapter(AwsSettings).validate_python(settings)
+    with open_history() as history:
+        on_demand = on_demand_prices(history, catalogue(), "aws", time.time())
+    return AwsProvider(made, catalogue(), on_demand)
+
+
+def make_azure(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return Azure as a provider, in the process that calls this."""
+    from spottrain.cloud.azure.provider import AzureProvider
+
+    made = TypeAdapter(AzureSettings).validate_python(settings)
+    return AzureProvider(made, catalogue())
+
+
+def make_gcp(settings: Mapping[str, Any]) -> CloudProvider:
+    """Return GCP as a provider, in the process that calls this."""
+    from spottrain.cloud.gcp.provider import GcpProvider
+
+    made = TypeAdapter(GcpSettings).validate_python(settings)
+    return GcpProvider(made, catalogue(), _gcp_prices())
+
+
+def _gcp_prices() -> Callable[[str, str, bool], float | None]:
+    """Return a function of (region, type, spot): USD per hour, as this machine knows."""
+    facts = catalogue()
+    kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
+    now_s = time.time()
+    with open_history() as history:
+        believed = fresh(known(history, facts, Wish(kinds=kinds), now_s).prices, now_s)
+    usd = {
+        (price.region, price.instance_type, price.spot): price.usd_per_hour
+        for price in believed.prices
+    }
+    return lambda region, kind, spot: usd.get((region, kind, spot))

@@ -1,0 +1,294 @@
+"""From a job file to a running manager: every check first, then all at once or nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.errors import BudgetError, ConfigError
+from spottrain.pricing.billing.budget import WORTH_S, reserve_s
+from spottrain.pricing.billing.money import Money, Rate, is_amount
+from spottrain.storage.store import (
+    StorageError,
+    check_writable,
+    is_object_url,
+    open_store,
+)
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.jobs.journal import Journal, JournalError
+from spottrain.varuna_manager.jobs.profiles import given_profile
+from spottrain.varuna_manager.launch.workdir import pack, packed_files
+from spottrain.wire import ModelFacts
+
+MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
+"""Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
+MOST_VMS_HERE = 128
+"""Rented VMs that a manager on a user's own machine looks after."""
+STORE_PATIENCE_S = 10.0
+"""How long a checkpoint store that does not answer is asked before nothing is rented."""
+
+
+def end_of(job: JobDir) -> str:
+    """Return how a job ended: ``down``, the kind of its outcome, or nothing."""
+    if job.is_managed():
+        return ""
+    if job.is_down:
+        return "down"
+    try:
+        state = read_state(job)
+    except JournalError:
+        return ""  # what it rents is unknown: its name must not be reused
+    outcome = state.outcome if state.phase is JobPhase.ENDED else None
+    return "" if outcome is None else outcome.kind
+
+
+def can_be_resumed(job: JobDir) -> bool:
+    """Whether a job that has no manager may still go on."""
+    return end_of(job) not in ("down", "succeeded")
+
+
+def has_free_name(job: JobDir) -> bool:
+    """Whether a job's name may be used again: nobody would resume it."""
+    return end_of(job) in ("down", "succeeded", "failed")
+
+
+def check_name(name: str) -> None:
+    """Check that no job that runs or can be resumed has this name.
+
+    Raises:
+        ConfigError: One has.
+    """
+    job = job_dir(name)
+    if not job.path.exists() or has_free_name(job):
+        return
+    if job.is_managed():
+        what, how = "is running", f"watch it with 'spottrain status {name} --watch'"
+    else:
+        what, how = "can be resumed", f"continue it with 'spottrain resume {name}'"
+    raise ConfigError(
+        f"name: a job {name} {what}; {how}, end it with 'spottrain down {name}', "
+        "or choose another name"
+    )
+
+
+def check_manager(config: JobConfig, *, on_vm: bool) -> None:
+    """Check that a job can have its manager where it is wished.
+
+    Args:
+        config: The job's.
+        on_vm: On a VM of its own; else on this machine.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if not on_vm:
+        most = config.resources.max_vms
+        if config.clouds and most > MOST_VMS_HERE:
+            raise ConfigError(
+                f"resources.max_vms: a manager on your own machine looks after "
+                f"{MOST_VMS_HERE} rented VMs at most: got {most}; launch with "
+                "--manager-vm, or lower it"
+            )
+        return
+    if len(config.clouds) != 1:
+        raise ConfigError(
+            "--manager-vm: the manager's VM is rented from the one cloud of the job: got "
+            f"resources.provider {', '.join(config.resources.providers)}"
+        )
+    if not is_object_url(config.checkpoint.path or ""):
+        raise ConfigError(
+            "--manager-vm: checkpoint.path must be in an object store, such as "
+            "s3://bucket/job, which outlives the manager's VM: got "
+            f"{config.checkpoint.path}"
+        )
+    if not config.manager_vm.identity:
+        name = config.clouds[0].cloud
+        raise ConfigError(
+            "--manager-vm needs manager_vm.identity: what the VM acts as when it rents "
+            f"(as {name}.{IDENTITY[name]}); docs/permissions.md says what it must allow"
+        )
+
+
+def check_checkpoint_path(config: JobConfig) -> None:
+    """Check that checkpoints can be written where the job file says.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if config.checkpoint.path is None:
+        return
+    try:
+        check_writable(open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S))
+    except StorageError as error:
+        raise ConfigError(f"checkpoint.path: {error}") from None
+
+
+def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
+    """Check that the budget pays for at least a step on the fewest, cheapest machines.
+
+    A lower bound: what ``resources.min_vms`` cost in the least time for which they are
+    rented, and in that which is kept back for their return.
+
+    Args:
+        config: The job; its own machines count.
+        offers: What a cloud rents, where the job takes its machines from one.
+
+    Raises:
+        BudgetError: It does not.
+    """
+    may_be_dear = config.resources.allow_on_demand
+    prices = [zone.spot_usd_per_hour for zone in config.zones]
+    prices += [o.usd_per_hour for o in offers if o.spot or may_be_dear]
+    if may_be_dear:
+        prices += [zone.on_demand_usd_per_hour for zone in config.zones]
+    if not prices:
+        return  # the cloud is asked later, see control.check_machines
+    cheapest = min(filter(is_amount, prices), default=0.0)
+    per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
+    fewest = config.resources.min_vms
+    rate = Rate.of(cheapest) * fewest
+    some = "one machine" if fewest == 1 else f"{fewest} machines (resources.min_vms)"
+    if per_hour is not None and Rate.allowed(per_hour) < rate:
+        raise BudgetError(
+            f"budget.max_usd_per_hour: {per_hour} does not pay for {some}: the cheapest "
+            f"costs {cheapest} per hour; raise it"
+        )
+    kept_s = reserve_s(config.manager.lease_s)
+    least = rate.over(kept_s + WORTH_S)
+    if budget is not None and Money.allowed(budget) < least:
+        raise BudgetError(
+            f"budget.max_usd: {budget} is below the cost of one step: {least.usd:.4f} "
+            f"for {some} of the cheapest, {WORTH_S:.0f} s and the {kept_s:.0f} s that "
+            "are kept back for the return; raise it or shorten manager.lease_s"
+        )
+
+
+def settings_of(
+    config: JobConfig, facts: ModelFacts, job: JobDir, at_s: float
+) -> JobSettings:
+    """Return what the manager's core must know of a job launched at ``at_s``."""
+    return JobSettings(
+        uid=uuid.uuid4().hex,
+        spec=config.job_spec(config.checkpoint.path or str(job.checkpoints)),
+        facts=facts,
+        max_vms=config.resources.max_vms,
+        min_vms=config.resources.min_vms,
+        allow_on_demand=config.resources.allow_on_demand,
+        max_usd=config.budget.max_usd,
+        max_usd_per_hour=config.budget.max_usd_per_hour,
+        alerts=config.budget.alerts,
+        storage_usd_per_gb_month=config.budget.storage_usd_per_gb_month,
+        zone_usd_per_gb=config.budget.zone_usd_per_gb,
+        min_examples_per_s=config.slo.min_examples_per_s,
+        deadline_s=config.deadline_s(at_s),
+        capacity_wait_s=config.resources.capacity_wait_s,
+        microbatch_size=config.microbatch_size,
+        schedule=config.morphing.asked_schedule,
+        recompute=config.morphing.asked_recompute,
+        objective=config.morphing.objective,
+        suspect_s=config.manager.suspect_s,
+        microbatch_sizes=config.microbatch_sizes,
+        profile=given_profile(config, facts),
+        debounce_s=config.morphing.debounce_s,
+        span=config.resources.span,
+        busy_s=config.setup_limit_s * bool(config.setup)
+        + config.data_limit_s * bool(config.data),
+        shares=config.cloud is not None,
+    )
+
+
+def submit(
+    config: JobConfig, facts: ModelFacts, data_bytes: Mapping[str, float] | None = None
+) -> tuple[JobDir, int]:
+    """Put a job on disk, ready for its manager: whole, or not at all.
+
+    An ended job of the same name is kept beside it as ``<name>.1``, ``<name>.2``, …
+
+    Args:
+        config: The job.
+        facts: What the tracer found out about its model.
+        data_bytes: What each VM fetches, by the cloud that holds it.
+
+    Returns:
+        The job, and the size of its packed workdir in bytes.
+
+    Raises:
+        ConfigError: The name is in use.
+    """
+    job = job_dir(config.name)
+    with draft_of(job) as draft:
+        workdir = Path(config.workdir)
+        size = pack(workdir, packed_files(workdir), draft.workdir)
+        draft.write(config, facts)
+        at_s = time.time()
+        journal = Journal(draft.journal)
+        settings = settings_of(config, facts, job, at_s)
+        settings = replace(settings, data_bytes=dict(data_bytes or {}))
+        journal.append(JobSubmitted(at_s=at_s, settings=settings))
+        journal.close()
+        with placing(job):
+            check_name(config.name)
+            archive(job)
+            draft.path.rename(job.path)
+    return job, size
+
+
+@contextmanager
+def placing(job: JobDir) -> Iterator[None]:
+    """Wait until no other process puts a job of this name on disk, and keep them out."""
+    locks = job.path.parent.with_name("locks")
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(locks / job.name, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def draft_of(job: JobDir) -> Iterator[JobDir]:
+    """Make a folder that becomes the job's by renaming; else it goes away."""
+    job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
+    try:
+        yield JobDir(Path(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def archive(job: JobDir) -> None:
+    """Keep a job that is over, if there is one, beside: as ``<name>.1``, …"""
+    if not job.path.exists():
+        return
+    job.mark_down()
+    number = 1
+    while (free := job.path.with_name(f"{job.name}.{number}")).exists():
+        number += 1
+    job.path.rename(free)
+
+
+def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
+    """Start the manager of a job, detached from this terminal."""
+    with open(job.log, "ab") as log:
+        return subprocess.Popen(
+            [*MANAGER_ARGV, str(job.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=job.path,
+            start_new_session=True,
+        )

@@ -1,0 +1,197 @@
+"""What a job could rent: from its own file, and from the prices that clouds were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.errors import ConfigError
+from spottrain.pricing.prices.catalogue import Catalogue, Gpu, catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.price import DAY_S, fresh, offers
+from spottrain.pricing.prices.refresh import Wish, known
+from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.ranking.gpu_speed import machine_of
+from spottrain.pricing.ranking.rank import Priced
+from spottrain.pricing.ranking.throughput import Machine
+from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.wire import ModelFacts, Profile
+
+EXPOSURE_S = 90 * DAY_S
+"""VMs that ended longer ago tell nothing of today's market."""
+BOOT_S = 180.0
+"""From paying for a cloud's VM to training on it, until a job has seen it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What a job was measured on, and its model: what speeds are told relative to."""
+
+    facts: ModelFacts
+    gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """What can be had now."""
+
+    offers: tuple[Priced, ...]
+    warnings: tuple[str, ...] = ()
+    """What was left out, a line each."""
+
+
+def hazards_of(history: History, now_s: float) -> Hazards:
+    """Return how often machines are taken away, as far as this machine's jobs have seen."""
+    return Hazards(history.exposures(now_s - EXPOSURE_S, now_s), catalogue().bands())
+
+
+def place_of(offer: Offer) -> Place:
+    """Return where and what an offer is."""
+    return Place(offer.cloud, offer.region, offer.zone, offer.instance_type)
+
+
+def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
+    """Return the interruptions to expect of one VM; on demand nothing is taken back."""
+    return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
+
+
+def machine(offer: Offer) -> Machine:
+    """Return what an offer itself says of its machine."""
+    return Machine(
+        gpus=offer.gpus,
+        gpu_memory_bytes=offer.gpu_memory_bytes,
+        speed=offer.gpu_speed,
+    )
+
+
+def own_market(
+    config: JobConfig, hazards: Hazards, now_s: float, *, is_measured: bool = True
+) -> Market:
+    """Return the machines that the job file itself names, spot and on demand.
+
+    Args:
+        config: The job.
+        hazards: How often machines are taken away.
+        now_s: Seconds since the epoch.
+        is_measured: Whether the profile was measured; what the file says of the speed of
+            its machines makes an estimate in any case.
+    """
+    (provider,) = config.resources.providers
+    markets = (True, False) if provider == "local" else (True,)
+    found = []
+    for zone in config.zones:
+        for spot in markets:
+            offer = Offer(
+                cloud=provider,
+                region=provider,
+                zone=zone.name if provider == "local" else provider,
+                instance_type=zone.instance_type,
+                spot=spot,
+                usd_per_hour=zone.spot_usd_per_hour
+                if spot
+                else zone.on_demand_usd_per_hour,
+                observed_at=now_s,
+                gpus=zone.slots,
+                gpu_memory_bytes=zone.slot_memory_bytes,
+                gpu_speed=zone.slot_speed,
+            )
+            priced = Priced(
+                offer=offer,
+                machine=machine(offer),
+                losses_per_hour=losses_per_hour(offer, hazards),
+                boot_s=zone.boot_s,
+                most_vms=zone.capacity if spot else None,
+                is_estimate=zone.slot_speed != 1.0 or not is_measured,
+            )
+            found.append(priced)
+    return Market(offers=tuple(found))
+
+
+def cloud_market(
+    history: History,
+    base: Base,
+    now_s: float,
+    *,
+    clouds: Collection[str],
+    regions: Sequence[str] = (),
+    zones: Collection[str] = (),
+    instance_types: Collection[str] = (),
+    facts: Catalogue | None = None,
+) -> Market:
+    """Return what clouds rent at the last known prices; nobody is asked.
+
+    All throughputs of it are estimates: ratios of published peaks.
+
+    Args:
+        history: Where prices and interruptions are remembered.
+        base: What the job was measured on.
+        now_s: Seconds since the epoch.
+        clouds: Of ``catalogue.CLOUDS``.
+        regions: All if empty.
+        zones: All if empty; a price for a whole region counts for each.
+        instance_types: All that the catalogue knows if empty.
+        facts: The catalogue, by default the one that ships.
+
+    Raises:
+        ConfigError: A cloud or an instance type that the catalogue does not know.
+    """
+    facts = facts or catalogue()
+    kinds = facts.matching(clouds=clouds, names=instance_types)
+    believed = known(history, facts, Wish(kinds=kinds, regions=regions), now_s)
+    new = fresh(believed.prices, now_s)
+    hazards = hazards_of(history, now_s)
+    found = []
+    for price in believed.prices:
+        if zones and price.zone not in zones and price.zone != price.region:
+            continue
+        for offer in offers([price], facts):
+            priced = priced_offer(offer, base, hazards, facts)
+            found.append(replace(priced, is_stale=price.is_stale(now_s)))
+    dear = len(believed.warnings)
+    told = (f"{dear} spot prices left out: no less than on demand",) if dear else ()
+    return Market(offers=tuple(found), warnings=(*told, *new.warnings))
+
+
+def priced_offer(
+    offer: Offer, base: Base, hazards: Hazards, facts: Catalogue
+) -> Priced:
+    """Return a cloud's offer with what the catalogue and the history know of it."""
+    kind = facts.find(offer.cloud, offer.instance_type)
+    return Priced(
+        offer=offer,
+        machine=None if kind is None else machine_of(kind, base.gpu, base.facts),
+        losses_per_hour=losses_per_hour(offer, hazards),
+        boot_s=BOOT_S,
+        is_estimate=True,
+    )
+
+
+def base_of(
+    profile: Profile, facts: ModelFacts, measured_on: str | None = None
+) -> Base:
+    """Return what a job was measured on.
+
+    Args:
+        profile: Names the device.
+        facts: The model.
+        measured_on: A GPU of the catalogue that the device equals, if its name says none.
+
+    Raises:
+        ConfigError: There is no such GPU; or speeds cannot be told relative to the device.
+    """
+    known = catalogue()
+    gpu = known.gpu_of(measured_on or profile.device)
+    if gpu is None and measured_on is not None:
+        raise ConfigError(
+            f"--measured-on: no such GPU: got {measured_on}; take one of "
+            f"{', '.join(known.gpus)}"
+        )
+    if gpu is None:
+        raise ConfigError(
+            f"the profile was measured on {profile.device}, of which no published peak "
+            "is known to compare clouds' GPUs with; say with --measured-on which GPU it "
+            "is like"
+        )
+    return Base(facts=facts, gpu=gpu)

@@ -1,0 +1,331 @@
+"""What offers are worth to a job that runs: the ranking, from the manager's state."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.adapt.policy import UNSEEN_SHARE
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
+from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.ranking.frictions import HOUR_S, Place
+from spottrain.pricing.ranking.gpu_speed import peak_flops
+from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order, offer_key
+from spottrain.pricing.ranking.rank import Priced, Row, Terms, rank
+from spottrain.pricing.ranking.throughput import Paces
+from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.planning import MORPH_COST_S
+from spottrain.varuna_manager.offers.market import (
+    BOOT_S,
+    Base,
+    losses_per_hour,
+    machine,
+    place_of,
+    priced_offer,
+)
+from spottrain.varuna_manager.offers.plan_inputs import checkpoint_bytes
+from spottrain.wire import Profile
+
+SURE = 0.95
+"""Share of the throughput of a fleet that a promise is built on."""
+TRUSTED_STEPS = 5
+"""Mini-batches that a plan must have run before its speed corrects predictions."""
+SETTLES_S = 60.0
+"""In so long a correction goes two thirds of the way to what is measured now: what is
+promised must not change with every hiccup."""
+
+Kind = tuple[str, str]
+"""Cloud and instance type."""
+
+
+class Appraiser:
+    """Ranks what a job could rent, with what was measured on the way."""
+
+    def __init__(self) -> None:
+        self._profile: Profile | None = None
+        self._settled: int | None = None
+        self._paces: Paces | None = None
+        self._corrections: dict[Kind, float] = {}
+        self._measured: dict[Kind, tuple[float, float]] = {}
+        """Predicted over real time of a mini-batch, smoothed, and as of when."""
+        self._boots_s: dict[Kind, float] = {}
+        self._last: object = None
+
+    def appraise(
+        self, state: State, offers: Sequence[Offer], hazards: Hazards
+    ) -> Mapping[str, OfferWorth] | None:
+        """Return what offers are worth, by ``offer_key``.
+
+        Args:
+            state: The manager's.
+            offers: What can be rented now.
+            hazards: How often machines are taken away.
+
+        Returns:
+            None if nothing has changed that matters since the last time; and while no
+            profile tells of such machines, unless all have GPUs of the catalogue: these
+            are told apart by their published peaks.
+
+        Raises:
+            PlanError: No plan can be made from the profile, whatever the machines.
+        """
+        profile = _profile_of(state)
+        if profile is None or not _can_compare(profile, offers):
+            return self._by_peaks(state, offers)
+        self._learn(state)
+        terms = self._terms(state)
+        asked = (
+            {offer_key(offer): offer.usd_per_hour for offer in offers},
+            id(hazards),
+            replace(terms, examples=1.0),
+            dict(self._boots_s),
+        )
+        settled = _settled(state)
+        known = profile is self._profile and settled == self._settled
+        if not known or self._paces is None:
+            self._profile, self._settled = profile, settled
+            self._paces = Paces(_inputs(state, profile, settled))
+        elif asked == self._last:
+            return None
+        self._last = asked
+        priced = [self._priced(o, state, profile, hazards) for o in offers]
+        ranking = rank(priced, self._paces, terms)
+        worths = map(_worth, ranking.rows)
+        return {worth.offer: worth for worth in worths}
+
+    def _by_peaks(
+        self, state: State, offers: Sequence[Offer]
+    ) -> Mapping[str, OfferWorth] | None:
+        """Return what offers are worth to each other if jobs ran at published peaks."""
+        asked = {offer_key(offer): offer.usd_per_hour for offer in offers}
+        rates = [_peak_rate(offer, state) for offer in offers]
+        if asked == self._last or None in rates:
+            return None
+        self._last = asked
+        return {
+            offer_key(offer): OfferWorth(
+                offer=offer_key(offer),
+                examples_per_usd=rate / max(offer.usd_per_hour, FREE_USD),
+                usd_per_hour=max(offer.usd_per_hour, FREE_USD),
+            )
+            for offer, rate in zip(offers, rates, strict=True)
+            if rate is not None and math.isfinite(offer.usd_per_hour)
+        }
+
+    def fleet_terms(
+        self, state: State, offers: Sequence[Offer], hazards: Hazards
+    ) -> FleetTerms | None:
+        """Return what fleets of the kind of machine do that the job has or should have.
+
+        Args:
+            state: The manager's.
+            offers: What can be rented now.
+            hazards: How often machines are taken away.
+
+        Returns:
+            None before anything was appraised, or where nothing trains the job.
+
+        Raises:
+            PlanError: No plan can be made from the profile, whatever the machines.
+        """
+        profile, paces = self._profile, self._paces
+        if profile is None or paces is None:
+            return None
+        of_kind = _of_one_kind(state, offers)
+        if not of_kind:
+            return None
+        priced = [self._priced(o, state, profile, hazards) for o in of_kind]
+        first = priced[0]
+        kind = first.offer.cloud, first.offer.instance_type
+        if first.machine is None:
+            return None
+        off = self._terms(state).correction(first.place)
+        rates = [0.0]
+        for vms in _sizes(state.job.max_vms):
+            pace = paces.of(first.machine, vms)
+            rates += [rates[-1]] * (vms - len(rates))
+            rates.append(max(rates[-1], SURE * off * pace.examples_per_s))
+        if not rates[-1]:
+            return None
+        morph_s = state.progress.morph_cost_s or MORPH_COST_S
+        return FleetTerms(
+            cloud=kind[0],
+            instance_type=kind[1],
+            fleet=Fleet(
+                examples_per_s=tuple(float(f"{rate:.3g}") for rate in rates),
+                boot_s=float(f"{first.boot_s:.2g}"),
+                morph_s=float(f"{morph_s:.1g}"),
+                lost_s=float(f"{2 * morph_s:.1g}"),
+            ),
+            losses_per_hour={
+                offer_key(one.offer): float(f"{one.losses_per_hour:.2g}")
+                for one in priced
+                if one.offer.spot
+            },
+        )
+
+    def _priced(
+        self, offer: Offer, state: State, profile: Profile, hazards: Hazards
+    ) -> Priced:
+        kind = offer.cloud, offer.instance_type
+        base = catalogue().gpu_of(profile.device)
+        if offer.cloud in CLOUDS and base is not None:
+            known = Base(facts=state.job.facts, gpu=base)
+            priced = priced_offer(offer, known, hazards, catalogue())
+        else:
+            priced = Priced(
+                offer=offer,
+                machine=machine(offer),
+                losses_per_hour=losses_per_hour(offer, hazards),
+                boot_s=BOOT_S if offer.cloud in CLOUDS else 0.0,
+            )
+        return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
+
+    def _terms(self, state: State) -> Terms:
+        job, progress = state.job, state.progress
+        steps = max(1, job.spec.steps - progress.step)
+        return Terms(
+            examples=float(steps * job.spec.minibatch_size),
+            max_vms=job.max_vms,
+            min_vms=job.min_vms,
+            max_usd_per_hour=job.max_usd_per_hour,
+            allow_on_demand=job.allow_on_demand,
+            morph_s=progress.morph_cost_s or MORPH_COST_S,
+            lag_steps=job.spec.checkpoint_every_steps / 2,
+            stored_bytes=float(job.spec.checkpoint_keep * checkpoint_bytes(job.facts)),
+            storage_usd_per_gb_month=job.storage_usd_per_gb_month,
+            zone_usd_per_gb=job.zone_usd_per_gb,
+            data_bytes=job.data_bytes,
+            held=_held(state),
+            corrections=dict(self._corrections),
+        )
+
+    def _learn(self, state: State) -> None:
+        """Take in how fast the present plan really is, and how long VMs took to boot."""
+        booted: dict[Kind, list[float]] = {}
+        for vm in state.vms.values():
+            if vm.ready_at_s is not None:
+                kind = vm.offer.cloud, vm.offer.instance_type
+                booted.setdefault(kind, []).append(vm.ready_at_s - vm.launched_at_s)
+        for kind, times_s in booted.items():
+            self._boots_s[kind] = max(0.0, statistics.median(times_s))
+        generation = state.generation
+        if generation is None or len(generation.step_times_s) < TRUSTED_STEPS:
+            return
+        kinds = {
+            (
+                state.vms[slot.vm_id].offer.cloud,
+                state.vms[slot.vm_id].offer.instance_type,
+            )
+            for slot in generation.plan.slots
+            if slot.vm_id in state.vms
+        }
+        measured_s = generation.measured_step_s
+        if len(kinds) == 1 and measured_s:
+            (kind,) = kinds
+            ratio = generation.plan.predicted_step_s / measured_s
+            before, at_s = self._measured.get(kind, (ratio, state.now_s))
+            kept = math.exp(min(0.0, at_s - state.now_s) / SETTLES_S)
+            ratio = before**kept * ratio ** (1 - kept)
+            self._measured[kind] = ratio, state.now_s
+            # Two digits: what changes less often is told less often.
+            self._corrections[kind] = float(f"{ratio:.2g}")
+
+
+def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
+    """Return the offers of the kind of most VMs; before there are any, of the best."""
+    kinds = Counter(
+        (vm.offer.cloud, vm.offer.instance_type)
+        for vm in state.vms.values()
+        if vm.counts
+    )
+    best = in_order(offers, state.worths)
+    if kinds:
+        kind = max(kinds, key=lambda one: (kinds[one], one))
+    elif best:
+        kind = best[0].cloud, best[0].instance_type
+    else:
+        return []
+    return [o for o in offers if (o.cloud, o.instance_type) == kind]
+
+
+def _sizes(most: int) -> list[int]:
+    """Return fleets to make plans for: all small ones, ever fewer of the large ones."""
+    sizes, size = [], 0
+    while size < most:
+        size = min(most, size + 1 + size // 8)
+        sizes.append(size)
+    return sizes
+
+
+def _worth(row: Row) -> OfferWorth:
+    offer, worth, value = row.priced.offer, row.worth, 0.0
+    if worth is not None:
+        value = worth.examples_per_usd
+        if math.isinf(value):
+            value = worth.net_examples_per_s * HOUR_S / FREE_USD / row.vms
+    return OfferWorth(
+        offer=offer_key(offer),
+        examples_per_usd=value,
+        usd_per_hour=max(offer.usd_per_hour, FREE_USD),
+    )
+
+
+def _profile_of(state: State) -> Profile | None:
+    """Return the job's profile; before it is measured the newest kept one of its model."""
+    if state.profile is not None:
+        return state.profile
+    newest = next(iter(state.known_profiles), None)
+    return None if newest is None else newest.profile
+
+
+def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
+    """Whether speeds of all offers can be told relative to the profile's device."""
+    known = catalogue().gpu_of(profile.device) is not None
+    return known or not any(offer.cloud in CLOUDS for offer in offers)
+
+
+def _peak_rate(offer: Offer, state: State) -> float | None:
+    """Return teraflops of a machine; 0 if a fleet of them cannot hold the model."""
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    peak = None if kind is None else peak_flops(kind.gpu, state.job.facts)
+    if kind is None or peak is None:
+        return None
+    room_bytes = state.job.max_vms * kind.gpus * kind.gpu.memory_bytes
+    fits = checkpoint_bytes(state.job.facts) <= room_bytes
+    return kind.gpus * peak / 1e12 if fits else 0.0
+
+
+def _held(state: State) -> Place | None:
+    """Return where most of the fleet stands."""
+    places = Counter(place_of(vm.offer) for vm in state.vms.values() if vm.counts)
+    return max(places, key=lambda place: (places[place], place), default=None)
+
+
+def _settled(state: State) -> int | None:
+    """Return the micro-batch size of the job, once the first plan has settled it."""
+    plan = state.generation.plan if state.generation else state.previous_plan
+    return state.job.microbatch_size or (plan.microbatch_size if plan else None)
+
+
+def _inputs(state: State, profile: Profile, settled: int | None) -> PlanInputs:
+    job = state.job
+    return PlanInputs(
+        facts=job.facts,
+        profile=profile,
+        slots=(),
+        minibatch_size=job.spec.minibatch_size,
+        microbatch_size=settled,
+        reduction=job.spec.reduction,
+        schedule=job.schedule,
+        recompute=job.recompute,
+        objective=job.plan_objective,
+        lag_share=UNSEEN_SHARE,
+    )

@@ -1,0 +1,188 @@
+"""The ranked offers, as ``spottrain plan`` shows them to people and programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spottrain.pricing.ranking.rank import Ranking, Row
+from spottrain.varuna_manager.format import NOTHING, age, dollars, number
+
+SHORT_TABLE = 6
+"""Offers that are shown without ``--explain``."""
+REASONS = 5
+"""Reasons that are named for offers that are out of the question."""
+
+
+def ranking_view(
+    ranking: Ranking, now_s: float, warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a ranking as plain data.
+
+    Args:
+        ranking: All offers.
+        now_s: Seconds since the epoch.
+        warnings: What was left out before, a line each.
+    """
+    return {
+        "offers": [_row_view(row, now_s) for row in ranking.rows],
+        "choice": None if ranking.best is None else name_of(ranking.best),
+        "why": why(ranking),
+        "warnings": list(warnings),
+    }
+
+
+def _row_view(row: Row, now_s: float) -> dict[str, Any]:
+    offer, worth = row.priced.offer, row.worth
+    return {
+        "cloud": offer.cloud,
+        "region": offer.region,
+        "zone": offer.zone,
+        "instance_type": offer.instance_type,
+        "spot": offer.spot,
+        "gpus": offer.gpus,
+        "usd_per_hour": _finite(offer.usd_per_hour),
+        "observed_at": offer.observed_at,
+        "age_s": max(0.0, now_s - offer.observed_at),
+        "losses_per_hour": _finite(row.priced.losses_per_hour),
+        "vms": row.vms,
+        "plan": None if row.pace is None or row.is_bound else row.pace.shape,
+        "paid_vms": None if row.pace is None or row.is_bound else row.pace.vms,
+        "is_estimate": row.priced.is_estimate,
+        "is_bound": row.is_bound,
+        "examples_per_s": worth and worth.examples_per_s,
+        "net_examples_per_s": worth and worth.net_examples_per_s,
+        "fleet_usd_per_hour": worth and worth.usd_per_hour,
+        "usd": worth and worth.usd,
+        "raw_examples_per_usd": worth and _finite(worth.raw_examples_per_usd),
+        "examples_per_usd": worth and _finite(worth.examples_per_usd),
+        "why_not": row.why_not,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has; what costs nothing trains without end for it."""
+    return value if math.isfinite(value) else None
+
+
+def name_of(row: Row) -> str:
+    """Return what an offer is called, such as ``aws us-east-1a p4d.24xlarge spot``."""
+    offer = row.priced.offer
+    market = "spot" if offer.spot else "on demand"
+    return f"{offer.cloud} {offer.zone} {offer.instance_type} {market}"
+
+
+def why(ranking: Ranking) -> str:
+    """Return in a line why the first offer is the first, or why there is none."""
+    usable = [row for row in ranking.rows if not row.why_not]
+    if not usable:
+        return f"no offer can be used: {why_nothing(ranking)}"
+    best, others = usable[0], usable[1:]
+    assert best.worth is not None
+    if math.isinf(best.worth.examples_per_usd):
+        return f"{name_of(best)} costs nothing"
+    told = (
+        f"{name_of(best)} trains {best.worth.examples_per_usd:,.0f} examples a dollar"
+    )
+    if not others:
+        return f"{told}; nothing else can be used"
+    told += f", {_more(best, others[0])} than {name_of(others[0])}"
+    return told + _though(best, others)
+
+
+def _more(best: Row, other: Row) -> str:
+    assert best.worth is not None
+    assert other.worth is not None
+    gain = best.worth.examples_per_usd / other.worth.examples_per_usd - 1
+    return f"{'at least ' if other.is_bound else ''}{gain:.1%} more"
+
+
+def _though(best: Row, others: Sequence[Row]) -> str:
+    """Tell of an offer that trains more for its rent, but not in the end."""
+    known = [row for row in (best, *others) if row.worth and not row.is_bound]
+    raw = max(known, key=lambda row: row.worth.raw_examples_per_usd if row.worth else 0)
+    if raw is best:
+        return ""
+    per_day = 24 * raw.priced.losses_per_hour
+    return (
+        f"; for its rent alone {name_of(raw)} would train more, but boot and losses "
+        f"({number(per_day, 2)} a day and VM) count"
+    )
+
+
+def why_nothing(ranking: Ranking) -> str:
+    """Return why offers are out of the question, the most frequent reasons first."""
+    reasons = ranking.reasons()
+    if not reasons:
+        return "there are none"
+    told = [f"{why_not} ({count})" for why_not, count in reasons.items()]
+    more = [f"and {len(told) - REASONS} other reasons"] if len(told) > REASONS else []
+    return "; ".join([*told[:REASONS], *more])
+
+
+def ranking_parts(
+    view: dict[str, Any], explain: bool = False
+) -> Iterator[RenderableType]:
+    """Yield a ranking as people read it.
+
+    Args:
+        view: See ``ranking_view``.
+        explain: Show all offers, those out of the question too.
+    """
+    usable = [row for row in view["offers"] if not row["why_not"]]
+    shown = view["offers"] if explain else usable[:SHORT_TABLE]
+    if shown:
+        yield _table(shown)
+    left = len(usable) - SHORT_TABLE
+    if not explain and left > 0:
+        yield f"         {left} more with --explain"
+    out = len(view["offers"]) - len(usable)
+    if out and not explain:
+        yield f"         {out} offers are out of the question; --explain says why"
+    yield Text(f"offer    {view['why']}")
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("OFFER", "MARKET", box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "$/HOUR",
+        "AGE",
+        "LOSSES/DAY",
+        "VMS",
+        "PLAN",
+        "EX/S",
+        "EX/$",
+        "NET EX/$",
+    ):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in rows:
+        losses = row["losses_per_hour"]
+        table.add_row(
+            f"{row['cloud']} {row['zone']} {row['instance_type']}",
+            "spot" if row["spot"] else "on demand",
+            dollars(row["usd_per_hour"]),
+            age(row["age_s"]),
+            NOTHING if losses is None else number(24 * losses, 2),
+            str(row["vms"]),
+            row["plan"] or NOTHING,
+            _figure(row, "examples_per_s"),
+            _figure(row, "raw_examples_per_usd"),
+            _figure(row, "examples_per_usd"),
+            Text(row["why_not"]),
+        )
+    return table
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    """Return a figure: ``~`` an estimate, ``<`` a bound."""
+    value = row[name]
+    if value is None:
+        return NOTHING
+    mark = "<" if row["is_bound"] else "~" if row["is_estimate"] else ""
+    return f"{mark}{value:,.1f}"

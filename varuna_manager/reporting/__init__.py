@@ -1,0 +1,1 @@
+"""What happened to a job, for people and programs."""

@@ -1,0 +1,94 @@
+"""A job's promise for people and programs: slack, and finish and cost to be expected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from spottrain.pricing.deadline.best_case import best, too_dear, too_slow
+from spottrain.pricing.deadline.forecast import project
+from spottrain.pricing.deadline.model import Interval
+from spottrain.varuna_manager.core import allocation, deadline
+from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
+from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.format import dollars, duration, utc
+
+
+def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
+    """Return what was promised and how it stands at ``at_s``; None: nothing is known.
+
+    ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are what to
+    expect, and between what they lie with a chance of 90 %; None where nobody can tell, or
+    never. ``out_of_reach``: a line for each other limit that nothing can meet.
+    """
+    promise = state.promise
+    decision, terms = promise.decision, promise.terms
+    if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
+        return None
+    now = replace(deadline.standing(state), now_s=at_s)
+    supplies, held = (
+        deadline.supplies(Turn(state, at_s), terms),
+        allocation.held(state),
+    )
+    foreseen = project(
+        now,
+        terms.fleet,
+        supplies,
+        held,
+        promise.outlook,
+        thrifty=deadline.is_thrifty(state),
+    )
+    found = best(now, terms.fleet, supplies, held)
+    problems = too_dear(now, found), too_slow(now, terms.fleet, found)
+    spent = spent_usd(state, at_s)
+    return {
+        "mode": decision.mode,
+        "reason": decision.reason,
+        "slack_s": _known(decision.slack_s),
+        "slack_usd": _known(decision.slack_usd),
+        "finish_s": _interval(foreseen.finish_s, 0.0),
+        "usd": _interval(foreseen.usd, spent),
+        "out_of_reach": [problem for problem in problems if problem],
+    }
+
+
+def _interval(interval: Interval, base: float) -> dict[str, float | None]:
+    return {
+        "low": _known(base + interval.low),
+        "expected": _known(base + interval.expected),
+        "high": _known(base + interval.high),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def promise_line(promise: dict[str, Any], deadline_s: float | None) -> str:
+    """Return slack, finish and cost in one line."""
+    finish, usd, slack_s = promise["finish_s"], promise["usd"], promise["slack_s"]
+    parts = []
+    if deadline_s is not None:
+        parts.append(f"due {utc(deadline_s)}")
+    if slack_s is not None and slack_s >= 0:
+        parts.append(f"{duration(slack_s)} of slack")
+    elif deadline_s is not None and _is_late(promise, deadline_s):
+        parts.append("cannot be kept")
+    elif deadline_s is not None:
+        parts.append("not promised" if slack_s is None else "no slack")
+    if finish["expected"] is not None:
+        latest = "?" if finish["high"] is None else utc(finish["high"])
+        parts.append(f"done {utc(finish['expected'])}, 90 %: by {latest}")
+    elif finish["low"] is not None:
+        parts.append("no end in sight")
+    if usd["expected"] is not None:
+        most = "?" if usd["high"] is None else dollars(usd["high"])
+        parts.append(f"{dollars(usd['low'])} to {most} in all")
+    return " · ".join((*parts, *promise["out_of_reach"]))
+
+
+def _is_late(promise: dict[str, Any], deadline_s: float) -> bool:
+    """Whether the deadline passes first, whatever happens."""
+    soonest_s = promise["finish_s"]["low"]
+    return promise["mode"] == "late" or soonest_s is None or soonest_s > deadline_s

@@ -1,0 +1,321 @@
+"""What people and programs are told of a job: plain data, made from its state alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from spottrain.morphing.plan.choose import Candidate
+from spottrain.varuna_manager.core.model.records import (
+    GenerationSummary,
+    Interruption,
+    SlowVm,
+    VmRecord,
+)
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    budget,
+    on_demand_usd,
+    rate_usd_per_hour,
+    spent_usd,
+    summary_of,
+)
+from spottrain.varuna_manager.reporting import costs
+from spottrain.varuna_manager.reporting.deadline import promise_view
+from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.timeline import timeline
+from spottrain.wire import Plan
+
+SCHEMA_VERSION = 1
+"""Version of the documents that ``status`` and ``report`` return."""
+
+
+_COUNTS = (
+    "preemptions_noticed",
+    "preemptions_unnoticed",
+    "silent_losses",
+    "worker_deaths",
+    "slow_vms_replaced",
+    "price_changes",
+    "vms_launched",
+)
+"""Of the tally, as the report tells them."""
+
+
+def job_state(state: State, managed: bool) -> str:
+    """Return one word for where a job stands.
+
+    ``running``, ``waiting`` (no generation trains), ``ending``, ``unmanaged`` (its
+    manager is gone: resume or down), or how it ended: ``succeeded``, ``failed``,
+    ``stopped``, ``budget``, ``deadline``, ``capacity``.
+    """
+    if state.phase is JobPhase.ENDED and state.outcome is not None:
+        return state.outcome.kind
+    if not managed:
+        return "unmanaged"
+    if state.phase is JobPhase.ENDING:
+        return "ending"
+    return "running" if state.generation is not None else "waiting"
+
+
+def plans(state: State) -> list[GenerationSummary]:
+    """Return every plan that trained, oldest first, the present one included."""
+    ran = list(state.generations)
+    if (now := state.generation) is not None:
+        ran.append(summary_of(now, state.progress.step, None))
+    return [plan for plan in ran if plan.from_step is not None]
+
+
+def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
+    """Return where a job stands at ``at_s`` (seconds since the epoch).
+
+    Money in dollars, times in seconds; ``None`` where nothing is known.
+    """
+    job, progress = state.job, state.progress
+    at_s = clock_of(state, at_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.spec.name,
+        "state": job_state(state, managed),
+        "activity": state.activity,
+        "last_event": state.last_news,
+        "step": progress.step,
+        "steps": job.spec.steps,
+        "loss": progress.loss_last,
+        "examples_per_s": _recent_examples_per_s(state),
+        "time_left_s": _time_left_s(state),
+        "deadline_s": job.deadline_s,
+        "promise": promise_view(state, at_s),
+        "usd_spent": spent_usd(state, at_s),
+        "usd_budget": job.max_usd,
+        "usd_kept_back": budget(state).kept.usd,
+        "budget_alerts": _alerts(state),
+        "usd_per_hour": rate_usd_per_hour(state),
+        "wall_s": at_s - state.submitted_at_s,
+        "plan": _present_plan(state),
+        "fleet": [_vm(vm) for vm in state.vms.values()],
+        "safety": _safety(state),
+        "exit_code": state.outcome.exit_code if state.outcome else None,
+        "reason": state.outcome.reason if state.outcome else "",
+    }
+
+
+def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+    """Return what a job did and cost until ``at_s`` (seconds since the epoch).
+
+    Args:
+        state: The job's.
+        past: And its past, see ``follow.read_past``.
+        managed: Whether a manager runs.
+        at_s: A job that is over is told up to its end.
+    """
+    job, progress = state.job, state.progress
+    at_s = clock_of(state, at_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.spec.name,
+        "state": job_state(state, managed),
+        "reason": state.outcome.reason if state.outcome else state.activity,
+        "exit_code": state.outcome.exit_code if state.outcome else None,
+        "reduction": job.spec.reduction,
+        "submitted_at_s": state.submitted_at_s,
+        "minibatch_size": job.spec.minibatch_size,
+        "steps": job.spec.steps,
+        "steps_done": progress.step,
+        "examples_done": progress.step * job.spec.minibatch_size,
+        "loss_first": progress.loss_first,
+        "loss_last": progress.loss_last,
+        "heldout_loss_first": progress.heldout_first,
+        "heldout_loss": progress.heldout_last,
+        **{name: getattr(state.tally, name) for name in _COUNTS},
+        "plans": [_plan_run(plan, at_s) for plan in plans(state)],
+        "interruptions": [_interruption(state, hit) for hit in state.interruptions],
+        "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
+        "minibatches_lost": progress.minibatches_lost,
+        "minibatches_recomputed": progress.minibatches_recomputed,
+        "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
+        "checkpoint_error": state.checkpoint_error,
+        "peak_bytes": progress.peak_bytes,
+        "usd_spent": spent_usd(state, at_s),
+        "usd_on_demand": on_demand_usd(state, at_s),
+        "usd_budget": job.max_usd,
+        "budget_alerts": _alerts(state),
+        "examples_per_s": _examples_per_s(state),
+        "wall_s": at_s - state.submitted_at_s,
+        "cost": costs.cost(state, past, at_s),
+        "timeline": timeline(state, past, plans(state)),
+    }
+
+
+def cost(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+    """Return what a job cost until ``at_s``, as ``spottrain cost`` tells it; see
+    ``report`` and ``costs.cost``."""
+    at_s = clock_of(state, at_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": state.job.spec.name,
+        "state": job_state(state, managed),
+        "wall_s": at_s - state.submitted_at_s,
+        **costs.cost(state, past, at_s),
+    }
+
+
+def survives_any_vm(plan: Plan) -> bool:
+    """Whether every section has replicas on two VMs at least."""
+    depth = plan.pipeline_depth
+    return all(
+        len({slot.vm_id for slot in plan.slots[stage::depth]}) > 1
+        for stage in range(depth)
+    )
+
+
+def clock_of(state: State, at_s: float) -> float:
+    """Return the time up to which a job is told: time stands still after its end."""
+    return state.now_s if state.phase is JobPhase.ENDED else at_s
+
+
+def _recent_examples_per_s(state: State) -> float | None:
+    """Return the speed of the present plan: measured, not predicted."""
+    measured_s = state.generation.measured_step_s if state.generation else None
+    return state.job.spec.minibatch_size / measured_s if measured_s else None
+
+
+def _examples_per_s(state: State) -> float | None:
+    """Return the speed from the first commit to the last, interruptions included."""
+    progress = state.progress
+    first_s, last_s = progress.first_commit_at_s, progress.last_commit_at_s
+    if first_s is None or last_s is None or last_s <= first_s:
+        return None
+    return (progress.step - 1) * state.job.spec.minibatch_size / (last_s - first_s)
+
+
+def _time_left_s(state: State) -> float | None:
+    """Return how long the rest takes at the present plan's speed."""
+    if state.generation is None or state.phase is not JobPhase.ACTIVE:
+        return None
+    generation = state.generation
+    step_s = generation.measured_step_s or generation.plan.predicted_step_s
+    return (state.job.spec.steps - state.progress.step) * step_s
+
+
+def _present_plan(state: State) -> dict[str, Any] | None:
+    if (generation := state.generation) is None:
+        return None
+    return {
+        "generation": generation.number,
+        "phase": generation.phase.value,
+        "pipeline_depth": generation.plan.pipeline_depth,
+        "data_parallel_width": generation.plan.data_parallel_width,
+        "reason": generation.reason,
+        "from_step": generation.from_step,
+        "predicted_step_s": generation.plan.predicted_step_s,
+        "measured_step_s": generation.measured_step_s,
+        "schedule": generation.plan.schedule,
+        "recompute": generation.plan.recompute,
+        "microbatch_size": generation.plan.microbatch_size,
+        "decision": decision(generation.decision_hash, generation.candidates),
+    }
+
+
+def _safety(state: State) -> dict[str, Any]:
+    """Return what a loss would cost now (design: the guarantee)."""
+    newest = state.newest_checkpoint
+    return {
+        "survives_any_vm": (
+            survives_any_vm(state.generation.plan) if state.generation else False
+        ),
+        "checkpoint_step": newest.step if newest else None,
+        "lag_steps": state.progress.step - newest.step if newest else None,
+    }
+
+
+def _vm(vm: VmRecord) -> dict[str, Any]:
+    return {
+        "vm_id": vm.vm_id,
+        "phase": vm.phase.value,
+        "zone": vm.offer.zone,
+        "instance_type": vm.offer.instance_type,
+        "spot": vm.offer.spot,
+        "slots": vm.offer.gpus,
+        "usd_per_hour": vm.offer.usd_per_hour,
+        "launched_at_s": vm.launched_at_s,
+        "silent_since_s": vm.silent_since_s,
+        "leaves_at_s": vm.leaves_at_s,
+        "slowness": vm.slow.slowness if vm.slow else None,
+    }
+
+
+def decision(inputs_hash: str, candidates: tuple[Candidate, ...]) -> dict[str, Any]:
+    """Return how a plan was chosen: the hash of what from, and what it was weighed with."""
+    return {
+        "inputs_hash": inputs_hash,
+        "candidates": [candidate_view(candidate) for candidate in candidates],
+    }
+
+
+def candidate_view(candidate: Candidate) -> dict[str, Any]:
+    """Return a plan that was weighed as plain data."""
+    return {"shape": candidate.shape, **asdict(candidate)}
+
+
+def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
+    ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
+    return {
+        "generation": plan.generation,
+        "pipeline_depth": plan.pipeline_depth,
+        "data_parallel_width": plan.data_parallel_width,
+        "from_step": plan.from_step,
+        "to_step": plan.to_step,
+        "reason": plan.reason,
+        "predicted_step_s": plan.predicted_step_s,
+        "measured_step_s": plan.measured_step_s,
+        "started_at_s": plan.started_at_s,
+        "ran_s": ended_at_s - plan.started_at_s,
+        "ended_by": plan.ended_by,
+        "decision": decision(plan.inputs_hash, plan.candidates),
+    }
+
+
+def _alerts(state: State) -> list[dict[str, Any]]:
+    return [
+        {**asdict(alert), "at_s": alert.at_s - state.submitted_at_s}
+        for alert in state.alerts
+    ]
+
+
+def _slow_vm(state: State, slow: SlowVm) -> dict[str, Any]:
+    return {
+        "vm_id": slow.vm_id,
+        "at_s": slow.found_at_s - state.submitted_at_s,
+        "slowness": slow.slowness,
+        "replaced_by": slow.replaced_by,
+        "reason": slow.evidence,
+    }
+
+
+def _interruption(state: State, hit: Interruption) -> dict[str, Any]:
+    return {
+        "kind": hit.interruption,
+        "vm_id": hit.vm_id,
+        "at_s": hit.at_s - state.submitted_at_s,
+        "reason": hit.reason,
+        "generation": hit.generation,
+        "cost_s": hit.cost_s,
+        "minibatches_recomputed": hit.minibatches_recomputed,
+    }
+
+
+def fleet_line(status: dict[str, Any]) -> str:
+    """Return a fleet in a few words, such as ``4 ready, 1 leaving``."""
+    words = {"starting": "booting", "registered": "booting"}
+    counts: Counter[str] = Counter()
+    for vm in status["fleet"]:
+        if vm["silent_since_s"] is not None:
+            counts["silent"] += 1
+        elif vm["leaves_at_s"] is not None:
+            counts["leaving"] += 1
+        else:
+            counts[words.get(vm["phase"], vm["phase"])] += 1
+    return ", ".join(f"{n} {word}" for word, n in counts.items()) or "no VMs"

@@ -1,0 +1,330 @@
+"""What a report needs of a job's past beyond its state, gathered as its journal is folded.
+
+The core keeps only what decisions need. Who reads a journal lets a ``Chronicle`` look on:
+it sees every event with the state before and after, and keeps what was done when, and
+thinned series. Its memory grows with VMs, generations and saved checkpoints, and with
+mini-batches only since the oldest checkpoint that is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.ranking.order import offer_key
+from spottrain.varuna_manager.core import step as core
+from spottrain.varuna_manager.core.model.events import (
+    ClockSet,
+    Event,
+    LimitsChanged,
+    ManagerStarted,
+    OffersSeen,
+    ReportReceived,
+    StopRequested,
+)
+from spottrain.varuna_manager.core.model.records import (
+    KEPT,
+    Generation,
+    GenerationPhase,
+)
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.reporting.series import Bins, Point, thinned
+from spottrain.varuna_manager.reporting.time_split import Doing, Stretch
+from spottrain.wire import (
+    CheckpointSaved,
+    GenerationStarted,
+    GenerationStopped,
+    MinibatchCommitted,
+)
+
+MOST_POINTS = 2048
+"""Of one series; beyond that neighbours are merged."""
+
+
+@dataclass(slots=True)
+class PriceLine:
+    """What one offer cost, as far as it was seen."""
+
+    offer: Offer
+    """As it was seen first."""
+    points: list[Point] = field(default_factory=list)
+    """(seconds since the epoch, USD per hour), a new one where the price changed."""
+    is_constant: bool = True
+    """Whether it was offered at every look, from the first one on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    """Something that befell the job as a whole."""
+
+    at_s: float
+    kind: str
+    """``manager``, ``stop`` or ``limits``."""
+    text: str
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the job does since a moment."""
+
+    since_s: float
+    key: tuple[int | None, str]
+    doing: Doing
+    slots: Mapping[str, int]
+
+
+class Chronicle:
+    """A job's past; see the module."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        """How many each VM has, of those whose agent ever called."""
+        self.throughput = Bins()
+        """Examples per second, from commit to commit."""
+        self.prices: dict[str, PriceLine] = {}
+        """By ``offer_key``."""
+        self.budgets: list[Point] = []
+        """What the budget was from when on; infinite without one."""
+        self.milestones: deque[Milestone] = deque(maxlen=KEPT)
+        self.checkpoints: list[Point] = []
+        """When checkpoints were saved, and of which step; thinned."""
+        self._stretches: list[Stretch] = []
+        self._open = _Open(0.0, (None, "waiting"), "waiting", {})
+        self._mark_s = 0.0
+        """The newest commit, or when its generation began to train."""
+        self._steps: list[int] = []
+        self._step_times: list[float] = []
+        self._looked = False
+
+    def note(self, before: State, event: Event, after: State) -> None:
+        """Look at one step of the fold."""
+        if after.phase is JobPhase.NEW:
+            return
+        report = event.report if isinstance(event, ReportReceived) else None
+        self._follow_steps(before, after, report)
+        if not isinstance(report, MinibatchCommitted):
+            self._follow_slots(after)
+            self._follow_world(before, event, after)
+        self._follow_work(before, after, report)
+
+    def stretches(self, at_s: float) -> list[Stretch]:
+        """Return what the job did until ``at_s`` (seconds since the epoch), by time."""
+        now = self._open
+        if at_s <= now.since_s:
+            return list(self._stretches)
+        last = Stretch(from_s=now.since_s, to_s=at_s, doing=now.doing, slots=now.slots)
+        return [*self._stretches, last]
+
+    # --- VMs and the world ------------------------------------------------------------
+
+    def _follow_slots(self, after: State) -> None:
+        for vm_id, vm in after.vms.items():
+            if vm.num_slots and vm_id not in self.slots:
+                self.slots[vm_id] = vm.num_slots
+
+    def _follow_world(self, before: State, event: Event, after: State) -> None:
+        if after.settings is not before.settings and after.settings is not None:
+            limit = after.settings.max_usd
+            self.budgets.append((after.now_s, limit or float("inf")))
+        match event:
+            case OffersSeen(offers=offers):
+                self._follow_prices(offers, after.now_s)
+            case ManagerStarted(software_version=version):
+                again = " again" if self._looked else ""
+                text = f"manager started{again}, version {version}"
+                self._tell(after.now_s, "manager", text)
+            case StopRequested(by=by):
+                self._tell(after.now_s, "stop", f"stop asked for by {by}")
+            case LimitsChanged(by=by, limits=limits):
+                self._tell(after.now_s, "limits", f"{_limits(limits)}, by {by}")
+            case ClockSet(by_s=by_s):
+                self._tell(
+                    after.now_s, "manager", f"its clock was set by {by_s:+.0f} s"
+                )
+            case ReportReceived(report=CheckpointSaved(step=step)):
+                self._follow_checkpoint(step, after)
+            case _:
+                pass
+
+    def _tell(self, at_s: float, kind: str, text: str) -> None:
+        self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
+
+    def _follow_prices(self, offers: tuple[Offer, ...], at_s: float) -> None:
+        seen = {offer_key(offer): offer for offer in offers}
+        for key, line in self.prices.items():
+            line.is_constant &= key in seen
+        for key, offer in seen.items():
+            line = self.prices.setdefault(
+                key, PriceLine(offer, is_constant=not self._looked)
+            )
+            if not line.points or line.points[-1][1] != offer.usd_per_hour:
+                line.points.append((at_s, offer.usd_per_hour))
+            if len(line.points) > 2 * MOST_POINTS:
+                line.points = thinned(line.points, MOST_POINTS)
+        self._looked = True
+
+    def _follow_checkpoint(self, step: int, after: State) -> None:
+        """Note it; no restore goes back beyond the oldest one that is kept."""
+        self.checkpoints.append((after.now_s, step))
+        if len(self.checkpoints) > 2 * KEPT:
+            self.checkpoints = self.checkpoints[::2]
+        oldest = min((c.step for c in after.checkpoints), default=0)
+        cut = bisect_right(self._steps, oldest) - 1
+        if cut > 0:
+            del self._steps[:cut], self._step_times[:cut]
+
+    # --- Work -------------------------------------------------------------------------
+
+    def _follow_steps(self, before: State, after: State, report: object) -> None:
+        step, now_s = after.progress.step, after.now_s
+        if step < before.progress.step:
+            self._throw_away(step)
+        elif step == before.progress.step:
+            return
+        elif isinstance(report, MinibatchCommitted):
+            examples = (step - before.progress.step) * after.job.spec.minibatch_size
+            begun_s = max(self._mark_s, self._open.since_s)
+            if now_s > begun_s:
+                self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
+            self._mark_s = now_s
+        elif isinstance(report, GenerationStarted):
+            self._adopt()
+        self._steps.append(step)
+        self._step_times.append(now_s)
+
+    def _follow_work(self, before: State, after: State, report: object) -> None:
+        key, doing = _doing(after)
+        if key == self._open.key:
+            return
+        now_s = after.now_s
+        if self._open.doing == "training":
+            assert before.generation is not None, "what trained is a generation"
+            self._end_training(before.generation, after, report)
+        else:
+            self._put(self._open.since_s, now_s, self._open.doing)
+        self._open = _Open(now_s, key, doing, _slots(after, doing))
+        if doing == "training":
+            self._mark_s = now_s
+
+    def _end_training(
+        self, generation: Generation, after: State, report: object
+    ) -> None:
+        """Training until the last commit; what came after it counted only if all
+        stopped as told."""
+        mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
+        self._put(self._open.since_s, mark_s, "training")
+        broke = after.generation is not None and (
+            after.generation.phase is GenerationPhase.BREAKING
+        )
+        stops = generation.phase is GenerationPhase.STOPPING or generation.done
+        if stops or (not broke and isinstance(report, GenerationStopped)):
+            lost_until_s = mark_s
+        else:
+            step_s = generation.measured_step_s or generation.plan.predicted_step_s
+            lost_until_s = min(now_s, mark_s + step_s)
+        self._put(mark_s, lost_until_s, "lost")
+        self._put(lost_until_s, now_s, "morphing")
+
+    def _put(self, from_s: float, to_s: float, doing: Doing) -> None:
+        if to_s > from_s:
+            stretch = Stretch(
+                from_s=from_s, to_s=to_s, doing=doing, slots=self._open.slots
+            )
+            self._stretches.append(stretch)
+
+    def _adopt(self) -> None:
+        """The mini-batch in the air was committed after all: it was not lost."""
+        for index in reversed(range(len(self._stretches))):
+            one = self._stretches[index]
+            if one.doing == "training":
+                return
+            if one.doing == "lost":
+                self._stretches[index] = replace(one, doing="training")
+                return
+
+    def _throw_away(self, step: int) -> None:
+        """A restore went back to ``step``: what was trained after it is lost."""
+        index = bisect_right(self._steps, step)
+        since_s = self._step_times[index - 1] if index else 0.0
+        del self._steps[index:], self._step_times[index:]
+        kept = len(self._stretches)
+        while kept and self._stretches[kept - 1].to_s > since_s:
+            kept -= 1
+        undone, self._stretches[kept:] = self._stretches[kept:], []
+        for one in undone:
+            if one.doing != "training":
+                self._stretches.append(one)
+                continue
+            if one.from_s < since_s:
+                self._stretches.append(replace(one, to_s=since_s))
+            lost = replace(one, from_s=max(one.from_s, since_s), doing="lost")
+            self._stretches.append(lost)
+
+
+def fold(journal: Journal) -> tuple[State, Chronicle]:
+    """Return the state that a journal's events lead to, and its past.
+
+    Raises:
+        JournalError: The file is damaged.
+    """
+    state, past = State(), Chronicle()
+    for _, event in journal.read():
+        before, (state, _) = state, core.step(state, event)
+        past.note(before, event, state)
+    return state, past
+
+
+def _limits(limits: tuple[Limit, ...]) -> str:
+    """Return changed limits in words."""
+    return ", ".join(
+        f"{one.name} {'without a bound' if one.value is None else f'{one.value:g}'}"
+        for one in limits
+    )
+
+
+_TRAINS = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
+
+
+def _doing(state: State) -> tuple[tuple[int | None, str], Doing]:
+    """Return what a job does, and a key that changes when that, or with whom, does."""
+    generation = state.generation
+    if generation is not None:
+        if generation.phase in _TRAINS:
+            return (generation.number, "training"), "training"
+        return (generation.number, generation.phase.value), "morphing"
+    if state.calibration is not None:
+        return (state.calibration.number, "measuring"), "preparing"
+    if state.initialiser is not None:
+        return (None, state.initialiser), "preparing"
+    doing: Doing = "morphing" if _plans_again(state) else "waiting"
+    return (None, doing), doing
+
+
+def _plans_again(state: State) -> bool:
+    """Whether a job that has trained is about to go on: it does not lack VMs."""
+    answer = state.answer
+    refused = answer is not None and answer.plan is None and state.plan_asked is None
+    enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
+    trained = state.next_generation > 1
+    return trained and enough and not refused and wants_training(state)
+
+
+def _slots(state: State, doing: Doing) -> Mapping[str, int]:
+    """Return the slots that take part in what the job does now, by VM."""
+    if doing == "waiting":
+        return {}
+    if (generation := state.generation) is not None:
+        trains = doing == "training"
+        slots = generation.plan.slots if trains else generation.participants
+        return Counter(slot.vm_id for slot in slots)
+    if doing == "preparing" and state.calibration is not None:
+        return Counter(slot.vm_id for slot in state.calibration.participants)
+    if doing == "preparing" and state.initialiser is not None:
+        return {state.initialiser: state.vms[state.initialiser].num_slots}
+    return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

@@ -1,0 +1,1 @@
+"""A job's report as one self-contained HTML page."""

@@ -1,0 +1,305 @@
+"""The pictures of a report: what a job did, over one time axis, as inline SVG.
+
+After Varuna (EuroSys 2022), Figure 8: throughput over time with every morph named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spottrain.varuna_manager.format import dollars, duration, step_time
+from spottrain.varuna_manager.reporting.history import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.html import lines, plot
+from spottrain.varuna_manager.reporting.html.plot import Frame
+from spottrain.varuna_manager.reporting.series import thinned
+from spottrain.varuna_manager.reporting.time_split import Rental, Stretch
+from spottrain.varuna_manager.reporting.timeline import LANES
+
+MOST_MARKS = 400
+"""Marks of one lane with a hover title; more are drawn without."""
+MOST_PLANS = 1500
+MOST_HITS = 150
+"""Interruptions that are drawn through all pictures; they have a lane of their own."""
+_THIN = 3.0
+"""Boxes narrower than this have no border, which would hide them."""
+PRICE_LINES = 6
+COLOURS = 6
+"""Of lines that differ: classes c0 … c5, with a dash pattern each."""
+_LABEL_WIDTH = 9.0
+"""Of a character, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the pictures are drawn from. Times are seconds since the epoch."""
+
+    report: Mapping[str, Any]
+    """As ``views.report`` gives it."""
+    past: Chronicle
+    rented: Sequence[Rental]
+    stretches: Sequence[Stretch]
+    from_s: float
+    to_s: float
+
+    def frame(self, top: float, height: int = 130, above: int = 14) -> Frame:
+        """Return a frame over the time of the job."""
+        end_s = max(self.to_s, self.from_s + 1.0)
+        return Frame(
+            from_s=self.from_s, to_s=end_s, top=top, height=height, above=above
+        )
+
+    @property
+    def plans(self) -> Sequence[Mapping[str, Any]]:
+        """The plans that ran, the newest where they are very many."""
+        plans: Sequence[Mapping[str, Any]] = self.report["plans"][-MOST_PLANS:]
+        return plans
+
+    def hits(self, frame: Frame) -> str:
+        """Return a faint line for every interruption, unless they would hide the rest."""
+        if len(self.report["interruptions"]) > MOST_HITS:
+            return ""
+        drawn = (
+            f"M{frame.x(self.from_s + hit['at_s']):.1f} {frame.above}V{frame.base}"
+            for hit in self.report["interruptions"]
+        )
+        return plot.path("".join(dict.fromkeys(drawn)), "hit")
+
+
+def throughput(scene: Scene) -> str:
+    """Examples per second, with its range, and what each plan was predicted to do."""
+    bins = scene.past.throughput.means()
+    width_s = scene.past.throughput.width_s
+    plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
+    top = max((mean for _, mean, _, _ in bins), default=1.0)
+    top = plot.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
+    frame = scene.frame(top, height=190, above=26)
+    means = lines.with_gaps(lines.whole(bins, width_s, scene.to_s), width_s)
+    parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
+    parts.append(plot.path(lines.band(frame, bins, width_s), "band"))
+    for plan, speed in plans:
+        begin_s = scene.from_s + _since(scene, plan)
+        y = frame.y(speed)
+        end = frame.x(begin_s + plan["ran_s"])
+        dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
+        told = f"{_shape(plan)} was predicted to do {speed:.1f} examples/s"
+        parts.append(plot.path(dash, "predicted", told))
+    if bins:
+        end_s = bins[-1][0] + width_s
+        parts.append(plot.path(plot.step_path(frame, means, end_s), "line c0"))
+    parts += _plan_names(scene, frame)
+    what = (
+        f"Examples per second over {duration(scene.to_s - scene.from_s)}, at most "
+        f"{top:g}; the band is from the slowest to the fastest mini-batch, dashes are "
+        "what each plan was predicted to do."
+    )
+    return plot.picture(frame, "throughput", "Throughput", what, parts)
+
+
+def fleet(scene: Scene) -> str:
+    """VMs held, and how many of them trained; plans as boxes with their shape."""
+    held = lines.held(scene.rented)
+    working = lines.working(scene.stretches)
+    top = plot.nice_top(max((count for _, count in held), default=1.0))
+    frame = scene.frame(top, height=140)
+    what = f"VMs held and VMs at work over time, at most {top:g}."
+    parts = [
+        plot.axes(frame, _counts(top)),
+        plot.path(plot.area_path(frame, held, scene.to_s), "held", "VMs held"),
+        plot.path(plot.area_path(frame, working, scene.to_s), "working", "VMs at work"),
+        scene.hits(frame),
+    ]
+    return plot.picture(frame, "fleet", "VMs", what, parts)
+
+
+def shapes(scene: Scene) -> str:
+    """Each plan as a box as high as it has slots, named by its shape."""
+    counts = [p["pipeline_depth"] * p["data_parallel_width"] for p in scene.plans]
+    top = plot.nice_top(max(counts, default=1))
+    frame = scene.frame(top, height=120)
+    depths = sorted({plan["pipeline_depth"] for plan in scene.plans})
+    parts = [plot.axes(frame, _counts(top)), scene.hits(frame)]
+    for plan, count in zip(scene.plans, counts, strict=True):
+        begin_s = scene.from_s + _since(scene, plan)
+        x, end = frame.x(begin_s), frame.x(begin_s + plan["ran_s"])
+        y = frame.y(count)
+        colour = depths.index(plan["pipeline_depth"]) % COLOURS
+        box = f"M{x:.1f} {frame.base}V{y:.1f}H{end:.1f}V{frame.base}Z"
+        css = f"box b{colour}" if end - x > _THIN else f"box b{colour} thin"
+        parts.append(plot.path(box, css, _plan_words(plan)))
+        if end - x > _LABEL_WIDTH * len(_shape(plan)):
+            parts.append(plot.text((x + end) / 2, y + 14, _shape(plan), "name"))
+    what = (
+        f"{len(scene.plans)} plans over time, pipeline depth x data-parallel width; "
+        "the height is the number of slots, the colour the depth."
+    )
+    return plot.picture(frame, "plans", "Plans", what, parts)
+
+
+def prices(scene: Scene) -> tuple[str, list[str]]:
+    """Prices of the offers that mattered, and their names in order of colour."""
+    offered = lines.price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
+    spend = [usd for line in offered for _, usd in line.points]
+    top = plot.nice_top(max(spend, default=1.0))
+    frame = scene.frame(top)
+    parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    names = []
+    for number, line in enumerate(offered):
+        name = _offer_name(line)
+        data = plot.step_path(
+            frame, thinned(line.points, lines.MOST_POINTS), scene.to_s
+        )
+        parts.append(plot.path(data, f"line c{number}", name))
+        names.append(name)
+    what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
+    return plot.picture(frame, "prices", "Prices", what, parts), names
+
+
+def money(scene: Scene) -> str:
+    """What was spent, what it would have cost on demand, and the budget."""
+    cost = scene.report["cost"]
+    kinds = cost["usd_by_kind"]
+    beside = kinds["storage"] + kinds["egress"]
+    spent = lines.spent(
+        scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
+    )
+    dear = lines.spent(
+        scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
+    )
+    budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
+    most = max(value for line in (spent, dear, [(0, 0)]) for _, value in line)
+    caps = max((usd for _, usd in budgets), default=0.0)
+    top = plot.nice_top(max(most, caps if caps < 4 * most else 0.0))
+    frame = scene.frame(top, height=150)
+    parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
+    parts.append(plot.path(plot.line_path(frame, dear), "line c2", "on demand"))
+    if caps <= top:
+        data = plot.step_path(frame, budgets, scene.to_s)
+        parts.append(plot.path(data, "budget", f"budget {dollars(caps)}"))
+    parts.append(plot.path(plot.line_path(frame, spent), "line c0", "spent"))
+    what = (
+        f"Dollars over time: {dollars(cost['usd_spent'])} spent; on demand "
+        f"{dollars(cost['savings']['usd_on_demand'])}"
+        + (f"; budget {dollars(caps)}" if caps else "")
+    )
+    return plot.picture(frame, "money", "Money", what, parts)
+
+
+SHAPES = {
+    "notice": "m-5-4h10l-5 9z",
+    "kill": "m-5-5l10 10m0-10l-10 10",
+    "silence": "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
+    "worker_death": "m0-6l5 6l-5 6l-5-6z",
+    "slow": "m-5 4h10l-5-9z",
+    "plan": "m0-6v12",
+    "checkpoint": "m0-3v6",
+    "other": "m-4-4h8v8h-8z",
+}
+"""What marks a moment, drawn from its middle; no two alike, whatever the colour."""
+
+
+def happenings(scene: Scene) -> str:
+    """Events in lanes, each with a hover title."""
+    lanes: dict[str, list[tuple[float, str]]] = {}
+    for entry in scene.report["timeline"]:
+        kind = entry["kind"] if entry["kind"] in SHAPES else "other"
+        if entry["kind"] != "price":
+            lanes.setdefault(kind, []).append((entry["at_s"], _told(entry)))
+    for at_s, step in scene.past.checkpoints:
+        told = f"checkpoint of step {step:g}"
+        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
+    names = [kind for kind in SHAPES if kind in lanes]
+    frame = scene.frame(1.0, height=34 + 24 * max(1, len(names)), above=6)
+    parts = [plot.axes(frame, ())]
+    for row, kind in enumerate(names):
+        y = frame.above + 12 + 24 * row
+        words = {**LANES, "checkpoint": "checkpoint", "other": "other"}[kind]
+        parts.append(plot.text(frame.left - 8, y + 4, words, "tick value"))
+        parts += _marks(frame, scene.from_s, y, kind, lanes[kind])
+    counts = ", ".join(f"{len(lanes[kind])} {kind}" for kind in names)
+    what = f"What happened when: {counts or 'nothing'}."
+    return plot.picture(frame, "events", "Events", what, parts)
+
+
+def _marks(
+    frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
+) -> Iterable[str]:
+    shape = SHAPES[kind]
+    for at_s, told in marks[-MOST_MARKS:]:
+        yield plot.path(
+            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
+        )
+    rest = (
+        f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
+        for at_s, _ in marks[:-MOST_MARKS]
+    )
+    yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
+
+
+# --- Words and numbers ----------------------------------------------------------------
+
+
+def _halves(top: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
+    return [(0.0, words(0.0)), (top / 2, words(top / 2)), (top, words(top))]
+
+
+def _counts(top: float) -> list[tuple[float, str]]:
+    return [one for one in _halves(top, _plain) if one[0] == int(one[0])]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.4g}" if value < 10000 else f"{value:,.0f}"
+
+
+def _price(usd: float) -> str:
+    return f"${usd:,.4g}" if usd < 10000 else f"${usd:,.0f}"
+
+
+def _shape(plan: Mapping[str, Any]) -> str:
+    return f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
+
+
+def _plan_words(plan: Mapping[str, Any]) -> str:
+    return (
+        f"{_shape(plan)} from step {plan['from_step']} for {duration(plan['ran_s'])}: "
+        f"{plan['reason']}; a step took {step_time(plan['measured_step_s'])}, predicted "
+        f"{step_time(plan['predicted_step_s'])}"
+    )
+
+
+def _told(entry: Mapping[str, Any]) -> str:
+    vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
+    return (
+        f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
+    )
+
+
+def _offer_name(line: PriceLine) -> str:
+    offer = line.offer
+    market = "" if offer.spot else " on demand"
+    return f"{offer.instance_type} in {offer.zone}{market}"
+
+
+def _since(scene: Scene, plan: Mapping[str, Any]) -> float:
+    return float(plan["started_at_s"]) - scene.from_s
+
+
+def _predicted(scene: Scene, plan: Mapping[str, Any]) -> float:
+    report = scene.report
+    step_s = float(plan["predicted_step_s"])
+    return report["minibatch_size"] / step_s if step_s > 0 else 0.0
+
+
+def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
+    """Name every change of shape above the line, as far as there is room."""
+    free, before = 0.0, ""
+    for plan in scene.plans:
+        shape = _shape(plan)
+        x = frame.x(scene.from_s + _since(scene, plan))
+        if shape != before and x >= free:
+            yield plot.text(x, frame.above - 8, shape, "shape")
+            yield plot.path(f"M{x:.1f} {frame.above - 5}V{frame.base}", "morph")
+            free = x + _LABEL_WIDTH * (len(shape) + 1)
+        before = shape

@@ -1,0 +1,291 @@
+"""A job's report as one HTML page that needs nothing else: no scripts, no files, no net.
+
+All text comes from job files, clouds and users' code: every piece of it is escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import spottrain
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.reporting.costs import rentals
+from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.html import charts as pictures
+from spottrain.varuna_manager.reporting.html.style import STYLE
+from spottrain.varuna_manager.reporting.html.text import (
+    Row,
+    events_rows,
+    interruption_rows,
+    kinds_of,
+    money_rows,
+    plan_rows,
+    summary,
+    tiles,
+    zone_rows,
+)
+
+MOST_ROWS = 300
+"""Of one table."""
+MOST_OPEN = 40
+"""Longer tables are folded up."""
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+"""The page asks for nothing: should any text get past the escaping, it runs nothing."""
+
+
+class PageError(SpottrainError):
+    """The page cannot be written."""
+
+
+def write_page(
+    path: Path, report: dict[str, Any], state: State, past: Chronicle
+) -> None:
+    """Write a job's page, whole or not at all.
+
+    Args:
+        path: Of the HTML file; its folder must exist.
+        report: As ``views.report`` gives it.
+        state: What it was made of; so is past.
+        past: The job's past.
+
+    Raises:
+        PageError: The file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(page(report, state, past), encoding="utf-8", errors="replace")
+        draft.replace(path)
+    except OSError as error:
+        raise PageError(
+            f"{path}: cannot write the report: {error.strerror}; name another file"
+        ) from None
+
+
+def page(report: dict[str, Any], state: State, past: Chronicle) -> str:
+    """Return a job's report as HTML; the arguments are those of ``write_page``."""
+    at_s = state.submitted_at_s + report["wall_s"]
+    scene = pictures.Scene(
+        report=report,
+        past=past,
+        rented=rentals(state, past, at_s),
+        stretches=past.stretches(at_s),
+        from_s=state.submitted_at_s,
+        to_s=at_s,
+    )
+    name = escape(report["name"])
+    parts = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        _POLICY,
+        f"<title>{name} · spottrain report</title><style>{STYLE}</style></head><body>",
+        _head(report, state),
+        _tiles(report),
+        _spending(report),
+        _pictures(scene),
+        _tables(report),
+        _foot(state),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _head(report: Mapping[str, Any], state: State) -> str:
+    word = report["state"]
+    looks = {"succeeded": "good", "running": "good", "failed": "bad"}.get(word, "open")
+    sentences = "".join(
+        f'<p class="lead">{escape(sentence)}</p>' for sentence in summary(report)
+    )
+    return (
+        f"<header><h1>{escape(report['name'])}"
+        f'<span class="state {looks}">{escape(word)}</span></h1>'
+        f'<p class="soft">submitted {_moment(state.submitted_at_s)}</p></header>'
+        f"<main>{sentences}"
+    )
+
+
+def _tiles(report: Mapping[str, Any]) -> str:
+    cells = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
+        f"<small>{escape(note)}</small></dd></div>"
+        for name, value, note in tiles(report)
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def _spending(report: Mapping[str, Any]) -> str:
+    """Where the rented time went: a bar, and the same in numbers."""
+    cost = report["cost"]
+    seconds = cost["vm_seconds"]
+    billed_s = seconds["billed"]
+    bar, rows = "", []
+    for kind, words in kinds_of(cost).items():
+        css = "morph-time" if kind == "morph" else kind
+        share = seconds[kind] / billed_s if billed_s else 0.0
+        if share > 0:
+            label = f"{kind} {share:.0%}" if share > 0.1 else ""
+            bar += (
+                f'<span class="{css}" style="width:{100 * share:.2f}%" '
+                f'title="{kind} {share:.1%}">{label}</span>'
+            )
+        name = f'<span class="swatch {css}"></span>{kind}'
+        rows.append(
+            f'<tr><td>{name}</td><td class="r">{seconds[kind] / 3600:,.2f}</td>'
+            f'<td class="r">{share:.1%}</td>'
+            f'<td class="r">${cost["usd_by_time"][kind]:,.4f}</td>'
+            f"<td>{escape(words)}</td></tr>"
+        )
+    head = _head_row(("time", "r:VM-hours", "r:share", "r:money", "what it is"))
+    total = (
+        f'<tr><th>billed</th><th class="r">{billed_s / 3600:,.2f}</th><th></th>'
+        f'<th class="r">${sum(cost["usd_by_time"].values()):,.4f}</th><th></th></tr>'
+    )
+    return (
+        "<h2>Where the rented time went</h2>"
+        f'<div class="bar" role="presentation">{bar}</div>'
+        f'<div class="wide"><table>{head}<tbody>{"".join(rows)}{total}</tbody></table>'
+        f"</div><h2>Money</h2>{_table(('what', 'r:USD', 'how'), money_rows(report))}"
+    )
+
+
+def _pictures(scene: pictures.Scene) -> str:
+    drawn, offers = pictures.prices(scene)
+    keys = [
+        _figure(
+            "Throughput",
+            pictures.throughput(scene),
+            [
+                ("line c0", "examples/s"),
+                ("predicted", "predicted for the plan"),
+                ("band", "slowest to fastest mini-batch"),
+                ("hit", "interruption"),
+            ],
+        ),
+        _figure("Plan", pictures.shapes(scene), [("", "slots; a colour a depth")]),
+        _figure(
+            "VMs", pictures.fleet(scene), [("held", "held"), ("working", "at work")]
+        ),
+        _figure(
+            "Price of a VM and hour",
+            drawn,
+            [(f"line c{number}", name) for number, name in enumerate(offers)],
+        ),
+        _figure(
+            "Money",
+            pictures.money(scene),
+            [("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")],
+        ),
+        _figure("Events", pictures.happenings(scene), [("", "hover to read")]),
+    ]
+    return "<h2>Over time</h2>" + "".join(keys)
+
+
+def _figure(name: str, drawn: str, keys: Iterable[tuple[str, str]]) -> str:
+    told = "".join(
+        f'<span class="key">{_swatch(css)}{escape(words)}</span>' for css, words in keys
+    )
+    return (
+        f"<figure><figcaption><b>{escape(name)}</b>{told}</figcaption>{drawn}</figure>"
+    )
+
+
+def _swatch(css: str) -> str:
+    if not css:
+        return ""
+    filled = css in ("band", "held", "working")
+    data = "M0 0H26V8H0Z" if filled else "M0 4H26"
+    return (
+        f'<svg viewBox="0 0 26 8" aria-hidden="true"><path class="{css}" d="{data}"/>'
+        "</svg>"
+    )
+
+
+def _tables(report: Mapping[str, Any]) -> str:
+    parts: list[tuple[str, Sequence[str], Sequence[Row], bool]] = [
+        (
+            "Plans",
+            ("r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"),
+            plan_rows(report),
+            True,
+        ),
+        (
+            "Interruptions",
+            ("r:after", "what", "VM", "r:cost", "r:recomputed", "why"),
+            interruption_rows(report),
+            True,
+        ),
+        (
+            "By zone",
+            ("zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"),
+            zone_rows(report),
+            True,
+        ),
+        ("All events", ("r:after", "what", "VM", "why"), events_rows(report), False),
+    ]
+    return "".join(_section(*part) for part in parts)
+
+
+def _section(
+    title: str, names: Sequence[str], rows: Sequence[Row], is_open: bool
+) -> str:
+    opened = " open" if is_open and len(rows) <= MOST_OPEN else ""
+    return (
+        f"<details{opened}><summary>{title} ({len(rows)})</summary>"
+        f"{_table(names, rows) if rows else '<p>None.</p>'}</details>"
+    )
+
+
+def _table(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a table; names that begin with ``r:`` are columns of numbers."""
+    css = [' class="r"' if name.startswith("r:") else "" for name in names]
+    shown = rows
+    note = ""
+    if len(rows) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        shown = [*rows[:half], *rows[-half:]]
+        left_out = len(rows) - len(shown)
+        note = f"<caption>{left_out} rows in the middle are left out</caption>"
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True)
+        )
+        + "</tr>"
+        for row in shown
+    )
+    return (
+        f'<div class="wide"><table>{note}{_head_row(names)}<tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def _head_row(names: Iterable[str]) -> str:
+    cells = "".join(
+        f'<th scope="col" class="r">{escape(name[2:])}</th>'
+        if name.startswith("r:")
+        else f'<th scope="col">{escape(name)}</th>'
+        for name in names
+    )
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def _foot(state: State) -> str:
+    return (
+        f"</main><footer>Made {_moment(time.time())} by spottrain "
+        f"{escape(spottrain.__version__)} from the job's journal. Times after the "
+        f"submission; seed {state.job.spec.seed}, mini-batches of "
+        f"{state.job.spec.minibatch_size} examples, {escape(state.job.spec.reduction)} "
+        "reduction.</footer>"
+    )
+
+
+def _moment(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,344 @@
+"""Views of a job as rich renderables, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spottrain.varuna_manager.format import (
+    NOTHING,
+    clock,
+    dollars,
+    duration,
+    number,
+    size,
+    step_time,
+)
+from spottrain.varuna_manager.reporting.deadline import promise_line
+from spottrain.varuna_manager.reporting.documents import fleet_line
+from spottrain.wire import ModelFacts
+
+COLOURS = {
+    "running": "green",
+    "succeeded": "green",
+    "waiting": "yellow",
+    "ending": "yellow",
+    "stopped": "yellow",
+}
+KIND_NAMES = {
+    "notice": "preempted with notice",
+    "kill": "killed without notice",
+    "silence": "fell silent",
+    "worker_death": "worker died",
+}
+
+
+def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
+    """Return what a person who watches a job sees.
+
+    Args:
+        status: As ``views.status`` gives it.
+        last_at_s: When the last event happened, seconds since the epoch.
+    """
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_row("step", _progress(status))
+    grid.add_row("loss", number(status["loss"]))
+    grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
+    grid.add_row("money", money_line(status))
+    if (promise := status["promise"]) is not None:
+        grid.add_row("promise", promise_line(promise, status["deadline_s"]))
+    grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
+    grid.add_row("plan", plan_line(status))
+    grid.add_row("now", Text(status["activity"]))
+    moment = "" if last_at_s is None else f"{clock(last_at_s)} "
+    grid.add_row("last event", Text(moment + (status["last_event"] or NOTHING)))
+    state = status["state"]
+    title = f"{status['name']} · {state} · {duration(status['wall_s'])}"
+    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+
+
+def _progress(status: dict[str, Any]) -> RenderableType:
+    step, steps = status["step"], status["steps"]
+    row = Table.grid(padding=(0, 2))
+    left = status["time_left_s"]
+    words = "" if left is None else f"about {duration(left)} left"
+    bar = ProgressBar(total=steps, completed=step, width=24)
+    row.add_row(f"{step} of {steps}", bar, f"{100 * step / steps:.0f} %", words)
+    return row
+
+
+def money_line(status: dict[str, Any]) -> str:
+    """Return dollars so far, of the budget, and per hour."""
+    budget = status["usd_budget"]
+    of = "" if budget is None else f" of {dollars(budget)}"
+    return (
+        f"{dollars(status['usd_spent'])}{of} · {dollars(status['usd_per_hour'])}/hour"
+    )
+
+
+def plan_line(status: dict[str, Any]) -> str:
+    """Return the present plan with its reason, such as ``2x2 since step 40: …``."""
+    if (plan := status["plan"]) is None:
+        return "none yet"
+    shape = f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
+    since = plan["from_step"]
+    began = plan["phase"] if since is None else f"since step {since}"
+    return f"{shape} {began}: {plan['reason']}"
+
+
+def safety_line(status: dict[str, Any]) -> str:
+    """Return what the loss of a VM would cost now."""
+    safety = status["safety"]
+    if status["plan"] is None or safety["checkpoint_step"] is None:
+        return "nothing to lose yet"
+    if safety["survives_any_vm"]:
+        return "any one VM may be lost"
+    return f"losing a VM may cost {safety['lag_steps']} steps"
+
+
+def plain_line(status: dict[str, Any]) -> str:
+    """Return the state of a job as one line for a log."""
+    return (
+        f"step {status['step']}/{status['steps']}  loss {number(status['loss'])}  "
+        f"{number(status['examples_per_s'], 1)} examples/s  {money_line(status)}  "
+        f"{duration(status['time_left_s'])} left  {fleet_line(status)}  "
+        f"plan {plan_line(status).partition(':')[0]}"
+    )
+
+
+def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
+    """Return all jobs of this machine, one a row."""
+    names = ("NAME", "STATE", "STEP", "LOSS", "SPENT", "FLEET", "NOW")
+    table = _table(*names, right={"STEP", "LOSS", "SPENT"})
+    for job in jobs:
+        table.add_row(
+            job["name"],
+            Text(job["state"], COLOURS.get(job["state"], "red")),
+            f"{job['step']}/{job['steps']}",
+            number(job["loss"]),
+            dollars(job["usd_spent"]),
+            fleet_line(job),
+            job["reason"] or job["activity"],
+        )
+    return table
+
+
+def fleet_table(status: dict[str, Any]) -> Table:
+    """Return the VMs of a job, one a row."""
+    table = _table("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "$/HOUR", right={"$/HOUR"})
+    for vm in status["fleet"]:
+        table.add_row(
+            vm["vm_id"],
+            "silent" if vm["silent_since_s"] is not None else vm["phase"],
+            vm["zone"],
+            vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
+            str(vm["slots"]),
+            dollars(vm["usd_per_hour"]),
+        )
+    return table
+
+
+def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield what a job did and what it cost, as ``report`` shows it to people."""
+    yield _plans_table(report["plans"])
+    hits = report["interruptions"]
+    yield _interruptions_table(hits) if hits else "No interruptions"
+    for slow in report["slow_vms"]:
+        yield Text(f"{slow['reason']}: replaced by {slow['replaced_by']}")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _totals(report):
+        table.add_row(name, Text(text))
+    yield table
+
+
+def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "job", f"{report['name']}: {report['state']} after {_wall(report)}"
+    yield "steps", f"{report['steps_done']} of {report['steps']}"
+    yield "loss", _arrow(report["loss_first"], report["loss_last"])
+    if report["heldout_loss_first"] is not None:
+        first, last = report["heldout_loss_first"], report["heldout_loss"]
+        yield "held-out loss", _arrow(first, last)
+    yield "speed", f"{number(report['examples_per_s'], 1)} examples/s, all told"
+    spent, on_demand = report["usd_spent"], report["usd_on_demand"]
+    saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
+    yield "money", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
+    cost = report["cost"]
+    yield "a million examples", dollars(cost["usd_per_million_examples"])
+    if (billed_s := cost["vm_seconds"]["billed"]) > 0:
+        times = cost["vm_seconds"].items()
+        shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
+        yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
+    if told := report["budget_alerts"]:
+        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in told)
+        yield "budget", ", ".join(words)
+    lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
+    yield "mini-batches", f"{lost} lost, {twice} computed twice"
+    yield "slow VMs", f"{report['slow_vms_replaced']} replaced"
+    if report["checkpoint_error"]:
+        yield "checkpoints", f"the newest failed: {report['checkpoint_error']}"
+
+
+def _wall(report: dict[str, Any]) -> str:
+    ended = report["exit_code"] is not None and report["reason"]
+    return duration(report["wall_s"]) + (f" ({report['reason']})" if ended else "")
+
+
+def _arrow(first: float | None, last: float | None) -> str:
+    return f"{number(first)} → {number(last)}"
+
+
+def _plans_table(plans: list[dict[str, Any]]) -> Table:
+    names = ("PLAN", "FROM STEP", "FOR", "STEP TIME", "PREDICTED", "WHY")
+    table = _table(*names, right={"FROM STEP", "FOR", "STEP TIME", "PREDICTED"})
+    table.title = "Plans run (pipeline depth x data-parallel width)"
+    for plan in plans:
+        table.add_row(
+            f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
+            str(plan["from_step"]),
+            duration(plan["ran_s"]),
+            step_time(plan["measured_step_s"]),
+            step_time(plan["predicted_step_s"]),
+            Text(plan["reason"]),
+        )
+    return table
+
+
+def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
+    table = _table("AFTER", "WHAT", "VM", "COST", "WHY", right={"AFTER", "COST"})
+    table.title = "Interruptions"
+    for hit in interruptions:
+        table.add_row(
+            duration(hit["at_s"]),
+            KIND_NAMES[hit["kind"]],
+            hit["vm_id"],
+            duration(hit["cost_s"]),
+            Text(hit["reason"]),
+        )
+    return table
+
+
+def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Make one row of those that differ in nothing but the schedule's name."""
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for plan in candidates:
+        key = tuple(value for name, value in plan.items() if name != "schedule")
+        if key in rows:
+            schedules = f"{rows[key]['schedule']}/{plan['schedule']}"
+            rows[key] = {**rows[key], "schedule": schedules}
+        else:
+            rows[key] = plan
+    return list(rows.values())
+
+
+def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
+    """Return the plans that were weighed, as ``views.candidate_view`` gives them."""
+    right = {"MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY"}
+    table = _table(
+        "PLAN", "SCHEDULE", "MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY", "",
+        right=right,
+    )  # fmt: skip
+    for plan in candidates:
+        needed, room = size(plan["stage_bytes"]), size(plan["device_bytes"])
+        known = plan["stage_bytes"] is not None
+        table.add_row(
+            plan["shape"],
+            manner_line(plan),
+            str(plan["microbatch_size"]),
+            str(plan["unused_slots"]),
+            step_time(plan["step_s"]),
+            number(plan["examples_per_s"], 1),
+            dollars(plan["usd_per_million_examples"]),
+            f"{needed} of {room}" if known else needed,
+            Text(plan["why_not"] or "chosen"),
+        )
+    return table
+
+
+def manner_line(plan: dict[str, Any]) -> str:
+    """Return how a pipeline is run, such as ``1f1b recompute, 3 in flight``."""
+    words = plan["schedule"]
+    if plan["chunks"] > 1:
+        words += f" of {plan['chunks']}"
+    if plan["recompute"]:
+        words += " recompute"
+    bound = plan["in_flight_bound"]
+    return words if bound is None else f"{words}, {bound} in flight"
+
+
+SHORT_TABLE = 6
+"""Rows that are shown without ``--explain``."""
+
+
+def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[RenderableType]:
+    """Yield what a launch would begin with, as ``plan`` shows it to people.
+
+    Args:
+        preview: See ``planning.preview`` and ``planning.preview_workload``.
+        explain: Show all that was weighed, not only what came nearest.
+    """
+    if "fleet" in preview:
+        fleet = Counter(
+            f"{vm['instance_type']} in {vm['zone']}{'' if vm['spot'] else ' on demand'} "
+            f"at {dollars(vm['usd_per_hour'])}/hour"
+            for vm in preview["fleet"]
+        )
+        machines = ", ".join(f"{count} {what}" for what, count in fleet.items())
+    else:
+        machines = f"{preview['slots']} {preview['device']}"
+    yield f"fleet    {machines}"
+    yield (
+        f"model    {preview['parameters']:,} parameters in {preview['sections']} "
+        f"sections, mini-batches of {preview['minibatch_size']}, micro-batches of "
+        f"{preview['microbatch_size']}"
+    )
+    candidates = merged(preview["candidates"])
+    yield candidates_table(candidates if explain else candidates[:SHORT_TABLE])
+    if not explain and len(candidates) > SHORT_TABLE:
+        yield f"         {len(candidates) - SHORT_TABLE} more with --explain"
+    if preview["plan"] is None:
+        yield f"plan     none: {preview['why_not']}"
+        return
+    words = f"plan     {preview['plan']}, {manner_line(candidates[0])}"
+    if "train_s" in preview:
+        budget = preview["usd_budget"]
+        of = "" if budget is None else f" of {dollars(budget)}"
+        words += (
+            f": undisturbed {duration(preview['train_s'])} and "
+            f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
+        )
+    yield words
+    if (promised := preview.get("promise")) is not None:
+        yield f"promise  {promised['reason']}"
+
+
+def sections_table(facts: ModelFacts) -> Table:
+    """Return the sections of a model, one a row."""
+    names = ("SECTION", "PARAMETERS", "OPTIMIZER", "ACTIVATION/EXAMPLE")
+    table = _table(*names, right=set(names))
+    for section in facts.sections:
+        table.add_row(
+            str(section.index),
+            size(section.param_bytes),
+            size(section.optimizer_bytes),
+            size(section.activation_bytes_per_example),
+        )
+    return table
+
+
+def _table(*names: str, right: set[str]) -> Table:
+    """Return an empty table; columns in ``right`` are aligned to the right."""
+    table = Table(box=None, title_justify="left", pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table

@@ -1,0 +1,91 @@
+"""What happened to a job, one entry each, with the plan that ran from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from spottrain.varuna_manager.core.model.records import GenerationSummary
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.reporting.history import Chronicle
+
+LANES = {
+    "plan": "new plan",
+    "notice": "notice",
+    "kill": "killed",
+    "silence": "silent",
+    "worker_death": "worker died",
+    "slow": "slow machine",
+    "price": "price",
+    "manager": "manager",
+    "stop": "stop",
+    "limits": "limits",
+    "alert": "budget",
+    "end": "end",
+}
+"""Kinds of entries, and what people call them."""
+
+
+def timeline(
+    state: State, past: Chronicle, plans: Iterable[GenerationSummary]
+) -> list[dict[str, Any]]:
+    """Return what happened, by time.
+
+    Args:
+        state: The job's.
+        past: And its past.
+        plans: Those that trained.
+
+    Returns:
+        ``at_s`` after the submission, ``kind`` (see ``LANES``), ``text``, and ``vm_id``
+        or None.
+    """
+    entries = [*_of_the_job(state, past), *_of_plans(state, plans), *_of_vms(state)]
+    entries.sort(key=lambda entry: entry["at_s"])
+    return entries
+
+
+def _of_plans(
+    state: State, plans: Iterable[GenerationSummary]
+) -> Iterator[dict[str, Any]]:
+    for plan in plans:
+        shape = f"{plan.pipeline_depth}x{plan.data_parallel_width}"
+        text = f"{shape} from step {plan.from_step}: {plan.reason}"
+        yield _entry(state, plan.started_at_s, "plan", text)
+
+
+def _of_vms(state: State) -> Iterator[dict[str, Any]]:
+    for hit in state.interruptions:
+        yield _entry(state, hit.at_s, hit.interruption, hit.reason, hit.vm_id)
+    for slow in state.slow_vms:
+        text = f"{slow.evidence}: replaced by {slow.replaced_by}"
+        yield _entry(state, slow.found_at_s, "slow", text, slow.vm_id)
+
+
+def _of_the_job(state: State, past: Chronicle) -> Iterator[dict[str, Any]]:
+    for change in state.price_changes:
+        market = "" if change.spot else " on demand"
+        text = (
+            f"{change.instance_type} in {change.zone}{market}: "
+            f"{change.old_usd_per_hour:g} → {change.new_usd_per_hour:g} USD/hour"
+        )
+        yield _entry(state, change.at_s, "price", text)
+    for alert in state.alerts:
+        text = (
+            f"{alert.share:.0%} of the budget spent: {alert.spent_usd:.2f} of "
+            f"{alert.max_usd:g} USD"
+        )
+        yield _entry(state, alert.at_s, "alert", text)
+    for one in past.milestones:
+        yield _entry(state, one.at_s, one.kind, one.text)
+    if state.outcome is not None:
+        ending_s = state.ending_since_s or state.now_s
+        text = f"{state.outcome.kind}: {state.outcome.reason}"
+        yield _entry(state, ending_s, "end", text)
+
+
+def _entry(
+    state: State, at_s: float, kind: str, text: str, vm_id: str | None = None
+) -> dict[str, Any]:
+    since_s = at_s - state.submitted_at_s
+    return {"at_s": since_s, "kind": kind, "text": text, "vm_id": vm_id}
