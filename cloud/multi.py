@@ -25,7 +25,7 @@ from spottrain.cloud.port.provider import (
     Offer,
     Vm,
 )
-from spottrain.cloud.process.calls import ABILITIES, Call, calls_of
+from spottrain.cloud.process.calls import ABILITIES, ProviderCall, calls_of
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class UnusedCloudError(CloudError):
     """A cloud cannot be opened, and nothing of the job can be there."""
 
 
-class Branch:
+class NamespacedProvider:
     """One cloud among several: its VMs' ids begin with its name.
 
     It has every optional ability that the cloud has.
@@ -80,7 +80,7 @@ class Branch:
     def _named(self, vm: Vm) -> Vm:
         return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
-    def _call(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
         """Call an ability's method; ids of VMs are ours outside and the cloud's inside."""
         given = _given(call, args, kwargs)
         if "vm_id" in given:
@@ -93,14 +93,14 @@ class Branch:
         return found
 
 
-class Several:
+class MultiCloudProvider:
     """Clouds of one job; see ``HasParts``.
 
     It has each optional ability that one of its clouds has. What is asked of all clouds
     alike is answered by those that answer.
 
     Args:
-        openers: By the name of each cloud, what opens it; ids of VMs are ``Branch``'s.
+        openers: By the name of each cloud, what opens it; ids of VMs are ``NamespacedProvider``'s.
         unused: Clouds that were never asked for anything. As long as they cannot be
             opened, there is nothing of the job to be listed or removed there.
 
@@ -180,7 +180,7 @@ class Several:
         """Leave all clouds; VMs go on."""
         self._each(_Part.close)
 
-    def _call(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
         """Ask a VM's cloud, or all that have the ability."""
         given = _given(call, args, kwargs)
         if "vm_id" in given:
@@ -287,7 +287,7 @@ class _Part:
     def terminate(self, vm_ids: Collection[str]) -> None:
         self.opened().terminate(vm_ids)
 
-    def can(self, call: Call) -> bool:
+    def can(self, call: ProviderCall) -> bool:
         """Return whether the cloud has a method.
 
         Raises:
@@ -295,7 +295,7 @@ class _Part:
         """
         return hasattr(self.opened(), call.name)
 
-    def ask(self, call: Call, given: Mapping[str, Any]) -> Any:
+    def ask(self, call: ProviderCall, given: Mapping[str, Any]) -> Any:
         """Call an ability's method.
 
         Raises:
@@ -334,7 +334,7 @@ def split_vm_id(vm_id: str) -> tuple[str, str]:
 
 
 def _given(
-    call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: ProviderCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a call by name."""
     given = dict(call.signature.bind(None, *args, **kwargs).arguments)

@@ -12,7 +12,7 @@ S = TypeVar("S")
 _AT_ONCE = 16
 
 
-def all_at_once(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
+def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
     """Return the answers for all items, in their order.
 
     Raises:
@@ -28,6 +28,6 @@ def joined(ask: Callable[[S], Sequence[T]], items: Sequence[S]) -> tuple[T, ...]
     """Return what all items have, such as the VMs of all regions.
 
     Raises:
-        Exception: as ``all_at_once``.
+        Exception: as ``run_parallel``.
     """
-    return tuple(one for answer in all_at_once(ask, items) for one in answer)
+    return tuple(one for answer in run_parallel(ask, items) for one in answer)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spottrain.cloud.aws import prices, requests
-from spottrain.cloud.aws.clients import Clients
-from spottrain.cloud.aws.market import Market
-from spottrain.cloud.aws.network import Network
+from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.market import AwsMarket
+from spottrain.cloud.aws.network import AwsNetwork
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.aws.translate import code_of, explained
+from spottrain.cloud.aws.translate import code_of, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import Finding
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
@@ -23,7 +23,7 @@ _QUOTAS_URL = "https://console.aws.amazon.com/servicequotas/home/services/ec2/qu
 _JOB = "doctor"
 
 
-class Checks:
+class AwsChecks:
     """Tries what a job needs, one thing after the other.
 
     Args:
@@ -34,7 +34,11 @@ class Checks:
     """
 
     def __init__(
-        self, clients: Clients, settings: AwsSettings, network: Network, market: Market
+        self,
+        clients: AwsClients,
+        settings: AwsSettings,
+        network: AwsNetwork,
+        market: AwsMarket,
     ) -> None:
         self._clients = clients
         self._settings = settings
@@ -60,14 +64,14 @@ class Checks:
             yield Finding(what=f"region {region}", ok=False, told=told)
 
     def _region(self, region: str) -> Iterator[Finding]:
-        yield tried(f"image {region}", lambda: self._image(region))
-        types = tried(f"types {region}", lambda: self._types(region), "types")
+        yield run_check(f"image {region}", lambda: self._image(region))
+        types = run_check(f"types {region}", lambda: self._types(region), "types")
         yield types
         if not types.ok:
             return
         for call in ("run_instances", "create_security_group", "import_key_pair"):
             what = f"permission {region} {call}"
-            yield tried(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
+            yield run_check(what, lambda call=call: self._permitted(region, call))  # type: ignore[misc]
         try:
             quotas = self._market.quotas(region)
         except CloudError as error:
@@ -79,7 +83,7 @@ class Checks:
                 yield _quota(region, quota.family, quota.limit)
 
     def _image(self, region: str) -> str:
-        with explained(f"looking for the image in {region}"):
+        with translating_errors(f"looking for the image in {region}"):
             return self._network.image(region)[0]
 
     def _types(self, region: str) -> str:
@@ -102,7 +106,7 @@ class Checks:
         wanted: Sequence[str] = self._settings.instance_types
         ec2 = self._clients.get("ec2", region)
         filters = [{"Name": "instance-type", "Values": list(wanted)}]
-        with explained(f"asking for types in {region}"):
+        with translating_errors(f"asking for types in {region}"):
             pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
                 LocationType="region", Filters=filters
             )
@@ -122,7 +126,7 @@ class Checks:
         from botocore.exceptions import ClientError
 
         method = getattr(self._clients.once("ec2", region), call)
-        with explained(f"trying {call} in {region}"):
+        with translating_errors(f"trying {call} in {region}"):
             try:
                 method(DryRun=True, **self._arguments(region, call))
             except ClientError as error:

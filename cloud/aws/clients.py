@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.aws.translate import EXTRA_MISSING, explained
+from spottrain.cloud.aws.translate import EXTRA_MISSING, translating_errors
 from spottrain.cloud.port.errors import CloudError
 
 _CONNECT_S = 5
@@ -14,7 +14,7 @@ _POOL = 32
 """Connections a client: as many as the manager has threads."""
 
 
-class Clients:
+class AwsClients:
     """The clients of one account, shared between threads.
 
     boto3 itself retries what is throttled, lost or broken, and slows down.
@@ -47,7 +47,7 @@ class Clients:
 
     def _client(self, service: str, region: str, tries: int) -> Any:
         key = service, region, tries
-        with self._lock, explained(f"setting up {service} in {region}"):
+        with self._lock, translating_errors(f"setting up {service} in {region}"):
             if key not in self._made:
                 self._made[key] = self._make(service, region, tries)
             return self._made[key]

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain.cloud.aws import requests
-from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.aws.translate import explained
-from spottrain.cloud.port.facts import Facts, OnDemandPrice
+from spottrain.cloud.aws.translate import translating_errors
+from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
 """The manager looks every second; prices change every few minutes at most."""
 
 
-class Market:
+class AwsMarket:
     """The market as one account sees it.
 
     Args:
@@ -29,9 +29,9 @@ class Market:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: AwsClients,
         settings: AwsSettings,
-        facts: Facts,
+        facts: CloudFacts,
         on_demand: OnDemandPrice,
     ) -> None:
         self._clients = clients
@@ -70,7 +70,7 @@ class Market:
         """Return the spot prices since a moment, the one that held then included."""
         asked = requests.price_history(self._settings.instance_types, since_s)
         ec2 = self._clients.get("ec2", region)
-        with explained(f"asking for spot prices in {region}"):
+        with translating_errors(f"asking for spot prices in {region}"):
             pages = ec2.get_paginator("describe_spot_price_history").paginate(**asked)
             rows = [row for page in pages for row in page["SpotPriceHistory"]]
         zones = self._settings.zones
@@ -92,7 +92,7 @@ class Market:
         """Return the spot placement score of each zone, which EC2 gives from 1 to 10."""
         regions: Sequence[str] = self._settings.regions
         ec2 = self._clients.get("ec2", regions[0])
-        with explained(f"asking for placement scores of {instance_type}"):
+        with translating_errors(f"asking for placement scores of {instance_type}"):
             pages = ec2.get_paginator("get_spot_placement_scores").paginate(
                 InstanceTypes=[instance_type],
                 TargetCapacity=count,
@@ -115,7 +115,7 @@ class Market:
         client = self._clients.get("service-quotas", region)
         codes = requests.quota_codes(self._settings.instance_types)
         found = []
-        with explained(f"asking for quotas in {region}"):
+        with translating_errors(f"asking for quotas in {region}"):
             for (family, spot), code in codes.items():
                 answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
                 limit = float(answer["Quota"]["Value"])

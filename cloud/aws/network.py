@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from spottrain.cloud.aws import requests
-from spottrain.cloud.aws.clients import Clients
-from spottrain.cloud.aws.requests import Place
+from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of
 from spottrain.cloud.port import tags
@@ -23,7 +23,7 @@ _OWN_VPC = "10.79.0.0/16"
 _ZONE_LETTERS = "abcdefghijklmnop"
 
 
-class Network:
+class AwsNetwork:
     """What is shared by the VMs of each job.
 
     Args:
@@ -31,13 +31,13 @@ class Network:
         settings: What exists already and what is wished.
     """
 
-    def __init__(self, clients: Clients, settings: AwsSettings) -> None:
+    def __init__(self, clients: AwsClients, settings: AwsSettings) -> None:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str, str], Place] = {}
+        self._places: dict[tuple[str, str, str], AwsPlacement] = {}
 
-    def place(self, job: str, region: str, zone: str) -> Place:
+    def place(self, job: str, region: str, zone: str) -> AwsPlacement:
         """Return where VMs of a job are made in a zone; made if it is not there yet.
 
         Raises:
@@ -103,7 +103,7 @@ class Network:
         )
         return newest["ImageId"], newest["RootDeviceName"]
 
-    def _make_place(self, job: str, region: str, zone: str) -> Place:
+    def _make_place(self, job: str, region: str, zone: str) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
         subnet = self._subnet(ec2, job, zone)
         groups = self._settings.security_groups
@@ -112,7 +112,7 @@ class Network:
         else:
             groups = (self._group(ec2, job, subnet["VpcId"]),)
         image_id, root_device = self.image(region)
-        return Place(
+        return AwsPlacement(
             subnet_id=subnet["SubnetId"],
             group_ids=groups,
             key_name=self._key_pair(ec2, job),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from spottrain.cloud.aws.clients import Clients
-from spottrain.cloud.aws.translate import explained
+from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
 
 HOME_REGION = "us-east-1"
@@ -42,26 +42,26 @@ class ListPrice:
     since_s: float
 
 
-def regions(clients: Clients) -> list[str]:
+def regions(clients: AwsClients) -> list[str]:
     """Return the regions that the account may use.
 
     Raises:
         CloudError: AWS cannot be asked; one of its kinds.
     """
-    with explained("asking for regions"):
+    with translating_errors("asking for regions"):
         answer = clients.get("ec2", HOME_REGION).describe_regions()
     return [str(region["RegionName"]) for region in answer["Regions"]]
 
 
 def spot_prices(
-    clients: Clients, region: str, instance_types: Sequence[str], since_s: float
+    clients: AwsClients, region: str, instance_types: Sequence[str], since_s: float
 ) -> Iterator[SpotPrice]:
     """Yield the spot prices of Linux that have held since a moment, in any order.
 
     Raises:
         CloudError: AWS cannot be asked; one of its kinds.
     """
-    with explained(f"asking for spot prices in {region}"):
+    with translating_errors(f"asking for spot prices in {region}"):
         ec2 = clients.get("ec2", region)
         pages = ec2.get_paginator("describe_spot_price_history").paginate(
             InstanceTypes=list(instance_types),
@@ -79,7 +79,7 @@ def spot_prices(
 
 
 def list_prices(
-    clients: Clients, instance_type: str, regions: Sequence[str]
+    clients: AwsClients, instance_type: str, regions: Sequence[str]
 ) -> Iterator[ListPrice]:
     """Yield the on-demand prices of Linux of one type; of all regions if none is given.
 
@@ -100,7 +100,7 @@ def list_prices(
         {"Type": "TERM_MATCH", "Field": field, "Value": value}
         for field, value in wanted.items()
     ]
-    with explained(f"asking for the price of {instance_type}"):
+    with translating_errors(f"asking for the price of {instance_type}"):
         pricing = clients.get("pricing", HOME_REGION)
         pages = pricing.get_paginator("get_products").paginate(
             ServiceCode="AmazonEC2", Filters=filters

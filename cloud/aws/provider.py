@@ -7,18 +7,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from spottrain.cloud.aws import prices, requests
-from spottrain.cloud.aws.checks import Checks
-from spottrain.cloud.aws.clients import Clients
-from spottrain.cloud.aws.market import Market
-from spottrain.cloud.aws.network import Network, refuse_if_used
+from spottrain.cloud.aws.checks import AwsChecks
+from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.market import AwsMarket
+from spottrain.cloud.aws.network import AwsNetwork, refuse_if_used
 from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
-from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, explained
-from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
+from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import joined
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import Facts, OnDemandPrice, check_types
+from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, check_types
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -54,18 +54,18 @@ class AwsProvider:
     def __init__(
         self,
         settings: AwsSettings,
-        facts: Facts,
+        facts: CloudFacts,
         on_demand: OnDemandPrice,
-        clients: Clients | None = None,
+        clients: AwsClients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_types(facts, CLOUD, "AWS", settings.instance_types)
         self._settings = settings
         self._facts = facts
-        self._clients = Clients(settings) if clients is None else clients
-        self._network = Network(self._clients, settings)
-        self._market = Market(self._clients, settings, facts, on_demand)
-        self._recent = Recent(clock=clock)
+        self._clients = AwsClients(settings) if clients is None else clients
+        self._network = AwsNetwork(self._clients, settings)
+        self._market = AwsMarket(self._clients, settings, facts, on_demand)
+        self._recent = RecentCalls(clock=clock)
 
     # --- The cloud port ---------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class AwsProvider:
         offer = request.offer
         count = f"{request.count} {offer.instance_type}"
         try:
-            with explained(f"launching {count} in {offer.zone}"):
+            with translating_errors(f"launching {count} in {offer.zone}"):
                 place = self._network.place(request.job, offer.region, offer.zone)
                 asked = requests.run_instances(request, place, self._settings)
                 vms = self._run(request, asked)
@@ -155,14 +155,14 @@ class AwsProvider:
                 for vm in vms
                 if vm.state is VmState.STOPPING and vm.offer.region == region
             ]
-            with explained(f"removing what job {job} used in {region}"):
+            with translating_errors(f"removing what job {job} used in {region}"):
                 if leaving:
                     self._await_end(region, leaving)
                 self._network.release(job, region)
 
     def check(self) -> Sequence[Finding]:
         """Return whether a job could rent, found out without renting."""
-        checks = Checks(self._clients, self._settings, self._network, self._market)
+        checks = AwsChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
     def quotas(self) -> Sequence[Quota]:
@@ -206,7 +206,7 @@ class AwsProvider:
                 "give interruption_role"
             )
         region, instance_id = requests.split_vm_id(vm_id)
-        with explained(f"interrupting {vm_id}"):
+        with translating_errors(f"interrupting {vm_id}"):
             owner, instance = self._instance(region, instance_id)
             arn = f"arn:aws:ec2:{region}:{owner}:instance/{instance['InstanceId']}"
             fis = self._clients.get("fis", region)
@@ -228,7 +228,7 @@ class AwsProvider:
             CloudError: AWS does not know it yet, or cannot be asked; ask again.
         """
         region, instance_id = requests.split_vm_id(vm_id)
-        with explained(f"looking for the address of {vm_id}"):
+        with translating_errors(f"looking for the address of {vm_id}"):
             _, instance = self._instance(region, instance_id)
             address = instance.get("PublicIpAddress", "")
             if self._settings.inside or not self._settings.public_addresses:
@@ -274,7 +274,7 @@ class AwsProvider:
         )
 
     def _vms(self, region: str, filters: list[dict[str, Any]]) -> list[Vm]:
-        with explained(f"listing VMs in {region}"):
+        with translating_errors(f"listing VMs in {region}"):
             return [
                 requests.vm_of(region, instance, self._facts)
                 for _, instance in self._instances(region, filters)
@@ -324,7 +324,7 @@ class AwsProvider:
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)
-        with explained(f"terminating {len(instance_ids)} VMs in {region}"):
+        with translating_errors(f"terminating {len(instance_ids)} VMs in {region}"):
             try:
                 ec2.terminate_instances(InstanceIds=list(instance_ids))
             except ClientError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 
 CLOUD = "aws"
@@ -34,7 +34,7 @@ _MOMENT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AwsPlacement:
     """Where and from what a VM is made."""
 
     subnet_id: str
@@ -79,7 +79,7 @@ def client_token(request: LaunchRequest) -> str:
 
 
 def run_instances(
-    request: LaunchRequest, place: Place, settings: AwsSettings
+    request: LaunchRequest, place: AwsPlacement, settings: AwsSettings
 ) -> dict[str, Any]:
     """Return the arguments of RunInstances: as many machines as there are, at most
     ``request.count``.
@@ -130,7 +130,7 @@ def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": marks} for kind in kinds]
 
 
-def _interface(place: Place, settings: AwsSettings) -> dict[str, Any]:
+def _interface(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     return {
         "DeviceIndex": 0,
         "SubnetId": place.subnet_id,
@@ -140,7 +140,7 @@ def _interface(place: Place, settings: AwsSettings) -> dict[str, Any]:
     }
 
 
-def _root_disk(place: Place, settings: AwsSettings) -> dict[str, Any]:
+def _root_disk(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     disk = {
         "VolumeSize": settings.disk_gib,
         "VolumeType": "gp3",
@@ -159,7 +159,7 @@ def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, An
 
 
 def offer_of(
-    facts: Facts,
+    facts: CloudFacts,
     *,
     region: str,
     zone: str,
@@ -184,7 +184,7 @@ def offer_of(
     )
 
 
-def vm_of(region: str, instance: Mapping[str, Any], facts: Facts) -> Vm:
+def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
     marks = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
     launched_at = instance["LaunchTime"].timestamp()

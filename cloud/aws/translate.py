@@ -152,7 +152,7 @@ def _refused(error: Any, doing: str) -> CloudError:
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def translating_errors(doing: str) -> Iterator[None]:
     """Turn what boto3 raises inside into what a caller can act on.
 
     Raises:

@@ -34,7 +34,7 @@ _ENDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ActivityEvent:
     """One step of one change of a VM."""
 
     event_id: str
@@ -49,7 +49,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class VmLifetime:
     """A VM that is gone, in seconds since the epoch."""
 
     from_s: float | None
@@ -75,7 +75,7 @@ def address(subscription: str, group: str, since_s: float) -> str:
     return f"{path}/eventtypes/management/values?{urlencode(query, quote_via=quote)}"
 
 
-def event_of(told: Mapping[str, Any]) -> Event | None:
+def event_of(told: Mapping[str, Any]) -> ActivityEvent | None:
     """Return an event as Azure writes it; None if it neither makes nor ends a VM.
 
     The case of its names is left to chance, and ours have small letters alone.
@@ -84,7 +84,7 @@ def event_of(told: Mapping[str, Any]) -> Event | None:
     resource = str(told.get("resourceId", ""))
     if change != _MADE and change not in _ENDS:
         return None
-    return Event(
+    return ActivityEvent(
         event_id=str(told.get("eventDataId", "")),
         change=str(told.get("correlationId", "")),
         at_s=datetime.fromisoformat(told["eventTimestamp"]).timestamp(),
@@ -94,14 +94,14 @@ def event_of(told: Mapping[str, Any]) -> Event | None:
     )
 
 
-def lives(events: Iterable[Event]) -> dict[str, Life]:
+def lives(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
     """Return the last life of each VM that is gone, by our name of it.
 
     A VM that Azure agreed to make and had no machine for has not lived. Of a VM that
     was evicted and then deleted the first counts.
     """
-    begun: dict[str, Event] = {}
-    over: dict[str, Life] = {}
+    begun: dict[str, ActivityEvent] = {}
+    over: dict[str, VmLifetime] = {}
     never: set[str] = set()
     for event in sorted(events, key=lambda one: one.at_s):
         name, begin = event.vm_id, begun.get(event.vm_id)
@@ -115,7 +115,7 @@ def lives(events: Iterable[Event]) -> dict[str, Life]:
                 del begun[name]
                 never.add(name)
         elif event.step == "Succeeded" and name not in over and name not in never:
-            over[name] = Life(begin.at_s if begin else None, event.at_s)
+            over[name] = VmLifetime(begin.at_s if begin else None, event.at_s)
             begun.pop(name, None)
     return over
 

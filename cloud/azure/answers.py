@@ -8,7 +8,7 @@ from typing import Any
 
 from spottrain.cloud.azure import requests
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 _STATES = {
@@ -20,7 +20,7 @@ _STATES = {
 
 
 def offer_of(
-    facts: Facts,
+    facts: CloudFacts,
     *,
     region: str,
     zone: str,
@@ -46,7 +46,7 @@ def offer_of(
     )
 
 
-def vm_of(told: Mapping[str, Any], facts: Facts, private_address: str = "") -> Vm:
+def vm_of(told: Mapping[str, Any], facts: CloudFacts, private_address: str = "") -> Vm:
     """Return a VM as the port knows it."""
     group_name, name = requests.split_resource_id(told["id"])
     marks, properties = told.get("tags") or {}, told["properties"]

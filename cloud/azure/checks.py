@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from spottrain.cloud.azure import requests
-from spottrain.cloud.azure.clients import Clients
-from spottrain.cloud.azure.market import Market
+from spottrain.cloud.azure.clients import AzureClients
+from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import explained
+from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import Finding
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
@@ -77,7 +77,7 @@ OTHER_ACTIONS = (
 """For ``check`` and ``interrupt``; no job needs them."""
 
 
-class Checks:
+class AzureChecks:
     """Tries what a job needs, one thing after the other.
 
     Args:
@@ -87,7 +87,7 @@ class Checks:
     """
 
     def __init__(
-        self, clients: Clients, settings: AzureSettings, market: Market
+        self, clients: AzureClients, settings: AzureSettings, market: AzureMarket
     ) -> None:
         self._clients = clients
         self._settings = settings
@@ -95,20 +95,22 @@ class Checks:
 
     def run(self) -> Iterator[Finding]:
         """Yield what was found; nothing more once credentials are refused."""
-        first = tried("credentials", self._credentials)
+        first = run_check("credentials", self._credentials)
         yield first
         if not first.ok:
             return
-        yield tried("permissions", self._permissions)
-        yield tried("activity log", self._activity_log)
+        yield run_check("permissions", self._permissions)
+        yield run_check("activity log", self._activity_log)
         for region in self._settings.regions:
-            yield tried(f"types {region}", partial(self._types, region), "types")
-            yield tried(f"image {region}", partial(self._image, region))
-            yield tried(f"quota {region} spot", partial(self._quota, region), "quota")
+            yield run_check(f"types {region}", partial(self._types, region), "types")
+            yield run_check(f"image {region}", partial(self._image, region))
+            yield run_check(
+                f"quota {region} spot", partial(self._quota, region), "quota"
+            )
 
     def _credentials(self) -> str:
         subscription = self._clients.subscription
-        with explained("logging in"):
+        with translating_errors("logging in"):
             groups = list(self._clients.resources.resource_groups.list())
         return f"Azure lets us into {subscription}; it has {len(groups)} groups"
 
@@ -137,7 +139,7 @@ class Checks:
         scope = f"/subscriptions/{self._clients.subscription}"
         if self._settings.resource_group:
             scope += f"/resourceGroups/{self._settings.resource_group}"
-        with explained("asking for permissions"):
+        with translating_errors("asking for permissions"):
             told = self._clients.resources.resources.get_by_id(
                 f"{scope}/providers/Microsoft.Authorization/permissions",
                 api_version=_PERMISSIONS_VERSION,
@@ -168,7 +170,7 @@ class Checks:
         """
         named = self._settings.image
         reference = requests.image(named)
-        with explained(f"looking for image {named} in {region}"):
+        with translating_errors(f"looking for image {named} in {region}"):
             if "id" in reference:
                 self._clients.resources.resources.get_by_id(
                     named, api_version="2024-03-03"

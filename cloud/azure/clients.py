@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from spottrain.cloud.azure.settings import MANAGEMENT_URL, AzureSettings
-from spottrain.cloud.azure.translate import EXTRA_MISSING, explained
+from spottrain.cloud.azure.translate import EXTRA_MISSING, translating_errors
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 _CONNECT_S = 5
@@ -15,7 +15,7 @@ _POOL = 32
 """Connections: as many as the manager has threads."""
 
 
-class Clients:
+class AzureClients:
     """The clients of one subscription, shared between threads.
 
     The SDK itself retries what is throttled, lost or broken, and slows down.
@@ -68,7 +68,7 @@ class Clients:
             self._made, self._shared = {}, {}
 
     def _get(self, name: str) -> Any:
-        with self._lock, explained(f"setting up {name}"):
+        with self._lock, translating_errors(f"setting up {name}"):
             if name not in self._made:
                 self._made[name] = self._make(name)
             return self._made[name]

@@ -14,11 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spottrain.cloud.azure import requests
-from spottrain.cloud.azure.activity import Event, Life, address, event_of, lives
-from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.activity import (
+    ActivityEvent,
+    VmLifetime,
+    address,
+    event_of,
+    lives,
+)
+from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import explained
-from spottrain.cloud.lag.ended import Ended, ended, gone
+from spottrain.cloud.azure.translate import translating_errors
+from spottrain.cloud.lag.ended import EndedVms, ended, gone
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.port.provider import Vm
 
@@ -43,14 +49,14 @@ class _Group:
     """What is known of one resource group."""
 
     since_s: float
-    events: dict[str, Event] = field(default_factory=dict)
+    events: dict[str, ActivityEvent] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
     """VMs that were asked about before."""
     next_s: float = 0.0
     """When they may be asked about again, by the clock."""
 
 
-class Ends:
+class AzureEndTimes:
     """Finds out when VMs ended, and remembers it.
 
     Args:
@@ -61,7 +67,7 @@ class Ends:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: AzureClients,
         settings: AzureSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,7 +79,7 @@ class Ends:
         self._tried: set[str] = set()
         self._born_s = clock()
         self._denied_until_s = float("-inf")
-        self._known = Ended(self._recall, self._look_up, clock)
+        self._known = EndedVms(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
         """Note VMs that exist."""
@@ -85,7 +91,9 @@ class Ends:
         """
         return self._known.add(job, listed)
 
-    def of_launch(self, job: str, token: str, names: Iterable[str]) -> dict[str, Life]:
+    def of_launch(
+        self, job: str, token: str, names: Iterable[str]
+    ) -> dict[str, VmLifetime]:
         """Return, by Azure's names, VMs of a launch that were made and are gone.
 
         Only a launch that may have been tried before can have such: by this process, or
@@ -131,7 +139,7 @@ class Ends:
             if vm.vm_id in told and told[vm.vm_id].until_s >= vm.launched_at
         ]
 
-    def _quietly(self, group: str) -> dict[str, Life] | None:
+    def _quietly(self, group: str) -> dict[str, VmLifetime] | None:
         """Return the VMs of a group that are gone, None if that cannot be told now."""
         try:
             return self._lives(group)
@@ -139,7 +147,7 @@ class Ends:
             logger.info("when VMs ended is asked again later: %s", error)
             return None
 
-    def _lives(self, name: str) -> dict[str, Life] | None:
+    def _lives(self, name: str) -> dict[str, VmLifetime] | None:
         """Return the VMs of a group that are gone, None if we may not know.
 
         Raises:
@@ -165,13 +173,13 @@ class Ends:
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(time.time() - RECALL_S))
 
-    def _ask(self, group: str, since_s: float) -> list[Event]:
+    def _ask(self, group: str, since_s: float) -> list[ActivityEvent]:
         from azure.core.rest import HttpRequest
 
         url: str | None = address(self._clients.subscription, group, since_s)
-        found: list[Event] = []
+        found: list[ActivityEvent] = []
         for _ in range(_PAGES):
-            with explained(f"asking when VMs of {group} ended"):
+            with translating_errors(f"asking when VMs of {group} ended"):
                 answer = self._clients.resources.send_request(HttpRequest("GET", url))
                 answer.raise_for_status()
             told: dict[str, Any] = answer.json()

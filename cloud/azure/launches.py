@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spottrain.cloud.azure import answers
-from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
 from spottrain.cloud.port.errors import CloudError
@@ -15,7 +15,7 @@ Told = dict[str, Any]
 _REFUSED, _EXISTS = 400, 412
 
 
-class Launches:
+class AzureLaunches:
     """Makes and ends VMs of one subscription.
 
     Args:
@@ -23,7 +23,7 @@ class Launches:
         settings: How patient we are.
     """
 
-    def __init__(self, clients: Clients, settings: AzureSettings) -> None:
+    def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
         self._settings = settings
 

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 
 from spottrain.cloud.azure import answers, requests
-from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.prices import RetailPrice, retail_prices
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import explained
+from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.http import TIMEOUT
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import Offer, Quota
 
 SIZES_KEEP_S = 3600.0
@@ -40,7 +40,7 @@ class Size:
     """Whether its network card may bypass the host."""
 
 
-class Market:
+class AzureMarket:
     """The market as one subscription sees it.
 
     Args:
@@ -49,7 +49,9 @@ class Market:
         facts: What machines there are.
     """
 
-    def __init__(self, clients: Clients, settings: AzureSettings, facts: Facts) -> None:
+    def __init__(
+        self, clients: AzureClients, settings: AzureSettings, facts: CloudFacts
+    ) -> None:
         self._clients = clients
         self._settings = settings
         self._facts = facts
@@ -104,7 +106,7 @@ class Market:
             if time.monotonic() - asked_s < SIZES_KEEP_S:
                 return kept
             asked_s = time.monotonic()
-            with explained(f"asking for sizes in {region}"):
+            with translating_errors(f"asking for sizes in {region}"):
                 listed = self._clients.compute.resource_skus.list(
                     filter=f"location eq '{region}'"
                 )
@@ -122,7 +124,7 @@ class Market:
         """Return the quotas that bound the types we rent, in virtual CPUs."""
         families = {size.family.lower() for size in self.sizes(region).values()}
         families |= {requests.SPOT_QUOTA.lower(), "cores"}
-        with explained(f"asking for quotas in {region}"):
+        with translating_errors(f"asking for quotas in {region}"):
             listed = [use.as_dict() for use in self._clients.compute.usage.list(region)]
         return [
             Quota(

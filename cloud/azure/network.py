@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from spottrain.cloud.azure import requests
-from spottrain.cloud.azure.clients import Clients
-from spottrain.cloud.azure.requests import Place
+from spottrain.cloud.azure.clients import AzureClients
+from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import explained, is_missing
+from spottrain.cloud.azure.translate import is_missing, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 
@@ -34,7 +34,7 @@ _REMOVAL: tuple[dict[str, str], ...] = (
 version of the API for each type; what is used comes after what uses it."""
 
 
-class Network:
+class AzureNetwork:
     """What is shared by the VMs of each job.
 
     Args:
@@ -42,13 +42,13 @@ class Network:
         settings: What exists already and what is wished.
     """
 
-    def __init__(self, clients: Clients, settings: AzureSettings) -> None:
+    def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
         self._places: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def place(self, job: str, region: str, *, accelerated: bool) -> Place:
+    def place(self, job: str, region: str, *, accelerated: bool) -> AzurePlacement:
         """Return where VMs of a job are made in a region; made if it is not there yet.
 
         Args:
@@ -69,7 +69,7 @@ class Network:
                     self._identity(job, region, group),
                 )
             subnet_id, identity_id = self._places[key]
-        return Place(subnet_id, identity_id, accelerated)
+        return AzurePlacement(subnet_id, identity_id, accelerated)
 
     def forget(self, job: str) -> None:
         """Look anew before the next launch: something may have been removed."""
@@ -148,7 +148,7 @@ class Network:
         principal = made.as_dict()["properties"]["principalId"]
         grant_id, grant = requests.grant(subscription, group, principal)
         try:
-            with explained(f"letting VMs of {job} delete themselves"):
+            with translating_errors(f"letting VMs of {job} delete themselves"):
                 resources.begin_create_or_update_by_id(
                     grant_id, grant, api_version=_GRANT_VERSION
                 ).result()

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from spottrain.cloud.azure import answers, requests
-from spottrain.cloud.azure.checks import Checks
-from spottrain.cloud.azure.clients import Clients
-from spottrain.cloud.azure.ends import Ends
-from spottrain.cloud.azure.launches import Launches, Told
-from spottrain.cloud.azure.market import Market
-from spottrain.cloud.azure.network import Network
+from spottrain.cloud.azure.checks import AzureChecks
+from spottrain.cloud.azure.clients import AzureClients
+from spottrain.cloud.azure.ends import AzureEndTimes
+from spottrain.cloud.azure.launches import AzureLaunches, Told
+from spottrain.cloud.azure.market import AzureMarket
+from spottrain.cloud.azure.network import AzureNetwork
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import explained, is_missing
+from spottrain.cloud.azure.translate import is_missing, translating_errors
 from spottrain.cloud.lag.ended import taken_at_once
-from spottrain.cloud.lag.recent import Recent
-from spottrain.cloud.parallel import all_at_once, joined
+from spottrain.cloud.lag.recent import RecentCalls
+from spottrain.cloud.parallel import joined, run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     CloudError,
@@ -27,7 +27,7 @@ from spottrain.cloud.port.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.port.facts import Facts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -61,19 +61,19 @@ class AzureProvider:
     def __init__(
         self,
         settings: AzureSettings,
-        facts: Facts,
-        clients: Clients | None = None,
+        facts: CloudFacts,
+        clients: AzureClients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check(settings, facts)
         self._settings = settings
         self._facts = facts
-        self._clients = Clients(settings) if clients is None else clients
-        self._network = Network(self._clients, settings)
-        self._market = Market(self._clients, settings, facts)
-        self._launches = Launches(self._clients, settings)
-        self._ends = Ends(self._clients, settings, clock)
-        self._recent = Recent(clock=clock)
+        self._clients = AzureClients(settings) if clients is None else clients
+        self._network = AzureNetwork(self._clients, settings)
+        self._market = AzureMarket(self._clients, settings, facts)
+        self._launches = AzureLaunches(self._clients, settings)
+        self._ends = AzureEndTimes(self._clients, settings, clock)
+        self._recent = RecentCalls(clock=clock)
         self._addresses: dict[str, str] = {}
 
     # --- The cloud port ---------------------------------------------------------------
@@ -100,7 +100,7 @@ class AzureProvider:
         offer = request.offer
         doing = f"launching {request.count} {offer.instance_type} in {offer.zone}"
         try:
-            with explained(doing):
+            with translating_errors(doing):
                 size = self._market.size(offer.region, offer.instance_type)
                 accelerated = size is not None and size.accelerated
                 place = self._network.place(
@@ -127,7 +127,7 @@ class AzureProvider:
                 return error
             return answers.vm_of(told, self._facts)
 
-        return self._result(request, all_at_once(make, names))
+        return self._result(request, run_parallel(make, names))
 
     def _result(
         self, request: LaunchRequest, outcomes: Iterable[Vm | CloudError]
@@ -175,7 +175,7 @@ class AzureProvider:
             CloudError: it cannot be asked for.
         """
         ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
-        for vm_id, error in all_at_once(self._end, ours):
+        for vm_id, error in run_parallel(self._end, ours):
             if error is not None:
                 raise error
             self._recent.terminated([vm_id])
@@ -186,7 +186,7 @@ class AzureProvider:
         Raises:
             CloudError: Azure cannot be asked.
         """
-        with explained("listing VMs"):
+        with translating_errors("listing VMs"):
             listed = self._clients.compute.virtual_machines.list_all()
             told = [vm.as_dict() for vm in listed]
         return tuple(
@@ -210,7 +210,7 @@ class AzureProvider:
                 f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
                 "terminate them first"
             )
-        with explained(f"removing what job {job} used"):
+        with translating_errors(f"removing what job {job} used"):
             self._network.release(job)
 
     def quotas(self) -> Sequence[Quota]:
@@ -223,7 +223,7 @@ class AzureProvider:
 
     def check(self) -> Sequence[Finding]:
         """Return whether a job could rent, found out without renting."""
-        return tuple(Checks(self._clients, self._settings, self._market).run())
+        return tuple(AzureChecks(self._clients, self._settings, self._market).run())
 
     def interrupt(self, vm_id: str) -> None:
         """Have Azure evict a spot VM within half an hour, its notice included.
@@ -233,7 +233,7 @@ class AzureProvider:
             CloudError: it is no spot VM.
         """
         group, name = self._found(vm_id)
-        with explained(f"interrupting {vm_id}"):
+        with translating_errors(f"interrupting {vm_id}"):
             self._clients.compute.virtual_machines.simulate_eviction(group, name)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
@@ -262,7 +262,7 @@ class AzureProvider:
         """Return the VMs of a group as Azure lists them; none if there is no group."""
         from azure.core.exceptions import HttpResponseError
 
-        with explained(f"listing VMs of {group}"):
+        with translating_errors(f"listing VMs of {group}"):
             try:
                 listed = self._clients.compute.virtual_machines.list(group)
                 return [vm.as_dict() for vm in listed]
@@ -276,7 +276,7 @@ class AzureProvider:
         vms = [answers.vm_of(told, self._facts) for told in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
-            with explained(f"listing network cards of {group}"):
+            with translating_errors(f"listing network cards of {group}"):
                 cards = self._clients.network.network_interfaces.list(group)
                 self._addresses = dict(_addressed(card.as_dict()) for card in cards)
         return [
@@ -292,7 +292,7 @@ class AzureProvider:
         if not cards:
             return ""
         group, name = requests.split_resource_id(cards[0]["id"])
-        with explained(f"looking for the address of {told['name']}"):
+        with translating_errors(f"looking for the address of {told['name']}"):
             card = self._clients.network.network_interfaces.get(
                 group, name, expand="IPConfigurations/PublicIPAddress"
             ).as_dict()
@@ -331,7 +331,7 @@ class AzureProvider:
         return vm_id, None
 
 
-def _check(settings: AzureSettings, facts: Facts) -> None:
+def _check(settings: AzureSettings, facts: CloudFacts) -> None:
     """Refuse what cannot work before anything is asked.
 
     Raises:

@@ -39,7 +39,7 @@ ask() {{ curl -sf --noproxy '*' -H Metadata:true "{metadata}/metadata/$1"; }}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AzurePlacement:
     """Where VMs are made."""
 
     subnet_id: str
@@ -107,7 +107,7 @@ def _digest(text: str, characters: int) -> str:
 def virtual_machine(
     request: LaunchRequest,
     name: str,
-    place: Place,
+    place: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def image(named: str) -> dict[str, str]:
 def _system(
     request: LaunchRequest,
     name: str,
-    place: Place,
+    place: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
 
 
 def _interface(
-    name: str, marks: Mapping[str, str], place: Place, settings: AzureSettings
+    name: str, marks: Mapping[str, str], place: AzurePlacement, settings: AzureSettings
 ) -> dict[str, Any]:
     address: dict[str, Any] = {"primary": True, "subnet": {"id": place.subnet_id}}
     if settings.public_addresses:

@@ -143,7 +143,7 @@ def _retry_after_s(error: Exception) -> float:
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def translating_errors(doing: str) -> Iterator[None]:
     """Turn what the SDK raises inside into what a caller can act on.
 
     Raises:

@@ -9,13 +9,13 @@ from pathlib import Path
 from spottrain.cloud.data.cache import Cache, Tell
 from spottrain.cloud.data.mounts import mount
 from spottrain.cloud.data.sources import look
-from spottrain.cloud.data.wish import DataError, Wish
+from spottrain.cloud.data.wish import DataError, DataRequest
 
 _LOOKS = 8
 
 
 def bring(
-    wishes: Sequence[Wish], cache: Cache, tell: Tell = lambda line: None
+    wishes: Sequence[DataRequest], cache: Cache, tell: Tell = lambda line: None
 ) -> dict[str, str]:
     """Have everything on this machine.
 
@@ -47,7 +47,7 @@ def bring(
     return found
 
 
-def _there(wish: Wish) -> Path:
+def _there(wish: DataRequest) -> Path:
     """Return what a machine is said to have.
 
     Raises:

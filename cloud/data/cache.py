@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from spottrain.cloud.data.sources import File, Source
+from spottrain.cloud.data.sources import DataSource, SourceFile
 from spottrain.cloud.data.unpacking import unpack
-from spottrain.cloud.data.wish import DataError, Wish, short_hash
+from spottrain.cloud.data.wish import DataError, DataRequest, short_hash
 
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
 """Names of folders that may be removed; whatever else lies there is not ours."""
@@ -56,7 +56,7 @@ class Cache:
         self._may_evict = may_evict
         self._used: set[str] = set()
 
-    def bring(self, wish: Wish, source: Source, tell: Tell) -> Path:
+    def bring(self, wish: DataRequest, source: DataSource, tell: Tell) -> Path:
         """Fetch a dataset unless it is here; return where it lies.
 
         Args:
@@ -85,7 +85,9 @@ class Cache:
                 part.rename(target)
         return target if source.is_folder or wish.unpack else target / files[0].name
 
-    def _fetch(self, wish: Wish, source: Source, part: Path, tell: Tell) -> None:
+    def _fetch(
+        self, wish: DataRequest, source: DataSource, part: Path, tell: Tell
+    ) -> None:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
         archive = part.with_suffix(".archive")
         folder = archive if wish.unpack else part
@@ -113,7 +115,7 @@ class Cache:
             unpack(wish, archive / source.files[0].name, part)
             shutil.rmtree(archive)
 
-    def _make_room(self, wish: Wish, wanted_bytes: int) -> None:
+    def _make_room(self, wish: DataRequest, wanted_bytes: int) -> None:
         """Check that so much fits on the disk; make room if that is allowed.
 
         Raises:
@@ -161,7 +163,7 @@ class Cache:
             os.close(lock)
 
 
-def missing(folder: Path, files: Sequence[File]) -> list[File]:
+def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return which of some files a folder does not hold, by name and size."""
     found = []
     for file in files:
@@ -175,7 +177,7 @@ def missing(folder: Path, files: Sequence[File]) -> list[File]:
 
 
 @contextlib.contextmanager
-def told_what_the_disk_says(wish: Wish, folder: Path) -> Iterator[None]:
+def told_what_the_disk_says(wish: DataRequest, folder: Path) -> Iterator[None]:
     """Say in one line that a disk is full, or cannot hold files of such names.
 
     Raises:
@@ -196,7 +198,7 @@ def told_what_the_disk_says(wish: Wish, folder: Path) -> Iterator[None]:
         ) from None
 
 
-def num_bytes(files: Sequence[File]) -> int:
+def num_bytes(files: Sequence[SourceFile]) -> int:
     """Return what some files take."""
     return sum(file.num_bytes for file in files)
 

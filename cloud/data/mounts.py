@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from spottrain.cloud.data.wish import DataAwayError, DataError, Wish, short_hash
+from spottrain.cloud.data.wish import DataAwayError, DataError, DataRequest, short_hash
 
 _MOUNT_S = 120.0
 _NOT_ANSWERED = (
@@ -20,7 +20,7 @@ _NOT_ANSWERED = (
 """What ``mount`` says when the other side may answer later."""
 
 
-def mount(wish: Wish, folder: Path) -> Path:
+def mount(wish: DataRequest, folder: Path) -> Path:
     """Mount a file system below ``folder`` unless it is; return where.
 
     Raises:

@@ -19,8 +19,8 @@ from spottrain.cloud.data.wish import (
     WEB_SCHEMES,
     DataAwayError,
     DataError,
+    DataRequest,
     NothingThereError,
-    Wish,
     short_hash,
 )
 from spottrain.errors import SpottrainError
@@ -43,7 +43,7 @@ _TRANSIENT = frozenset({408, 425, 429})
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """One file of a dataset."""
 
     name: str
@@ -53,18 +53,18 @@ class File:
     """Changes with its content; may be empty."""
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """One version of a dataset as it lies elsewhere."""
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[SourceFile, ...]:
         """All its files."""
 
     @property
     def is_folder(self) -> bool:
         """Whether the job wants a folder, not the one file."""
 
-    def fetch(self, file: File, target: Path) -> None:
+    def fetch(self, file: SourceFile, target: Path) -> None:
         """Copy a file to ``target``, whole or not at all.
 
         Raises:
@@ -73,7 +73,7 @@ class Source(Protocol):
         """
 
 
-def look(wish: Wish, patience_s: float = PATIENCE_S) -> Source:
+def look(wish: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
     """Return what there is of a dataset now.
 
     Args:
@@ -85,7 +85,7 @@ def look(wish: Wish, patience_s: float = PATIENCE_S) -> Source:
         DataError: it is refused.
         DataAwayError: it cannot be looked at now.
     """
-    with told(wish):
+    with http_errors(wish):
         if urlsplit(wish.url).scheme in WEB_SCHEMES:
             return WebSource(wish)
         return ObjectSource(wish, patience_s)
@@ -103,7 +103,7 @@ class ObjectSource:
         DataError: there is nothing, or what is lacking here is not the bucket's.
     """
 
-    def __init__(self, wish: Wish, patience_s: float) -> None:
+    def __init__(self, wish: DataRequest, patience_s: float) -> None:
         self._wish = wish
         parts = urlsplit(wish.url)
         self.is_folder = parts.path.endswith("/") or not parts.path
@@ -126,9 +126,9 @@ class ObjectSource:
                 f"{wish.what}: unpack and sha256 are for one object; name one"
             )
 
-    def fetch(self, file: File, target: Path) -> None:
-        """See ``Source``."""
-        with told(self._wish):
+    def fetch(self, file: SourceFile, target: Path) -> None:
+        """See ``DataSource``."""
+        with http_errors(self._wish):
             target.parent.mkdir(parents=True, exist_ok=True)
             self._store.fetch(file.name, target)
             check_hash(self._wish, target)
@@ -147,7 +147,7 @@ class WebSource:
 
     is_folder = False
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: DataRequest) -> None:
         self._wish = wish
         with self._ask("HEAD") as answer:
             size = answer.headers.get("Content-Length")
@@ -156,14 +156,14 @@ class WebSource:
             raise DataError(f"{wish.what}: its server does not tell its size")
         name = PurePosixPath(unquote(urlsplit(wish.url).path)).name or "index"
         check_name(wish, name)
-        self.files: tuple[File, ...] = (File(name, int(size), etag or ""),)
+        self.files: tuple[SourceFile, ...] = (SourceFile(name, int(size), etag or ""),)
 
-    def fetch(self, file: File, target: Path) -> None:
-        """See ``Source``; goes on where an earlier try ended."""
+    def fetch(self, file: SourceFile, target: Path) -> None:
+        """See ``DataSource``; goes on where an earlier try ended."""
         part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
         part.touch()
         here_bytes = part.stat().st_size if file.etag else 0
-        with told(self._wish):
+        with http_errors(self._wish):
             if here_bytes != file.num_bytes or not here_bytes:
                 self._go_on(part, here_bytes if here_bytes < file.num_bytes else 0)
             got_bytes = part.stat().st_size
@@ -194,7 +194,7 @@ class WebSource:
             raise
 
 
-def files_of(wish: Wish, found: Sequence[Version]) -> Iterator[File]:
+def files_of(wish: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile]:
     """Yield the files among objects: what only stands for a folder is none.
 
     Raises:
@@ -209,10 +209,10 @@ def files_of(wish: Wish, found: Sequence[Version]) -> Iterator[File]:
                 "folder; rename it"
             )
         if num_bytes or not (name in folders or not name or name.endswith("/")):
-            yield File(name, num_bytes, etag)
+            yield SourceFile(name, num_bytes, etag)
 
 
-def check_name(wish: Wish, name: str) -> None:
+def check_name(wish: DataRequest, name: str) -> None:
     """Check that a name is one of a file in the dataset's folder.
 
     Raises:
@@ -222,7 +222,7 @@ def check_name(wish: Wish, name: str) -> None:
         raise DataError(f"{wish.what}: an object has the name {name!r}; rename it")
 
 
-def check_hash(wish: Wish, path: Path) -> None:
+def check_hash(wish: DataRequest, path: Path) -> None:
     """Check that a file is what the job file says, if it says so; else remove it.
 
     Raises:
@@ -238,7 +238,7 @@ def check_hash(wish: Wish, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def told(wish: Wish) -> Iterator[None]:
+def http_errors(wish: DataRequest) -> Iterator[None]:
     """Raise what goes wrong on the way as our errors, one line that names the dataset.
 
     Raises:

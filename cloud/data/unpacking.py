@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Self
 
-from spottrain.cloud.data.wish import DataError, Wish
+from spottrain.cloud.data.wish import DataError, DataRequest
 
 _CHUNK_BYTES = 1 << 20
 _DAMAGED = (
@@ -39,7 +39,7 @@ class _Member(tarfile.TarInfo):
             raise
 
 
-def unpack(wish: Wish, archive: Path, folder: Path) -> None:
+def unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
     """Unpack a tar or zip archive; nothing may land outside of ``folder``.
 
     Raises:
@@ -56,7 +56,7 @@ def unpack(wish: Wish, archive: Path, folder: Path) -> None:
         raise _cannot(wish, error) from None  # gzip and bz2 say so that it is damaged
 
 
-def _unpack(wish: Wish, archive: Path, folder: Path) -> None:
+def _unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive, tarinfo=_Member) as tar:
             tar.extractall(folder, filter="data")
@@ -74,5 +74,5 @@ def _unpack(wish: Wish, archive: Path, folder: Path) -> None:
         )
 
 
-def _cannot(wish: Wish, error: Exception) -> DataError:
+def _cannot(wish: DataRequest, error: Exception) -> DataError:
     return DataError(f"{wish.what}: cannot be unpacked: {error}; mend it")

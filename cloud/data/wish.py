@@ -35,7 +35,7 @@ class DataAwayError(SpottrainError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DataRequest:
     """One dataset; exactly one of ``url``, ``path`` and ``mount`` is given."""
 
     name: str
@@ -65,19 +65,19 @@ class Wish:
         return f"data {self.name} ({self.url or self.path or self.mount})"
 
 
-def to_json(wishes: Sequence[Wish]) -> str:
+def to_json(wishes: Sequence[DataRequest]) -> str:
     """Return wishes as JSON."""
     return json.dumps([asdict(wish) for wish in wishes])
 
 
-def from_json(text: str) -> tuple[Wish, ...]:
+def from_json(text: str) -> tuple[DataRequest, ...]:
     """Return what ``to_json`` was given.
 
     Raises:
         DataError: it is something else.
     """
     try:
-        return tuple(Wish(**wish) for wish in json.loads(text))
+        return tuple(DataRequest(**wish) for wish in json.loads(text))
     except (ValueError, TypeError) as error:
         raise DataError(f"data: {error}; is the software here another?") from None
 

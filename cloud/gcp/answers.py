@@ -9,7 +9,7 @@ from typing import Any
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.requests import CLOUD, TYPE
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 _STATES = {
@@ -40,7 +40,7 @@ def moment(text: str) -> float:
 
 
 def offer_of(
-    facts: Facts,
+    facts: CloudFacts,
     *,
     zone: str,
     instance_type: str,
@@ -64,7 +64,7 @@ def offer_of(
     )
 
 
-def vm_of(instance: Mapping[str, Any], facts: Facts) -> Vm:
+def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
     told = _metadata(instance)
     labels = instance.get("labels", {})

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from spottrain.cloud.gcp import requests
-from spottrain.cloud.gcp.clients import Clients
-from spottrain.cloud.gcp.market import Market
-from spottrain.cloud.gcp.network import Network
+from spottrain.cloud.gcp.clients import GcpClients
+from spottrain.cloud.gcp.market import GcpMarket
+from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.gcp.translate import explained
+from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import Finding, Quota
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
 
-class Checks:
+class GcpChecks:
     """Tries what a job needs, one thing after the other.
 
     Args:
@@ -32,7 +32,11 @@ class Checks:
     """
 
     def __init__(
-        self, clients: Clients, settings: GcpSettings, network: Network, market: Market
+        self,
+        clients: GcpClients,
+        settings: GcpSettings,
+        network: GcpNetwork,
+        market: GcpMarket,
     ) -> None:
         self._clients = clients
         self._settings = settings
@@ -41,16 +45,18 @@ class Checks:
 
     def run(self) -> Iterator[Finding]:
         """Yield what was found; nothing more once the project is refused."""
-        project = tried("credentials", self._project)
+        project = run_check("credentials", self._project)
         yield project
         if not project.ok:
             return
-        yield tried("image", self._image)
+        yield run_check("image", self._image)
         for region in self._settings.regions:
-            found = tried(f"region {region}", partial(self._region, region))
+            found = run_check(f"region {region}", partial(self._region, region))
             yield found
             if found.ok:
-                yield tried(f"types {region}", partial(self._types, region), "types")
+                yield run_check(
+                    f"types {region}", partial(self._types, region), "types"
+                )
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:
@@ -58,18 +64,18 @@ class Checks:
 
     def _project(self) -> str:
         project = self._settings.project
-        with explained(f"asking for project {project}"):
+        with translating_errors(f"asking for project {project}"):
             self._clients.call("projects", "get", {"project": project})
         return f"Google lets us into project {project}"
 
     def _image(self) -> str:
-        with explained("looking for the image"):
+        with translating_errors("looking for the image"):
             self._network.check_image()
         return self._settings.image
 
     def _region(self, region: str) -> str:
         asked = {"project": self._settings.project, "region": region}
-        with explained(f"asking for region {region}"):
+        with translating_errors(f"asking for region {region}"):
             self._clients.call("regions", "get", asked)
         return "can be used"
 

@@ -13,9 +13,9 @@ from spottrain.cloud.gcp.translate import (
     ALREADY_THERE,
     EXTRA_MISSING,
     code_of,
-    explained,
     may_pass,
     raise_failed,
+    translating_errors,
 )
 from spottrain.cloud.port.errors import CloudError
 
@@ -27,7 +27,7 @@ _POOL = 32
 """Connections a client: as many as the manager has threads."""
 
 
-class Clients:
+class GcpClients:
     """The clients of one project, shared between threads.
 
     The SDK itself retries what is throttled, lost or broken: every call that changes
@@ -55,7 +55,7 @@ class Clients:
             answer_s: How long the answer may take, if not as long as any other.
 
         Raises:
-            CloudError: one of its kinds, or the SDK's own errors inside ``explained``.
+            CloudError: one of its kinds, or the SDK's own errors inside ``translating_errors``.
         """
         return _plain(self._ask(service, method, request, answer_s))
 
@@ -170,7 +170,7 @@ class Clients:
         )
 
     def _client(self, service: str) -> Any:
-        with self._lock, explained(f"setting up {service}"):
+        with self._lock, translating_errors(f"setting up {service}"):
             if service not in self._made:
                 self._made[service] = self._make(service)
             return self._made[service]

@@ -13,10 +13,10 @@ from typing import Any
 
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.answers import last_part, moment
-from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.lag.ended import Ended, ended, gone
+from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.lag.ended import EndedVms, ended, gone
 from spottrain.cloud.port.provider import Vm
 
 CLOCKS_APART_S = 60.0
@@ -28,7 +28,7 @@ _ENDINGS = (
 )
 
 
-class Ends:
+class GcpEndTimes:
     """Finds out when VMs ended, and remembers it.
 
     Args:
@@ -39,13 +39,13 @@ class Ends:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: GcpClients,
         settings: GcpSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clients = clients
         self._settings = settings
-        self._known = Ended(self._recall, self._look_up, clock)
+        self._known = EndedVms(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
         """Note VMs that exist."""
@@ -78,7 +78,7 @@ class Ends:
             CloudError: Google cannot be asked.
         """
         asked = self._asked | {"zone": zone, "order_by": "creationTimestamp desc"}
-        with explained(f"asking when VMs in {zone} ended"):
+        with translating_errors(f"asking when VMs in {zone} ended"):
             told = self._clients.all("zone_operations", "list", asked)
             ends = _ends(_until(told, since_s - CLOCKS_APART_S))
         return {name: at_s for name, at_s in ends.items() if name in names}
@@ -93,7 +93,7 @@ class Ends:
     def _recall(self, job: str) -> list[Vm]:
         """Return the VMs of a job that ended before this process looked."""
         prefix = requests.vm_prefix(job)
-        with explained("asking when VMs ended"):
+        with translating_errors("asking when VMs ended"):
             zones = list(self._clients.scopes("global_operations", self._asked))
         return [
             gone(

@@ -11,15 +11,15 @@ import itertools
 import time
 
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.clients import Clients, Message
-from spottrain.cloud.gcp.ends import Ends
-from spottrain.cloud.gcp.requests import Place
+from spottrain.cloud.gcp.clients import GcpClients, Message
+from spottrain.cloud.gcp.ends import GcpEndTimes
+from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import raise_failed
 from spottrain.cloud.lag.ended import taken_at_once
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm, VmState
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
@@ -27,7 +27,7 @@ _TRIES_AT_ONCE = 8
 """Tries of one launch whose operations are looked for together."""
 
 
-class Launches:
+class GcpLaunches:
     """Makes VMs.
 
     Args:
@@ -38,14 +38,18 @@ class Launches:
     """
 
     def __init__(
-        self, clients: Clients, settings: GcpSettings, facts: Facts, ends: Ends
+        self,
+        clients: GcpClients,
+        settings: GcpSettings,
+        facts: CloudFacts,
+        ends: GcpEndTimes,
     ) -> None:
         self._clients = clients
         self._settings = settings
         self._facts = facts
         self._ends = ends
 
-    def launch(self, request: LaunchRequest, place: Place) -> LaunchResult:
+    def launch(self, request: LaunchRequest, place: GcpPlacement) -> LaunchResult:
         """Return the VMs of a launch, made now or before.
 
         Raises:

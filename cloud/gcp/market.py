@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.clients import Clients
-from spottrain.cloud.gcp.requests import Kind
+from spottrain.cloud.gcp.clients import GcpClients
+from spottrain.cloud.gcp.requests import GcpInstanceKind
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
-from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.port.facts import Facts
+from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
 """Which zone has which machines changes every few months."""
 
 
-class Market:
+class GcpMarket:
     """The market as one project sees it.
 
     Args:
@@ -31,9 +31,9 @@ class Market:
 
     def __init__(
         self,
-        clients: Clients,
+        clients: GcpClients,
         settings: GcpSettings,
-        facts: Facts,
+        facts: CloudFacts,
         price_of: PriceOf,
     ) -> None:
         self._clients = clients
@@ -65,7 +65,7 @@ class Market:
         """Return each (zone, instance type) of ours that there is."""
         with self._lock:
             if time.monotonic() - self._asked_at_s >= PLACES_KEEP_S:
-                with explained("asking which zones have which machines"):
+                with translating_errors("asking which zones have which machines"):
                     self._places = sorted(self._ask_places())
                 self._asked_at_s = time.monotonic()
             return self._places
@@ -110,12 +110,16 @@ class Market:
         kind = requests.kind_of(instance_type)
         zones = [zone for zone, name in self.places() if name == instance_type]
         found: list[PlacementScore] = []
-        with explained(f"asking how likely {count} {instance_type} are to be had"):
+        with translating_errors(
+            f"asking how likely {count} {instance_type} are to be had"
+        ):
             for zone in zones:
                 found += self._ask_score(zone, kind, count)
         return found
 
-    def _ask_score(self, zone: str, kind: Kind, count: int) -> Iterator[PlacementScore]:
+    def _ask_score(
+        self, zone: str, kind: GcpInstanceKind, count: int
+    ) -> Iterator[PlacementScore]:
         region = requests.region_of(zone)
         asked = requests.advice(self._settings, kind, count, zone)
         answer = self._clients.call("advice", "capacity", asked)
@@ -129,7 +133,9 @@ class Market:
         ours = set(self.places())
         pairs = {(requests.region_of(zone), name) for zone, name in ours}
         for region, instance_type in sorted(pairs):
-            with explained(f"asking for past prices of {instance_type} in {region}"):
+            with translating_errors(
+                f"asking for past prices of {instance_type} in {region}"
+            ):
                 records = self._ask_history(region, instance_type)
             zones = sorted(
                 zone
@@ -173,7 +179,7 @@ class Market:
         kinds = self._settings.instance_types
         families = {answers.family_of(name) for name in kinds}
         found = []
-        with explained("asking for quotas"):
+        with translating_errors("asking for quotas"):
             for region in self._settings.regions:
                 asked = {"project": self._settings.project, "region": region}
                 told = self._clients.call("regions", "get", asked)

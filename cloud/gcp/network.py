@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.clients import Clients
-from spottrain.cloud.gcp.requests import Place
+from spottrain.cloud.gcp.clients import GcpClients
+from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
@@ -22,7 +22,7 @@ _OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
 _SUBNET_BITS = 20
 
 
-class Network:
+class GcpNetwork:
     """What is shared by the VMs of each job.
 
     Args:
@@ -30,14 +30,14 @@ class Network:
         settings: What exists already and what is wished.
     """
 
-    def __init__(self, clients: Clients, settings: GcpSettings) -> None:
+    def __init__(self, clients: GcpClients, settings: GcpSettings) -> None:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str], Place] = {}
+        self._places: dict[tuple[str, str], GcpPlacement] = {}
         self._image_there = False
 
-    def place(self, job: str, region: str) -> Place:
+    def place(self, job: str, region: str) -> GcpPlacement:
         """Return where VMs of a job are made in a region; made if it is not there yet.
 
         Raises:
@@ -109,7 +109,7 @@ class Network:
 
     # --- the network ------------------------------------------------------------------
 
-    def _make_place(self, job: str, region: str) -> Place:
+    def _make_place(self, job: str, region: str) -> GcpPlacement:
         settings, name = self._settings, requests.shared_name(job)
         if settings.network:
             self._check_there("networks", {"network": settings.network})
@@ -128,7 +128,7 @@ class Network:
             for rule in requests.firewalls(settings, job, network):
                 self._ensure_firewall(rule)
         subnet_url = requests.subnet_url(settings.project, region, subnet)
-        return Place(
+        return GcpPlacement(
             network, subnet_url if subnet else "", settings.network_tags or (name,)
         )
 

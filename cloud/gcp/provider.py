@@ -7,20 +7,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.checks import Checks
-from spottrain.cloud.gcp.clients import Clients
-from spottrain.cloud.gcp.ends import Ends
-from spottrain.cloud.gcp.launches import Launches
-from spottrain.cloud.gcp.market import Market
-from spottrain.cloud.gcp.network import Network, refuse_if_used
+from spottrain.cloud.gcp.checks import GcpChecks
+from spottrain.cloud.gcp.clients import GcpClients
+from spottrain.cloud.gcp.ends import GcpEndTimes
+from spottrain.cloud.gcp.launches import GcpLaunches
+from spottrain.cloud.gcp.market import GcpMarket
+from spottrain.cloud.gcp.network import GcpNetwork, refuse_if_used
 from spottrain.cloud.gcp.requests import CLOUD
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
-from spottrain.cloud.gcp.translate import explained
-from spottrain.cloud.lag.recent import Recent
-from spottrain.cloud.parallel import all_at_once
+from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.lag.recent import RecentCalls
+from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import Facts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -52,20 +52,20 @@ class GcpProvider:
     def __init__(
         self,
         settings: GcpSettings,
-        facts: Facts,
+        facts: CloudFacts,
         price_of: PriceOf,
-        clients: Clients | None = None,
+        clients: GcpClients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_types(facts, CLOUD, "GCP", settings.instance_types)
         self._settings = settings
         self._facts = facts
-        self._clients = Clients(settings) if clients is None else clients
-        self._network = Network(self._clients, settings)
-        self._market = Market(self._clients, settings, facts, price_of)
-        self._ends = Ends(self._clients, settings, clock)
-        self._launches = Launches(self._clients, settings, facts, self._ends)
-        self._recent = Recent(clock=clock)
+        self._clients = GcpClients(settings) if clients is None else clients
+        self._network = GcpNetwork(self._clients, settings)
+        self._market = GcpMarket(self._clients, settings, facts, price_of)
+        self._ends = GcpEndTimes(self._clients, settings, clock)
+        self._launches = GcpLaunches(self._clients, settings, facts, self._ends)
+        self._recent = RecentCalls(clock=clock)
 
     # --- The cloud port ---------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class GcpProvider:
         count = f"{request.count} {offer.instance_type}"
         known = self._network.knows(request.job, offer.region)
         try:
-            with explained(f"launching {count} in {offer.zone}"):
+            with translating_errors(f"launching {count} in {offer.zone}"):
                 place = self._network.place(request.job, offer.region)
                 result = self._launches.launch(request, place)
         except CloudError as error:
@@ -120,7 +120,7 @@ class GcpProvider:
         Raises:
             CloudError: it cannot be asked for; ask again.
         """
-        all_at_once(self._delete, tuple(vm_ids))
+        run_parallel(self._delete, tuple(vm_ids))
 
     def list_all(self) -> Sequence[Vm]:
         """Return the VMs of all jobs in every zone of the project.
@@ -141,7 +141,7 @@ class GcpProvider:
         """
         vms = self.list_vms(job)
         refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in _ALIVE])
-        with explained(f"removing what job {job} used"):
+        with translating_errors(f"removing what job {job} used"):
             for vm in vms:
                 if vm.state is VmState.STOPPING:
                     zone, name = requests.split_vm_id(vm.vm_id)
@@ -150,7 +150,7 @@ class GcpProvider:
 
     def check(self) -> Sequence[Finding]:
         """Return whether a job could rent, found out without renting."""
-        checks = Checks(self._clients, self._settings, self._network, self._market)
+        checks = GcpChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
     def quotas(self) -> Sequence[Quota]:
@@ -187,7 +187,7 @@ class GcpProvider:
         """
         zone, instance = self._instance(vm_id)
         asked = self._named(zone, instance["name"])
-        with explained(f"interrupting {vm_id}"):
+        with translating_errors(f"interrupting {vm_id}"):
             self._clients.call("instances", "simulate_maintenance_event_unary", asked)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
@@ -201,7 +201,7 @@ class GcpProvider:
         if self._settings.inside or not self._settings.public_addresses:
             address = answers.vm_of(instance, self._facts).private_address
         asked = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
-        with explained(f"asking for the host keys of {vm_id}"):
+        with translating_errors(f"asking for the host keys of {vm_id}"):
             told = self._clients.find("instances", "get_guest_attributes", asked)
         keys, settings = answers.host_keys(told or {}), self._settings
         if not address or not keys:
@@ -217,7 +217,7 @@ class GcpProvider:
 
     def _vms(self, which: str) -> list[Vm]:
         asked = {"project": self._settings.project, "filter": which}
-        with explained("listing VMs"):
+        with translating_errors("listing VMs"):
             return [
                 answers.vm_of(instance, self._facts)
                 for _, told in self._clients.scopes("instances", asked)
@@ -228,7 +228,7 @@ class GcpProvider:
         """Return (zone, instance) of a VM that lives."""
         zone, name = requests.split_vm_id(vm_id)
         if zone:
-            with explained(f"looking for {vm_id}"):
+            with translating_errors(f"looking for {vm_id}"):
                 asked = self._named(zone, name)
                 instance = self._clients.call("instances", "get", asked)
             if answers.vm_of(instance, self._facts).state in _ALIVE:
@@ -239,6 +239,6 @@ class GcpProvider:
         zone, name = requests.split_vm_id(vm_id)
         if not zone:
             return
-        with explained(f"terminating {vm_id}"):
+        with translating_errors(f"terminating {vm_id}"):
             self._clients.find("instances", "delete_unary", self._named(zone, name))
         self._recent.terminated([vm_id])

@@ -39,7 +39,7 @@ M=http://metadata.google.internal/computeMetadata/v1/instance
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GcpInstanceKind:
     """A kind of machine as Compute Engine knows it."""
 
     machine_type: str
@@ -49,7 +49,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GcpPlacement:
     """Where VMs of a job are made."""
 
     network: str
@@ -58,12 +58,12 @@ class Place:
     network_tags: tuple[str, ...]
 
 
-def kind_of(instance_type: str) -> Kind:
+def kind_of(instance_type: str) -> GcpInstanceKind:
     """Return what the catalogue's name of a machine means."""
     attached = _ATTACHED.fullmatch(instance_type)
     if attached is None:
-        return Kind(instance_type)
-    return Kind(
+        return GcpInstanceKind(instance_type)
+    return GcpInstanceKind(
         attached["machine"],
         f"nvidia-tesla-{attached['gpu'].lower()}",
         int(attached["count"]),
@@ -123,7 +123,7 @@ def _digest(text: str, characters: int) -> str:
 
 
 def bulk_insert(
-    request: LaunchRequest, place: Place, settings: GcpSettings, attempt: int
+    request: LaunchRequest, place: GcpPlacement, settings: GcpSettings, attempt: int
 ) -> dict[str, Any]:
     """Return BulkInsertInstanceRequest: as many machines as there are in the zone, at
     most ``request.count``.
@@ -142,7 +142,7 @@ def bulk_insert(
 
 
 def _properties(
-    request: LaunchRequest, place: Place, settings: GcpSettings
+    request: LaunchRequest, place: GcpPlacement, settings: GcpSettings
 ) -> dict[str, Any]:
     kind = kind_of(request.offer.instance_type)
     asked: dict[str, Any] = {
@@ -182,7 +182,7 @@ def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]
     }
 
 
-def _interface(place: Place, settings: GcpSettings) -> dict[str, Any]:
+def _interface(place: GcpPlacement, settings: GcpSettings) -> dict[str, Any]:
     asked: dict[str, Any] = {"network": place.network, "nic_type": "GVNIC"}
     if place.subnetwork:
         asked["subnetwork"] = place.subnetwork
@@ -192,7 +192,7 @@ def _interface(place: Place, settings: GcpSettings) -> dict[str, Any]:
 
 
 def _boot_disk(
-    request: LaunchRequest, kind: Kind, settings: GcpSettings
+    request: LaunchRequest, kind: GcpInstanceKind, settings: GcpSettings
 ) -> dict[str, Any]:
     hyperdisk = kind.machine_type.startswith(_HYPERDISK)
     return {
@@ -320,7 +320,9 @@ def subnet_url(project: str, region: str, name: str) -> str:
     return f"projects/{project}/regions/{region}/subnetworks/{name}"
 
 
-def advice(settings: GcpSettings, kind: Kind, count: int, zone: str) -> dict[str, Any]:
+def advice(
+    settings: GcpSettings, kind: GcpInstanceKind, count: int, zone: str
+) -> dict[str, Any]:
     """Return CapacityAdviceRpcRequest: how likely are so many spot machines?"""
     selection: dict[str, Any] = {"machine_types": [kind.machine_type]}
     selection |= _accelerators(kind)
@@ -339,7 +341,9 @@ def advice(settings: GcpSettings, kind: Kind, count: int, zone: str) -> dict[str
     }
 
 
-def history(settings: GcpSettings, region: str, kind: Kind) -> dict[str, Any]:
+def history(
+    settings: GcpSettings, region: str, kind: GcpInstanceKind
+) -> dict[str, Any]:
     """Return CapacityHistoryAdviceRequest: what did a spot machine cost here?"""
     machine: dict[str, Any] = {
         "machine_type": kind.machine_type,
@@ -356,7 +360,7 @@ def history(settings: GcpSettings, region: str, kind: Kind) -> dict[str, Any]:
     }
 
 
-def _accelerators(kind: Kind) -> dict[str, Any]:
+def _accelerators(kind: GcpInstanceKind) -> dict[str, Any]:
     if not kind.accelerators:
         return {}
     attached = {

@@ -197,7 +197,7 @@ def _one_line(text: str) -> str:
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def translating_errors(doing: str) -> Iterator[None]:
     """Turn what the SDK raises inside into what a caller can act on.
 
     Raises:

@@ -17,7 +17,7 @@ KEEP_S = 3600.0
 Noted = dict[str, tuple[float, Vm]]
 
 
-class Ended:
+class EndedVms:
     """VMs that were listed, and those of them that have ended.
 
     Args:

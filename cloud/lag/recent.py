@@ -18,7 +18,7 @@ KEEP_S = 180.0
 _ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
 
-class Recent:
+class RecentCalls:
     """What was launched and terminated of late, by VM.
 
     Args:

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from spottrain.cloud.local.folder import Folder
+from spottrain.cloud.local.folder import LocalFolder
 from spottrain.cloud.local.server import run
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # the cloud must be nobody's child, lest it stay as a zombie
     os.setsid()
-    run(Folder(args.state_dir), args.ready_fd)
+    run(LocalFolder(args.state_dir), args.ready_fd)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from spottrain import wire
-from spottrain.cloud.local.state import Settings, vm_from_data
+from spottrain.cloud.local.state import LocalSettings, vm_from_data
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.cloud.process.tree import kill_all
@@ -23,14 +23,14 @@ from spottrain.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LocalRecord:
     """What a cloud process leaves to the next one and to clients."""
 
     vms: tuple[Vm, ...]
     tokens: dict[str, tuple[str, ...]]
 
 
-class Folder:
+class LocalFolder:
     """Files of one local cloud.
 
     ``cloud.lock`` is held by the one cloud process for its whole life; who holds it
@@ -69,26 +69,28 @@ class Folder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
-    def save_settings(self, settings: Settings) -> None:
+    def save_settings(self, settings: LocalSettings) -> None:
         """Write what the next cloud process is started with."""
         write_private(self._settings, wire.encode(settings))
 
-    def load_settings(self) -> Settings:
+    def load_settings(self) -> LocalSettings:
         """Return what ``save_settings`` wrote."""
-        return cast(Settings, wire.decode(Settings, self._settings.read_text()))
+        return cast(
+            LocalSettings, wire.decode(LocalSettings, self._settings.read_text())
+        )
 
-    def save(self, record: Record) -> None:
+    def save(self, record: LocalRecord) -> None:
         """Write the record, whole or not at all."""
         write_private(self._record, json.dumps(dataclasses.asdict(record)))
 
-    def load(self) -> Record:
+    def load(self) -> LocalRecord:
         """Return what ``save`` wrote last.
 
         Raises:
             CloudError: the file is damaged.
         """
         if not self._record.exists():
-            return Record((), {})
+            return LocalRecord((), {})
         try:
             data = json.loads(self._record.read_text())
             vms = tuple(vm_from_data(vm) for vm in data["vms"])
@@ -98,9 +100,9 @@ class Folder:
                 f"{self._record} is damaged ({error}); end what runs with spottrain "
                 "in its environment (SPOTTRAIN_VM), then remove the file"
             ) from None
-        return Record(vms, tokens)
+        return LocalRecord(vms, tokens)
 
-    def recover(self) -> Record:
+    def recover(self) -> LocalRecord:
         """End what a dead cloud process left behind; the caller holds ``cloud.lock``.
 
         Its agents died with it, so none of its VMs can still be of use. They are billed
@@ -119,7 +121,7 @@ class Folder:
             replace(vm, state=VmState.TERMINATED, ended_at=now_s) if vm in left else vm
             for vm in record.vms
         )
-        record = Record(vms, record.tokens)
+        record = LocalRecord(vms, record.tokens)
         # On a full disk they are found dead anew at the next look.
         with contextlib.suppress(OSError):
             self.save(record)

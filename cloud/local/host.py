@@ -15,9 +15,15 @@ import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from spottrain.cloud.local.folder import Folder, Record, clear, marker, write_private
+from spottrain.cloud.local.folder import (
+    LocalFolder,
+    LocalRecord,
+    clear,
+    marker,
+    write_private,
+)
 from spottrain.cloud.local.market import MarketEvent, stream
-from spottrain.cloud.local.state import LocalCloud, Notice
+from spottrain.cloud.local.state import LocalCloud, LocalNotice
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -42,7 +48,7 @@ _LOOK_S = 1.0
 """How often it is looked for new processes of a slow VM."""
 
 
-class Host:
+class LocalVms:
     """The cloud's hands: every method runs on one event loop, in the main thread.
 
     Args:
@@ -52,7 +58,7 @@ class Host:
     """
 
     def __init__(
-        self, folder: Folder, cloud: LocalCloud, tasks: asyncio.TaskGroup
+        self, folder: LocalFolder, cloud: LocalCloud, tasks: asyncio.TaskGroup
     ) -> None:
         self.cloud = cloud
         self.closing = False
@@ -143,7 +149,7 @@ class Host:
 
     async def interruption(
         self, vm_id: str, after: int, wait_s: float
-    ) -> Notice | None:
+    ) -> LocalNotice | None:
         """Return the VM's notice, once there is one with a number above ``after``.
 
         Returns:
@@ -279,7 +285,7 @@ class Host:
 
     def _commit(self) -> None:
         """Keep what changed and tell who waits for it."""
-        record = Record(tuple(self.cloud.vms.values()), self.cloud.tokens)
+        record = LocalRecord(tuple(self.cloud.vms.values()), self.cloud.tokens)
         try:
             self._folder.save(record)
         except OSError:

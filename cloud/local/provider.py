@@ -19,9 +19,9 @@ import tenacity
 
 from spottrain import wire
 from spottrain.cloud import unix_http
-from spottrain.cloud.local.folder import Folder, Record
+from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
-from spottrain.cloud.local.state import CLOUD, Settings, vm_from_data
+from spottrain.cloud.local.state import CLOUD, LocalSettings, vm_from_data
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -85,8 +85,8 @@ class LocalProvider:
         agent_argv: Sequence[str] = AGENT_ARGV,
         idle_s: float = 10.0,
     ) -> None:
-        self._folder = Folder(state_dir)
-        self._settings = Settings(
+        self._folder = LocalFolder(state_dir)
+        self._settings = LocalSettings(
             job=job, market=market, agent_argv=tuple(agent_argv), idle_s=idle_s
         )
 
@@ -117,7 +117,7 @@ class LocalProvider:
         if job != self._settings.job:
             return ()
         data = self._ask_or_recover("GET", "/vms")
-        if isinstance(data, Record):
+        if isinstance(data, LocalRecord):
             return data.vms
         return tuple(vm_from_data(vm) for vm in data)
 
@@ -132,7 +132,7 @@ class LocalProvider:
             VmNotFoundError: the VM is gone.
         """
         body = {"vm_id": vm_id, "bootstrap": dataclasses.asdict(bootstrap)}
-        if isinstance(self._ask_or_recover("POST", "/agents", body), Record):
+        if isinstance(self._ask_or_recover("POST", "/agents", body), LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} is gone with its cloud process")
 
     # --- What only the local cloud can do ------------------------------------------
@@ -156,7 +156,7 @@ class LocalProvider:
 
     def shut_down(self) -> None:
         """End all VMs and the cloud's process; returns when nothing is left."""
-        if isinstance(self._ask_or_recover("POST", "/shutdown"), Record):
+        if isinstance(self._ask_or_recover("POST", "/shutdown"), LocalRecord):
             return
         with self._folder.lock("cloud"):  # held until its process is gone
             self._folder.recover()
@@ -174,7 +174,7 @@ class LocalProvider:
 
     @_reconnecting
     def _ask_or_recover(self, method: str, path: str, body: object = None) -> Any:
-        """Return the answer of the cloud's process, or the ``Record`` it left."""
+        """Return the answer of the cloud's process, or the ``LocalRecord`` it left."""
         try:
             return self._ask(method, path, body)
         except _CloudAwayError:

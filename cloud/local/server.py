@@ -27,8 +27,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from spottrain import wire
-from spottrain.cloud.local.folder import Folder
-from spottrain.cloud.local.host import Host
+from spottrain.cloud.local.folder import LocalFolder
+from spottrain.cloud.local.host import LocalVms
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import LocalCloud
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
@@ -39,7 +39,7 @@ _GRACE_S = 2
 """How long requests in flight may take when the process ends."""
 
 
-def run(folder: Folder, ready_fd: int | None) -> None:
+def run(folder: LocalFolder, ready_fd: int | None) -> None:
     """Be the cloud of ``folder`` until nobody needs it.
 
     Args:
@@ -60,7 +60,7 @@ def run(folder: Folder, ready_fd: int | None) -> None:
         folder.socket.unlink(missing_ok=True)
 
 
-def _listen(folder: Folder) -> socket.socket:
+def _listen(folder: LocalFolder) -> socket.socket:
     """Return a listening socket; its path may be longer than a socket address."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     descriptor = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
@@ -73,11 +73,13 @@ def _listen(folder: Folder) -> socket.socket:
     return listener
 
 
-async def _serve(folder: Folder, cloud: LocalCloud, listener: socket.socket) -> None:
+async def _serve(
+    folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
+) -> None:
     """Serve and play the market until idle or told to end."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        host = Host(folder, cloud, tasks)
+        host = LocalVms(folder, cloud, tasks)
         loop.add_signal_handler(
             signal.SIGTERM, lambda: tasks.create_task(host.close(), name="SIGTERM")
         )
@@ -112,7 +114,7 @@ class _Server(uvicorn.Server):
 class _Api:
     """What can be asked of a host: one method a route, each returning plain data."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: LocalVms) -> None:
         self._host = host
 
     async def offers(self, _: Request) -> Any:
@@ -151,7 +153,7 @@ class _Api:
         return {"id": notice.number, "lead_s": lead_s}
 
 
-def application(host: Host) -> Starlette:
+def application(host: LocalVms) -> Starlette:
     """Return the HTTP side of a host."""
 
     def route(

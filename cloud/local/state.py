@@ -26,7 +26,7 @@ CLOUD = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LocalSettings:
     """What a cloud process is started with."""
 
     job: str
@@ -45,7 +45,7 @@ class _Zone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class LocalNotice:
     """The announcement that a VM goes away."""
 
     number: int
@@ -69,7 +69,7 @@ class LocalCloud:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LocalSettings,
         vms: tuple[Vm, ...] = (),
         tokens: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class LocalCloud:
         self.vms = {vm.vm_id: vm for vm in vms}
         """By id, in order of launch."""
         self.tokens = dict(tokens or {})
-        self.notices: dict[str, Notice] = {}
+        self.notices: dict[str, LocalNotice] = {}
         """By id of a VM that was told that it goes away."""
         self.silent: set[str] = set()
         """VMs that stand still for good."""
@@ -246,7 +246,7 @@ class LocalCloud:
             zone.capacity = max(0, zone.capacity - 1)
             if event.kind == "notice":
                 kill_at = now_s + event.lead_s
-                self.notices[vm_id] = Notice(number=self._strikes, kill_at=kill_at)
+                self.notices[vm_id] = LocalNotice(number=self._strikes, kill_at=kill_at)
             if event.kind == "silence":
                 self.silent.add(vm_id)
         return victims

@@ -13,8 +13,8 @@ from spottrain.cloud.notices.source import (
     Answer,
     Metadata,
     NoAnswerError,
-    Notice,
-    Outlook,
+    PreemptionNotice,
+    VmOutlook,
     iso_date_s,
 )
 
@@ -40,13 +40,13 @@ class AwsSource:
         self._metadata = metadata
         self._token = ""
 
-    def ask(self) -> Outlook:
+    def ask(self) -> VmOutlook:
         """Return what the service says now; see ``Source``."""
         action, rebalance = self._get(_ACTION), self._get(_REBALANCE)
         notice = None
         if action.status == _OK:
             notice = read_action(action.text(), action.at_s)
-        return Outlook(notice, at_risk=rebalance.status == _OK)
+        return VmOutlook(notice, at_risk=rebalance.status == _OK)
 
     def acknowledge(self) -> None:
         """EC2 does not want to know."""
@@ -75,7 +75,7 @@ class AwsSource:
         return self._metadata.ask("GET", target, headers, expected=expected)
 
 
-def read_action(text: str, now_s: float) -> Notice:
+def read_action(text: str, now_s: float) -> PreemptionNotice:
     """Return the notice that an instance action is, whatever the action.
 
     Args:
@@ -91,4 +91,4 @@ def read_action(text: str, now_s: float) -> Notice:
         lead_s = max(0.0, iso_date_s(at) - now_s)
     except (ValueError, TypeError, LookupError, RecursionError):
         raise NoAnswerError(f"instance-action: got {text[:200]!r}") from None
-    return Notice(f"{action} {at}", lead_s)
+    return PreemptionNotice(f"{action} {at}", lead_s)

@@ -16,8 +16,8 @@ from typing import Any
 from spottrain.cloud.notices.source import (
     Metadata,
     NoAnswerError,
-    Notice,
-    Outlook,
+    PreemptionNotice,
+    VmOutlook,
     http_date_s,
 )
 
@@ -53,15 +53,17 @@ class AzureSource:
         self._name = ""
         self._standing: tuple[Ending, ...] = ()
 
-    def ask(self) -> Outlook:
+    def ask(self) -> VmOutlook:
         """Return what the service says now; see ``Source``."""
         self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
         answer = self._metadata.ask("GET", EVENTS, _HEADERS)
         self._standing = endings(answer.text(), self._name, answer.at_s)
         if not self._standing:
-            return Outlook()
+            return VmOutlook()
         first = min(self._standing, key=lambda one: one.lead_s)
-        return Outlook(Notice(f"{first.event_id} {first.not_before}", first.lead_s))
+        return VmOutlook(
+            PreemptionNotice(f"{first.event_id} {first.not_before}", first.lead_s)
+        )
 
     def acknowledge(self) -> None:
         """Let events of this VM begin that wait for their time; see ``Source``."""

@@ -6,7 +6,12 @@ only; the agent carries this module.
 
 from __future__ import annotations
 
-from spottrain.cloud.notices.source import Metadata, NoAnswerError, Notice, Outlook
+from spottrain.cloud.notices.source import (
+    Metadata,
+    NoAnswerError,
+    PreemptionNotice,
+    VmOutlook,
+)
 
 URL = "http://metadata.google.internal"
 LONG_POLL_S = 30.0
@@ -31,7 +36,7 @@ class GcpSource:
         self._metadata = metadata
         self._etag = ""
 
-    def ask(self) -> Outlook:
+    def ask(self) -> VmOutlook:
         """Return what the server says, at once or when it has changed; see ``Source``."""
         target, wait_s = _PREEMPTED, 0.0
         if self._etag:  # without one a change between two questions would go unheard
@@ -46,7 +51,7 @@ class GcpSource:
         if preempted is None:
             raise NoAnswerError(f"instance/preempted: got {word[:200]!r}")
         self._etag = _plain(answer.headers["ETag"] or etag)
-        return Outlook(Notice("preempted", LEAD_S) if preempted else None)
+        return VmOutlook(PreemptionNotice("preempted", LEAD_S) if preempted else None)
 
     def acknowledge(self) -> None:
         """Google does not want to know."""

@@ -1,6 +1,6 @@
 """Hears that the cloud is about to take this VM away; standard library only.
 
-Runs in the agent. Each cloud's way of telling is a ``Source``; all are listened to alike.
+Runs in the agent. Each cloud's way of telling is a ``NoticeSource``; all are listened to alike.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from spottrain.cloud.notices.source import (
     ANSWER_S,
     Metadata,
     NoAnswerError,
-    Notice,
-    Outlook,
-    Source,
+    NoticeSource,
+    PreemptionNotice,
+    VmOutlook,
 )
 from spottrain.cloud.port.errors import CloudError
 
@@ -60,7 +60,7 @@ class AtRisk:
 News = Taken | Kept | AtRisk
 
 
-def source(told: Mapping[str, Any]) -> Source:
+def source(told: Mapping[str, Any]) -> NoticeSource:
     """Return where this VM hears of its end.
 
     Args:
@@ -91,7 +91,7 @@ def _metadata(url: str) -> Metadata:
 
 
 def listen(
-    source: Source, on_news: Callable[[News], None], stop: threading.Event
+    source: NoticeSource, on_news: Callable[[News], None], stop: threading.Event
 ) -> None:
     """Listen until ``stop`` is set; meant for a thread of its own.
 
@@ -102,7 +102,7 @@ def listen(
         on_news: Called once for each thing that has changed.
         stop: Ends the listening, once the question that is open is answered.
     """
-    standing, backoff_s = Outlook(), FIRST_BACKOFF_S
+    standing, backoff_s = VmOutlook(), FIRST_BACKOFF_S
     while not stop.is_set():
         asked_s = time.monotonic()
         try:
@@ -120,7 +120,7 @@ def listen(
         stop.wait(max(0.0, asked_s + source.every_s - time.monotonic()))
 
 
-def news(before: Outlook, now: Outlook) -> tuple[News, ...]:
+def news(before: VmOutlook, now: VmOutlook) -> tuple[News, ...]:
     """Return what has changed from one answer to the next."""
     changes: list[News] = []
     if now.notice is None and before.notice is not None:
@@ -134,7 +134,7 @@ def news(before: Outlook, now: Outlook) -> tuple[News, ...]:
     return tuple(changes)
 
 
-def acknowledge(source: Source) -> None:
+def acknowledge(source: NoticeSource) -> None:
     """Tell the cloud, where it wants to know, that it may take this VM now.
 
     It will take it anyway: whatever goes wrong is told to the log alone.
@@ -159,10 +159,10 @@ class LocalSource:
         self._socket = socket
         self._vm_id = vm_id
         self._heard = 0
-        self._standing = Outlook()
+        self._standing = VmOutlook()
 
-    def ask(self) -> Outlook:
-        """Return the newest notice; see ``Source``."""
+    def ask(self) -> VmOutlook:
+        """Return the newest notice; see ``NoticeSource``."""
         target = (
             f"/metadata/{self._vm_id}/interruption"
             f"?wait_s={LONG_POLL_S}&after={self._heard}"
@@ -177,7 +177,9 @@ class LocalSource:
         if status == http.HTTPStatus.OK:
             told = json.loads(body)
             self._heard = told["id"]
-            self._standing = Outlook(Notice(str(self._heard), told["lead_s"]))
+            self._standing = VmOutlook(
+                PreemptionNotice(str(self._heard), told["lead_s"])
+            )
         elif status != http.HTTPStatus.NO_CONTENT:
             raise NoAnswerError(f"GET {target}: {status}")  # it knows this VM no more
         return self._standing
@@ -191,8 +193,8 @@ class _Silence:
 
     every_s = 3600.0
 
-    def ask(self) -> Outlook:
-        return Outlook()
+    def ask(self) -> VmOutlook:
+        return VmOutlook()
 
     def acknowledge(self) -> None:
         pass

@@ -37,7 +37,7 @@ class NoAnswerError(CloudError):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class PreemptionNotice:
     """That this VM will be taken."""
 
     key: str
@@ -47,21 +47,21 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class VmOutlook:
     """What a cloud says now of this VM's end."""
 
-    notice: Notice | None = None
+    notice: PreemptionNotice | None = None
     at_risk: bool = False
     """It is likelier than others to be taken."""
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """Where a VM hears of its end."""
 
     every_s: float
     """Least time from one question to the next."""
 
-    def ask(self) -> Outlook:
+    def ask(self) -> VmOutlook:
         """Return what is said now; may wait for a change.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Protocol
 from spottrain.cloud.port.errors import MisconfiguredError
 
 
-class Gpu(Protocol):
+class GpuFacts(Protocol):
     """A kind of GPU."""
 
     @property
@@ -16,11 +16,11 @@ class Gpu(Protocol):
         """Memory of one."""
 
 
-class Machine(Protocol):
+class MachineFacts(Protocol):
     """A kind of machine."""
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> GpuFacts:
         """Its GPUs are alike."""
 
     @property
@@ -28,14 +28,16 @@ class Machine(Protocol):
         """How many it has."""
 
 
-class Facts(Protocol):
+class CloudFacts(Protocol):
     """Knows the kinds of machines; ``pricing.catalogue.Catalogue`` is one."""
 
-    def find(self, cloud: str, instance_type: str) -> Machine | None:
+    def find(self, cloud: str, instance_type: str) -> MachineFacts | None:
         """Return a kind of machine, None if it is not known."""
 
 
-def check_types(facts: Facts, cloud: str, title: str, names: Iterable[str]) -> None:
+def check_types(
+    facts: CloudFacts, cloud: str, title: str, names: Iterable[str]
+) -> None:
     """Refuse kinds of machines that nothing is known of.
 
     Args:

@@ -8,7 +8,7 @@ from spottrain.cloud.port.provider import Finding
 from spottrain.errors import SpottrainError
 
 
-def tried(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
+def run_check(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
     """Return what ``ask`` tells, or the error that it raises; see ``Finding``."""
     try:
         return Finding(what=what, ok=True, told=ask(), one_of=one_of)

@@ -53,7 +53,7 @@ VMs belong to the manager's own process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProviderCall:
     """One method of a protocol."""
 
     name: str
@@ -76,16 +76,16 @@ class Call:
 
 
 @functools.cache
-def calls_of(protocol: type) -> tuple[Call, ...]:
+def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
     """Return the methods of a protocol of the cloud port."""
     functions = (f for f in vars(protocol).values() if inspect.isfunction(f))
     return tuple(_call(f) for f in functions if not f.__name__.startswith("_"))
 
 
-def _call(function: types.FunctionType) -> Call:
+def _call(function: types.FunctionType) -> ProviderCall:
     hints = get_type_hints(function)
     result = _plain(hints.pop("return"))
-    return Call(
+    return ProviderCall(
         name=function.__name__,
         signature=inspect.signature(function),
         arguments={name: TypeAdapter(_plain(hint)) for name, hint in hints.items()},

@@ -20,7 +20,13 @@ from typing import Any
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
-from spottrain.cloud.process.calls import ABILITIES, PORT, Call, calls_of, unpack_error
+from spottrain.cloud.process.calls import (
+    ABILITIES,
+    PORT,
+    ProviderCall,
+    calls_of,
+    unpack_error,
+)
 
 ANSWER_S = 110.0
 """How long a call may take: less than the manager's own patience (errands)."""
@@ -79,7 +85,7 @@ class ChildProvider:
             if self._child is not None:
                 self._child.end()
 
-    def _ask(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _ask(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
         limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
         packed = call.pack(*args, **kwargs)
         answer = self._living().ask(call.name, packed, limit_s)
@@ -233,7 +239,7 @@ def in_child(
     return made
 
 
-def _forward(call: Call) -> Any:
+def _forward(call: ProviderCall) -> Any:
     def method(self: ChildProvider, *args: Any, **kwargs: Any) -> Any:
         return self._ask(call, *args, **kwargs)
 

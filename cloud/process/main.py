@@ -20,7 +20,13 @@ from pydantic_core import to_jsonable_python
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.cloud.process.calls import ABILITIES, PORT, Call, calls_of, pack_error
+from spottrain.cloud.process.calls import (
+    ABILITIES,
+    PORT,
+    ProviderCall,
+    calls_of,
+    pack_error,
+)
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +64,10 @@ def _make(recipe: dict[str, Any]) -> CloudProvider:
 
 
 def _answer(
-    provider: CloudProvider, call: Call, asked: dict[str, Any], answers: _Answers
+    provider: CloudProvider,
+    call: ProviderCall,
+    asked: dict[str, Any],
+    answers: _Answers,
 ) -> None:
     number = asked["number"]
     try:

@@ -26,7 +26,7 @@ thousand mini-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Controller:
+class ShareBalancer:
     """What is known of the replicas of one generation; ``observe`` gives the next.
 
     Make one with ``start``. The fields below ``smoothing`` are its memory.
@@ -59,7 +59,7 @@ class Controller:
         """The shares as in ``Plan.replica_bounds``."""
         return tuple(itertools.accumulate(self.shares, initial=0))
 
-    def observe(self, times_s: Sequence[float]) -> Controller:
+    def observe(self, times_s: Sequence[float]) -> ShareBalancer:
         """Take in a mini-batch that was computed with the present shares.
 
         Args:
@@ -108,14 +108,14 @@ def start(
     most: Sequence[int] | None = None,
     dead_band: float = 0.05,
     smoothing: float = 0.1,
-) -> Controller:
+) -> ShareBalancer:
     """Return the controller of a generation that begins.
 
     Args:
         shares: Virtual nodes of each replica.
         most: The most that each can hold; any number if not given.
-        dead_band: See ``Controller``.
-        smoothing: See ``Controller``.
+        dead_band: See ``ShareBalancer``.
+        smoothing: See ``ShareBalancer``.
 
     Raises:
         PlanError: A share is below 1 or above the most, or a number out of its range.
@@ -133,7 +133,7 @@ def start(
             f"above 0 and at most 1: got {list(shares)}, {list(limits)}, {dead_band} "
             f"and {smoothing}"
         )
-    return Controller(
+    return ShareBalancer(
         shares=tuple(shares),
         most=tuple(limits),
         dead_band=dead_band,
@@ -141,7 +141,7 @@ def start(
     )
 
 
-def _smoothed(old: Controller, times_s: tuple[float, ...]) -> Controller:
+def _smoothed(old: ShareBalancer, times_s: tuple[float, ...]) -> ShareBalancer:
     """Return ``old`` with the moving averages moved on.
 
     They are plain means as long as that weighs the newest more than ``smoothing``.
@@ -178,7 +178,7 @@ def _variance(earlier_s: Sequence[float], later_s: Sequence[float]) -> float:
     return math.fsum((step - mean) ** 2 for step in steps) / 2 / freedom
 
 
-def _standard_error(seen: Controller) -> float:
+def _standard_error(seen: ShareBalancer) -> float:
     """Return that of a smoothed time, as a share of it.
 
     The mean of n has a variance of 1/n of the single one's, a moving average that gives
@@ -188,7 +188,7 @@ def _standard_error(seen: Controller) -> float:
     return math.sqrt(seen.noise * max(1 / seen.observations, w / (2 - w)))
 
 
-def _is_settled(seen: Controller) -> bool:
+def _is_settled(seen: ShareBalancer) -> bool:
     """Return whether the average is as good as need be, or will not get better."""
     precise = _standard_error(seen) <= PRECISION * seen.dead_band
     return seen.observations >= LEAST_OBSERVATIONS and (
@@ -196,11 +196,11 @@ def _is_settled(seen: Controller) -> bool:
     )
 
 
-def _throughput(seen: Controller) -> tuple[float, ...]:
+def _throughput(seen: ShareBalancer) -> tuple[float, ...]:
     return tuple(b / t for b, t in zip(seen.shares, seen.smoothed_s, strict=True))
 
 
-def _with_bounds_learned(seen: Controller) -> Controller:
+def _with_bounds_learned(seen: ShareBalancer) -> ShareBalancer:
     """Bound who got more and is slower per virtual node since: not that much again.
 
     Who becomes slower only later than ``1 / smoothing`` mini-batches after the change has
@@ -225,7 +225,7 @@ def _with_bounds_learned(seen: Controller) -> Controller:
     return replace(seen, most=tuple(most))
 
 
-def _proposal(seen: Controller) -> tuple[int, ...]:
+def _proposal(seen: ShareBalancer) -> tuple[int, ...]:
     """Return what the proportional rule wants, in whole virtual nodes (eqs. 4 and 5).
 
     b_k: share. t_k: its smoothed time. X_k: throughput. tau_k: error against the mean.

@@ -23,7 +23,7 @@ CAUTION = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class MorphOption:
     """A way to go on: a plan, and the training time that going over to it costs."""
 
     examples_per_s: float
@@ -33,7 +33,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class FleetOutlook:
     """What was seen of the fleet, on one clock."""
 
     since_s: float
@@ -86,10 +86,12 @@ class Outlook:
         return [gap for gap in gaps if gap > self.debounce_s], moments[-1]
 
 
-def morph_at_s(present: Way, new: Way, outlook: Outlook, left_s: float) -> float:
+def morph_at_s(
+    present: MorphOption, new: MorphOption, outlook: FleetOutlook, left_s: float
+) -> float:
     """Return from when on it is right to leave ``present`` for ``new``.
 
-    It pays once the time to expect until the next loss (``Outlook.quiet_s``) is as long
+    It pays once the time to expect until the next loss (``FleetOutlook.quiet_s``) is as long
     as ``new`` needs to make up for its cost.
 
     Args:
@@ -134,7 +136,7 @@ def handover_at_s(noticed_at_s: float, leaves_at_s: float, debounce_s: float) ->
     return noticed_at_s + min(debounce_s, NOTICE_SHARE * lead_s)
 
 
-def lag_share(outlook: Outlook, lag_s: float, now_s: float) -> float:
+def lag_share(outlook: FleetOutlook, lag_s: float, now_s: float) -> float:
     """Return the training time at stake with a loss, as a share of that between losses.
 
     Args:

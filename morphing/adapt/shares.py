@@ -19,7 +19,7 @@ SAFETY = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ReplicaSpeed:
     """A replica that takes ``fixed_s + virtual_nodes * per_virtual_node_s``."""
 
     fixed_s: float
@@ -27,7 +27,7 @@ class Pace:
     per_virtual_node_s: float
 
 
-def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> Pace:
+def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> ReplicaSpeed:
     """Return the pace of a pipeline whose stages never wait but for the slowest.
 
     The first micro-batch passes all stages and links, every further one follows after
@@ -38,7 +38,7 @@ def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> Pace:
         link_s: What it takes between two neighbouring stages, there and back.
     """
     slowest_s = max(stage_s)
-    return Pace(
+    return ReplicaSpeed(
         fixed_s=math.fsum([*stage_s, *link_s]) - slowest_s,
         per_virtual_node_s=slowest_s,
     )

@@ -32,7 +32,7 @@ what becomes slower later is found, and what takes even longer than that at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class RankSample:
     """What one rank did in one mini-batch."""
 
     busy_s: float
@@ -53,7 +53,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Straggler:
     """A rank that is slow."""
 
     rank: int
@@ -65,18 +65,18 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class StragglerWatch:
     """What was seen of the ranks of one generation."""
 
     pipeline_depth: int
-    beats: tuple[tuple[Beat, ...], ...] = ()
+    beats: tuple[tuple[RankSample, ...], ...] = ()
     """Of each of the newest mini-batches, oldest first: every rank's."""
     slowness: tuple[tuple[float, ...], ...] = ()
     """Of each of them: every rank's time over that of its peers."""
     usual: tuple[float, ...] = ()
     """With one replica: what each rank's slowness was at first, from 1 to ``TRUST``."""
 
-    def observe(self, beats: Sequence[Beat]) -> Watch:
+    def observe(self, beats: Sequence[RankSample]) -> StragglerWatch:
         """Return the watch after one more mini-batch.
 
         Args:
@@ -101,7 +101,7 @@ class Watch:
             watch = replace(watch, usual=usual)
         return watch
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[Straggler, ...]:
         """Return the ranks that are slow, the slowest first."""
         if len(self.slowness) < OUTLYING:
             return ()
@@ -111,7 +111,7 @@ class Watch:
             scatter = statistics.median(map(_scatter, columns))
             margin = margin if scatter <= CALM else 2 * scatter
         slow = [
-            Verdict(
+            Straggler(
                 rank=rank,
                 slowness=statistics.median(column[-OUTLYING:]),
                 outlying=_outlying(column, margin),
@@ -121,7 +121,7 @@ class Watch:
         ]
         return tuple(sorted(slow, key=lambda verdict: -verdict.slowness))
 
-    def saved_s(self, slow: Collection[Verdict]) -> float:
+    def saved_s(self, slow: Collection[Straggler]) -> float:
         """Return what a mini-batch would take less, were they as fast as their peers.
 
         A replica goes as fast as its slowest stage. Now all wait for the replica that

@@ -15,8 +15,13 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.adapt.policy import break_even_s, handicap
 from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
 from spottrain.morphing.plan.inputs import Objective, PlanInputs, check_inputs
-from spottrain.morphing.plan.layouts import Layout, Layouts, Refusal, choose_layouts
-from spottrain.morphing.plan.modes import RUNNABLE, Draft, Manner, manners
+from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
+from spottrain.morphing.plan.modes import (
+    RUNNABLE,
+    Draft,
+    ExecutionMode,
+    execution_modes,
+)
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire import Plan, ScheduleKind
 
@@ -148,7 +153,7 @@ class _Weighed:
     least_s: float
     """What its step takes at least."""
     least_cost: float
-    outcome: Layout | Refusal | None = None
+    outcome: PlanLayout | Refusal | None = None
     plan: Plan | None = None
     """With its predicted time, once it is simulated."""
     cost: float = math.inf
@@ -166,7 +171,7 @@ class Search:
         """Of those as good as the best, the one preferred."""
         self._open: list[tuple[float, int, _Weighed]] = []
         self._seen: list[_Weighed] = []
-        self._refused: dict[tuple[int, Manner], _Weighed] = {}
+        self._refused: dict[tuple[int, ExecutionMode], _Weighed] = {}
         self._number = 0
 
     def run(self) -> None:
@@ -194,7 +199,7 @@ class Search:
         for depth in range(
             1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
         ):
-            for manner in manners(self.inputs, depth):
+            for manner in execution_modes(self.inputs, depth):
                 group = depth if manner.chunks > 1 else 1
                 if layouts.virtual_nodes % group:
                     continue
@@ -203,7 +208,7 @@ class Search:
                     yield from self._bounded(depth, manner, widths)
 
     def _bounded(
-        self, depth: int, manner: Manner, widths: list[int]
+        self, depth: int, manner: ExecutionMode, widths: list[int]
     ) -> Iterator[tuple[float, int, _Weighed]]:
         steps_s = self.layouts.least_steps_s(depth, manner, widths)
         for width, least_s in zip(widths, steps_s, strict=True):
@@ -218,7 +223,7 @@ class Search:
                 _Weighed(Draft(depth, width, manner), least_s, cost),
             )
 
-    def _is_double(self, width: int, manner: Manner) -> bool:
+    def _is_double(self, width: int, manner: ExecutionMode) -> bool:
         """Whether another schedule, which is preferred, makes the very same of it.
 
         One micro-batch at a time goes forward and backward, whatever the list.
@@ -234,7 +239,7 @@ class Search:
         cost = step_s * handicap(depth, width, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
-    def _liking(self, draft: Draft) -> tuple[bool, Manner, int, int]:
+    def _liking(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:
         """Return by what equally good plans are told apart, the least first."""
         now = self.inputs.previous
         manner = draft.manner
@@ -261,13 +266,13 @@ class Search:
             weighed.outcome = refused.outcome
             return
         outcome = weighed.outcome = self.layouts.lay_out(draft)
-        if isinstance(outcome, Layout):
+        if isinstance(outcome, PlanLayout):
             self._simulate(weighed, outcome)
         elif outcome.room_bytes is not None:
             self._refused[key] = weighed
             self._bound(draft, outcome.room_bytes)
 
-    def _simulate(self, weighed: _Weighed, layout: Layout) -> None:
+    def _simulate(self, weighed: _Weighed, layout: PlanLayout) -> None:
         plan = weighed.plan = self.layouts.simulate(layout)
         draft = weighed.draft
         weighed.cost = self._cost(
@@ -302,7 +307,7 @@ class Search:
             bound = 0 if draft.manner.chunks > 1 else 1
             tight = replace(draft, manner=replace(draft.manner, in_flight_bound=bound))
             outcome = self.layouts.lay_out(tight, uneven=math.inf)
-            if isinstance(outcome, Layout):
+            if isinstance(outcome, PlanLayout):
                 again = _Weighed(tight, weighed.least_s, weighed.least_cost, outcome)
                 self._seen.append(again)
                 self._simulate(again, outcome)

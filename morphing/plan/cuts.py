@@ -29,7 +29,12 @@ from spottrain.morphing.plan.bounds import (
 )
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.mixed_bounds import Counts, least_finish_s, replica_counts
-from spottrain.morphing.plan.modes import Draft, Fleet, Manner, manners
+from spottrain.morphing.plan.modes import (
+    DeviceFleet,
+    Draft,
+    ExecutionMode,
+    execution_modes,
+)
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.reducing import tied_bytes, tied_hops
 
@@ -48,7 +53,7 @@ class Cuts:
         self.inputs = inputs
         self.microbatch_size = microbatch_size
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
-        self.fleet = Fleet(inputs)
+        self.fleet = DeviceFleet(inputs)
         self.times = Times(inputs.profile, microbatch_size)
         self.param_sums = np.concatenate(
             ([0.0], np.cumsum([s.param_bytes for s in inputs.facts.sections]))
@@ -70,7 +75,7 @@ class Cuts:
     # --- Bounds -----------------------------------------------------------------------
 
     def least_steps_s(
-        self, depth: int, manner: Manner, widths: Sequence[int]
+        self, depth: int, manner: ExecutionMode, widths: Sequence[int]
     ) -> list[float]:
         """Return what a mini-batch takes at least for each of ``widths``."""
         fastest_device = max(self.fleet.speeds, default=1.0)
@@ -92,7 +97,7 @@ class Cuts:
         return steps
 
     def _finish_s(
-        self, depth: int, manner: Manner, widths: Sequence[int]
+        self, depth: int, manner: ExecutionMode, widths: Sequence[int]
     ) -> Array | None:
         """Return what devices of several speeds need at least, for each of ``widths``."""
         if len(self.fleet.speeds) <= 1:
@@ -110,13 +115,13 @@ class Cuts:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
 
-    def places(self, depth: int, manner: Manner) -> NDArray[np.int64] | None:
+    def places(self, depth: int, manner: ExecutionMode) -> NDArray[np.int64] | None:
         """Return the most micro-batches in flight on each stage, as far as known."""
         if manner.in_flight_bound:
             return np.full(depth, manner.in_flight_bound)
         return np.arange(depth, 0, -1) if manner.schedule == "1f1b" else None
 
-    def _stage_params(self, depth: int, manner: Manner) -> Array:
+    def _stage_params(self, depth: int, manner: ExecutionMode) -> Array:
         cuts = np.array(self.cut(manner.recompute, depth * manner.chunks))
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
@@ -184,7 +189,7 @@ class Cuts:
     # --- Memory -----------------------------------------------------------------------
 
     def _stage_loads(
-        self, depth: int, manner: Manner, count: int
+        self, depth: int, manner: ExecutionMode, count: int
     ) -> tuple[StageLoad, ...]:
         return stage_loads(
             manner.schedule,
@@ -195,7 +200,9 @@ class Cuts:
             in_flight_bound=manner.in_flight_bound or None,
         )
 
-    def loads(self, depth: int, manner: Manner, count: int) -> tuple[StageLoad, ...]:
+    def loads(
+        self, depth: int, manner: ExecutionMode, count: int
+    ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
         But for GPipe, a short list tells all.
@@ -219,7 +226,7 @@ class Cuts:
     def needed_bytes(
         self,
         depth: int,
-        manner: Manner,
+        manner: ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
     ) -> list[int]:
@@ -246,7 +253,7 @@ class Cuts:
     def _tight_cut(
         self,
         depth: int,
-        manner: Manner,
+        manner: ExecutionMode,
         crowd: tuple[int, int, int],
         room_bytes: int,
         uneven: float,
@@ -334,11 +341,11 @@ class Cuts:
             if manner.chunks == 1
         )
 
-    def _leanest(self, depth: int) -> list[Manner]:
+    def _leanest(self, depth: int) -> list[ExecutionMode]:
         """Return the manners, each with as few micro-batches in flight as can be."""
         return [
             manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
-            for manner in manners(self.inputs, depth)
+            for manner in execution_modes(self.inputs, depth)
             if manner.chunks == 1 or self.virtual_nodes % depth == 0
         ]
 

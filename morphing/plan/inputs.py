@@ -49,7 +49,7 @@ class PlanInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanQuestion:
     """What was asked of the planner, to be kept with its answer.
 
     That is ``PlanInputs``, but for facts and profile, which stay the same over the life
@@ -69,10 +69,10 @@ class Question:
     lag_share: float
 
 
-def question_of(inputs: PlanInputs) -> Question:
+def question_of(inputs: PlanInputs) -> PlanQuestion:
     """Return ``inputs`` in the form in which they are kept."""
     model = encode(inputs.facts) + encode(inputs.profile)
-    return Question(
+    return PlanQuestion(
         model_sha256=hashlib.sha256(model.encode()).hexdigest(),
         slots=inputs.slots,
         minibatch_size=inputs.minibatch_size,

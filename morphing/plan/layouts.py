@@ -11,7 +11,7 @@ from spottrain.morphing.memory.handover import handover_bytes
 from spottrain.morphing.memory.memory import megabytes
 from spottrain.morphing.plan.cuts import UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.modes import Draft, Fleet
+from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire import Plan
@@ -32,7 +32,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlanLayout:
     """A plan that fits; its time is yet to be predicted."""
 
     plan: Plan
@@ -60,8 +60,8 @@ class Layouts(Cuts):
     """Whether a plan may be one that the present plan's sections leave no room for."""
 
     def lay_out(
-        self, draft: Draft, fleet: Fleet | None = None, uneven: float = UNEVEN
-    ) -> Layout | Refusal:
+        self, draft: Draft, fleet: DeviceFleet | None = None, uneven: float = UNEVEN
+    ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.fleet
         refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
@@ -74,7 +74,7 @@ class Layouts(Cuts):
             if smallest > room:
                 room = smallest
                 laid = self._on(draft, devices, fleet, room, uneven)
-                if isinstance(laid, Layout):
+                if isinstance(laid, PlanLayout):
                     return laid
                 refusal = laid
         return refusal
@@ -83,10 +83,10 @@ class Layouts(Cuts):
         self,
         draft: Draft,
         devices: list[Device],
-        fleet: Fleet,
+        fleet: DeviceFleet,
         room_bytes: int,
         uneven: float,
-    ) -> Layout | Refusal:
+    ) -> PlanLayout | Refusal:
         """Lay out on ``devices``, whose smallest has ``room_bytes``."""
         depth, manner = draft.depth, draft.manner
         even = self.even_cut(draft)
@@ -113,7 +113,7 @@ class Layouts(Cuts):
         if refusal is not None:
             return refusal
         vms = {slot.vm_id for slot in plan.slots}
-        return Layout(
+        return PlanLayout(
             plan,
             tuple(device.speed for device in placed),
             max(needed),
@@ -192,7 +192,7 @@ class Layouts(Cuts):
             chunks=manner.chunks,
         )
 
-    def simulate(self, layout: Layout) -> Plan:
+    def simulate(self, layout: PlanLayout) -> Plan:
         """Return the plan of ``layout`` with its predicted time."""
         step = expect_step(
             layout.plan,

@@ -19,7 +19,7 @@ CHUNKS = (2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Manner:
+class ExecutionMode:
     """How a pipeline is run; of equals the least is taken."""
 
     rank: int
@@ -41,30 +41,30 @@ class Draft:
 
     depth: int
     width: int
-    manner: Manner
+    manner: ExecutionMode
 
 
-def manners(inputs: PlanInputs, depth: int) -> list[Manner]:
+def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
     """Return how a pipeline of ``depth`` might be run."""
     if depth == 1:
         # One stage has nothing to order: it goes forward and backward by turns.
         asked = inputs.schedule
         alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
-        return [Manner(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
+        return [ExecutionMode(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
         if inputs.schedule in (None, schedule):
             for chunks in CHUNKS if schedule == "interleaved" else (1,):
                 if depth * chunks <= len(inputs.facts.sections):
                     found += [
-                        Manner(rank, chunks, 0, recompute)
+                        ExecutionMode(rank, chunks, 0, recompute)
                         for recompute in (False, True)
                         if inputs.recompute in (None, recompute)
                     ]
     return found
 
 
-class Fleet:
+class DeviceFleet:
     """The devices at hand."""
 
     def __init__(self, inputs: PlanInputs) -> None:

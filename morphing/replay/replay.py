@@ -23,7 +23,7 @@ from spottrain.morphing.replay.traces import Trace
 from spottrain.wire import Profile
 
 
-class Spent(StrEnum):
+class TimeUse(StrEnum):
     """What a second of the trace went into."""
 
     TRAINING = "training"
@@ -42,7 +42,7 @@ class Spent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class CostModel:
     """The constants of the machine room: stated guesses, to be varied."""
 
     morph_s: float = 30.0
@@ -76,7 +76,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class FleetView:
     """What a rule may know: the past, and the VMs that are there."""
 
     now_s: float
@@ -88,33 +88,33 @@ class View:
     """When usable VMs last came or went."""
     losses_at_s: Sequence[float]
     """When VMs were lost."""
-    room: Room
+    room: CostModel
 
 
-class Rule(Protocol):
+class MorphRule(Protocol):
     """Decides; see ``rules``."""
 
     name: str
     restarts: bool
     """Whether every change throws everything back to the newest checkpoint."""
 
-    def mend(self, view: View) -> Shape | None:
+    def mend(self, view: FleetView) -> Shape | None:
         """Return what to run when nothing does; ``None``: nothing fits."""
         ...
 
-    def leave_for(self, view: View) -> Shape | None:
+    def leave_for(self, view: FleetView) -> Shape | None:
         """Return what to go over to between two mini-batches; ``None``: go on."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ReplayResult:
     """What came of one rule."""
 
     rule: str
     examples: int
     """Useful ones."""
-    seconds: dict[Spent, float]
+    seconds: dict[TimeUse, float]
     """They add up to the trace's length."""
     morphs: int
     usd: float
@@ -135,7 +135,9 @@ class _Change:
     goes: list[str] = field(default_factory=list)
 
 
-def replay(trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> Outcome:
+def replay(
+    trace: Trace, shapes: Shapes, rule: MorphRule, room: CostModel
+) -> ReplayResult:
     """Play ``trace`` from its first to its last row under ``rule``.
 
     The same arguments give the same outcome.
@@ -143,7 +145,7 @@ def replay(trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> Outcome:
     return _Replay(trace, shapes, rule, room).run()
 
 
-def _changes(trace: Trace, room: Room) -> list[_Change]:
+def _changes(trace: Trace, room: CostModel) -> list[_Change]:
     """Return the changes in order; VMs that go before they can be used never come."""
     changes: dict[float, _Change] = {}
 
@@ -165,9 +167,11 @@ def _changes(trace: Trace, room: Room) -> list[_Change]:
 class _Replay:
     """One trace under one rule."""
 
-    def __init__(self, trace: Trace, shapes: Shapes, rule: Rule, room: Room) -> None:
+    def __init__(
+        self, trace: Trace, shapes: Shapes, rule: MorphRule, room: CostModel
+    ) -> None:
         self.trace, self.shapes, self.rule, self.room = trace, shapes, rule, room
-        self.seconds = dict.fromkeys(Spent, 0.0)
+        self.seconds = dict.fromkeys(TimeUse, 0.0)
         self.now_s = self.since_s = 0.0
         """``since_s``: when the wait, pause or mini-batch of now began."""
         self.usable: dict[str, None] = {}
@@ -193,16 +197,16 @@ class _Replay:
         self.morphs = 0
         self.changed_at_s = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         """Play all of it."""
         for change in _changes(self.trace, self.room):
             self._play_until(change.at_s)
             self._apply(change)
         self._play_until(self.trace.end_s)
         self.now_s = self.trace.end_s
-        self._spend(Spent.UNFINISHED)
+        self._spend(TimeUse.UNFINISHED)
         workload = self.shapes.workload
-        return Outcome(
+        return ReplayResult(
             rule=self.rule.name,
             examples=(self.saved + len(self.steps_s)) * workload.minibatch_size,
             seconds=self.seconds,
@@ -223,10 +227,10 @@ class _Replay:
         """Return the VMs of the plan."""
         return itertools.chain.from_iterable(self.stages)
 
-    def _spend(self, running: Spent) -> None:
+    def _spend(self, running: TimeUse) -> None:
         """Book the time since the last booking; ``running`` if a mini-batch ran."""
-        spent = Spent.PAUSED if self.paused else running
-        self.seconds[spent if self.stages else Spent.WAITING] += (
+        spent = TimeUse.PAUSED if self.paused else running
+        self.seconds[spent if self.stages else TimeUse.WAITING] += (
             self.now_s - self.since_s
         )
         self.since_s = self.now_s
@@ -235,7 +239,7 @@ class _Replay:
 
     def _begin(self) -> None:
         """The pause is over."""
-        self._spend(Spent.PAUSED)
+        self._spend(TimeUse.PAUSED)
         self.paused = False
         self.holders = [set(stage) for stage in self.stages]
         self._step()
@@ -247,7 +251,7 @@ class _Replay:
     def _finish(self) -> None:
         """A mini-batch is done."""
         assert self.shape is not None
-        self._spend(Spent.TRAINING)
+        self._spend(TimeUse.TRAINING)
         self.steps_s.append(self.shape.step_s)
         if self.now_s >= self.save_s:
             self.saved += len(self.steps_s)
@@ -289,8 +293,8 @@ class _Replay:
     def _roll_back(self) -> None:
         """Nobody holds the newest state: back to the checkpoint."""
         lost_s = sum(self.steps_s)
-        self.seconds[Spent.TRAINING] -= lost_s
-        self.seconds[Spent.RECOMPUTED] += lost_s
+        self.seconds[TimeUse.TRAINING] -= lost_s
+        self.seconds[TimeUse.RECOMPUTED] += lost_s
         self.steps_s = []
         self.holders = []
 
@@ -300,14 +304,14 @@ class _Replay:
         if shape is not None:
             self._open(shape)
             return
-        self._spend(Spent.DROPPED)
+        self._spend(TimeUse.DROPPED)
         self.stages = []
         self.paused = False
         self.until_s = math.inf
 
     def _open(self, shape: Shape) -> None:
         """Go over to ``shape``: who holds a stage keeps it, others fill the gaps."""
-        self._spend(Spent.DROPPED)
+        self._spend(TimeUse.DROPPED)
         free = dict(self.usable)
         stages: list[list[str]] = [[] for _ in range(shape.depth)]
         if len(self.holders) == shape.depth:
@@ -327,8 +331,8 @@ class _Replay:
         self.until_s = self.now_s + pause_s
         self.morphs += 1
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> FleetView:
+        return FleetView(
             now_s=self.now_s,
             usable=len(self.usable),
             shape=self.shape,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.clairvoyant import most_minibatches
-from spottrain.morphing.replay.replay import Outcome, Room, View, replay
+from spottrain.morphing.replay.replay import CostModel, FleetView, ReplayResult, replay
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
 
@@ -26,11 +26,11 @@ class AtEveryChange:
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
 
-    def mend(self, view: View) -> Shape | None:
+    def mend(self, view: FleetView) -> Shape | None:
         """Return the best plan."""
         return self.shapes.best(view.usable)
 
-    def leave_for(self, view: View) -> Shape | None:
+    def leave_for(self, view: FleetView) -> Shape | None:
         """Return the best plan if it is another one."""
         best = self.shapes.best(view.usable)
         return None if best == view.shape else best
@@ -41,19 +41,19 @@ class WhenItPays(AtEveryChange):
 
     name = "when it pays"
 
-    def mend(self, view: View) -> Shape | None:
+    def mend(self, view: FleetView) -> Shape | None:
         """Return the best plan, what losses put at stake counted."""
         return self.shapes.best(view.usable, _lag_share(view))
 
-    def leave_for(self, view: View) -> Shape | None:
+    def leave_for(self, view: FleetView) -> Shape | None:
         """Return the best plan once it pays."""
         best, present = self.mend(view), view.shape
         if best is None or present is None:
             return None
         profile = self.shapes.workload.profile
         at_s = policy.morph_at_s(
-            policy.Way(examples_per_s=self._examples_per_s(present, view)),
-            policy.Way(
+            policy.MorphOption(examples_per_s=self._examples_per_s(present, view)),
+            policy.MorphOption(
                 examples_per_s=self._examples_per_s(best, view),
                 cost_s=view.room.pause_s(best, profile, moves=True),
             ),
@@ -62,13 +62,13 @@ class WhenItPays(AtEveryChange):
         )
         return best if at_s <= view.now_s else None
 
-    def _examples_per_s(self, shape: Shape, view: View) -> float:
+    def _examples_per_s(self, shape: Shape, view: FleetView) -> float:
         slower = policy.slowdown(shape.depth, shape.width, _lag_share(view))
         return self.shapes.workload.minibatch_size / shape.step_s / slower
 
 
-def _outlook(view: View) -> policy.Outlook:
-    return policy.Outlook(
+def _outlook(view: FleetView) -> policy.FleetOutlook:
+    return policy.FleetOutlook(
         since_s=0.0,
         losses_at_s=view.losses_at_s,
         changed_at_s=view.changed_at_s,
@@ -76,7 +76,7 @@ def _outlook(view: View) -> policy.Outlook:
     )
 
 
-def _lag_share(view: View) -> float:
+def _lag_share(view: FleetView) -> float:
     lag_s = view.room.checkpoint_every_s / 2
     return policy.lag_share(_outlook(view), lag_s, view.now_s)
 
@@ -90,7 +90,7 @@ class WidthOnly(AtEveryChange):
         super().__init__(shapes)
         self.depth: int | None = None
 
-    def mend(self, view: View) -> Shape | None:
+    def mend(self, view: FleetView) -> Shape | None:
         """Return the widest plan."""
         if self.depth is None:
             first = self.shapes.best(view.usable)
@@ -98,7 +98,7 @@ class WidthOnly(AtEveryChange):
             return first
         return self.shapes.at_depth(self.depth, view.usable)
 
-    def leave_for(self, view: View) -> Shape | None:
+    def leave_for(self, view: FleetView) -> Shape | None:
         """Return the widest plan if it is another one."""
         widest = self.mend(view)
         return None if widest == view.shape else widest
@@ -110,7 +110,7 @@ class RestartAll(AtEveryChange):
     name = "restart all"
     restarts = True
 
-    def leave_for(self, view: View) -> Shape | None:
+    def leave_for(self, view: FleetView) -> Shape | None:
         """Return nothing: every change has restarted it already."""
         return None
 
@@ -128,13 +128,13 @@ RULES: tuple[type[AtEveryChange], ...] = (
 class Comparison:
     """What came of every rule, and what could have come of the trace."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ReplayResult, ...]
     """In the order of ``RULES``."""
     most_examples: int
     """What one who knew all of the trace could have trained at most."""
 
 
-def compare(trace: Trace, shapes: Shapes, room: Room) -> Comparison:
+def compare(trace: Trace, shapes: Shapes, room: CostModel) -> Comparison:
     """Play ``trace`` under every rule, and with all knowledge.
 
     Raises:

@@ -10,8 +10,8 @@ from functools import partial
 from spottrain.morphing.adapt.policy import CAUTION, handicap
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import PlanInputs, positive
-from spottrain.morphing.plan.layouts import Layout, Layouts, Refusal
-from spottrain.morphing.plan.modes import Draft, Fleet, manners
+from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
+from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
 from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKind, Slot
@@ -142,7 +142,7 @@ class Shapes:
             least: list[tuple[float, int, int]] = []
             for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
                 width = min(slots // depth, self.virtual_nodes)
-                manner = manners(self._inputs, depth)[0]
+                manner = execution_modes(self._inputs, depth)[0]
                 (bound_s,) = self._layouts.least_steps_s(depth, manner, [width])
                 least.append((bound_s, depth, width))
             shapes: list[Shape] = []
@@ -172,7 +172,7 @@ class Shapes:
             )
             for i in range(depth * width)
         )
-        fleet = Fleet(replace(self._inputs, slots=devices))
+        fleet = DeviceFleet(replace(self._inputs, slots=devices))
         plan = self._plan(depth, width, fleet)
         if plan is None:
             self._refused[depth] = width
@@ -188,12 +188,12 @@ class Shapes:
             ),
         )
 
-    def _plan(self, depth: int, width: int, fleet: Fleet) -> Plan | None:
+    def _plan(self, depth: int, width: int, fleet: DeviceFleet) -> Plan | None:
         """Return the plan of a shape; where memory binds, the faster of two.
 
         One cut unevenly, and one cut evenly with fewer micro-batches in flight.
         """
-        draft = Draft(depth, width, manners(self._inputs, depth)[0])
+        draft = Draft(depth, width, execution_modes(self._inputs, depth)[0])
         found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
         even = self._layouts.even_cut(draft)
         if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
@@ -204,7 +204,7 @@ class Shapes:
                 tight = replace(draft, manner=manner)
                 found.append(self._layouts.lay_out(tight, fleet))
         plans = [
-            self._layouts.simulate(one) for one in found if isinstance(one, Layout)
+            self._layouts.simulate(one) for one in found if isinstance(one, PlanLayout)
         ]
         return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
 

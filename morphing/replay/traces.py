@@ -23,7 +23,7 @@ LONGEST_S = 3652.5 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmLife:
+class VmInterval:
     """One VM: here from ``from_s`` until ``until_s``."""
 
     vm_id: str
@@ -36,7 +36,7 @@ class VmLife:
 class Trace:
     """A spot group; its first row is at 0 s, its last one at ``end_s``."""
 
-    lives: tuple[VmLife, ...]
+    lives: tuple[VmInterval, ...]
     """By ascending ``from_s``."""
     end_s: float
     notices: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
         )
     return Trace(
         lives=tuple(
-            VmLife(
+            VmInterval(
                 vm_id=vm.vm_id, from_s=vm.from_s - start_s, until_s=vm.until_s - start_s
             )
             for vm in lives
@@ -171,10 +171,10 @@ def _events_of_counts(rows: Iterable[_Row], draw: random.Random) -> Iterator[_Ro
             yield _Row(at_s=row.at_s, added=False, vm_id=gone)
 
 
-def _lives(rows: Iterable[_Row]) -> tuple[list[VmLife], int]:
+def _lives(rows: Iterable[_Row]) -> tuple[list[VmInterval], int]:
     """Return the VMs by ascending start, and how many rows changed nothing."""
     since: dict[str, float] = {}
-    lives: list[VmLife] = []
+    lives: list[VmInterval] = []
     idle = 0
     for row in rows:
         if not row.vm_id:
@@ -186,9 +186,11 @@ def _lives(rows: Iterable[_Row]) -> tuple[list[VmLife], int]:
         else:
             from_s = since.pop(row.vm_id)
             if row.at_s > from_s:
-                lives.append(VmLife(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s))
+                lives.append(
+                    VmInterval(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s)
+                )
     lives += [
-        VmLife(vm_id=vm_id, from_s=from_s, until_s=math.inf)
+        VmInterval(vm_id=vm_id, from_s=from_s, until_s=math.inf)
         for vm_id, from_s in since.items()
     ]
     return sorted(lives, key=lambda vm: vm.from_s), idle

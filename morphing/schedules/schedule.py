@@ -1,7 +1,7 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
 A schedule is one list of tasks a stage, made before the mini-batch begins (``lists`` makes
-it). ``next_task`` reads a stage's list and ``Progress`` and says what to run now. The
+it). ``next_task`` reads a stage's list and ``StageProgress`` and says what to run now. The
 executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
 that what is simulated is what runs.
 
@@ -36,7 +36,7 @@ WORKS = tuple(Work)
 NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
-class Conduct(IntEnum):
+class OrderPolicy(IntEnum):
     """How far a stage departs from its list."""
 
     FREE = rule.FREE
@@ -181,7 +181,7 @@ class ChunkCounts:
     backwards: int = 0
 
 
-class Progress:
+class StageProgress:
     """Where one stage stands in its list, what has arrived, and what it may hold.
 
     The one object that executor and simulator keep for each stage: they report arrivals
@@ -224,7 +224,7 @@ class Progress:
         first: bool,
         last: bool,
         bound: int | None = None,
-        conduct: Conduct = Conduct.FREE,
+        conduct: OrderPolicy = OrderPolicy.FREE,
     ) -> None:
         recompute = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
         self.chunks = [
@@ -234,7 +234,7 @@ class Progress:
         backwards = sum(task.work is Work.BACKWARD for task in tasks)
         self.num_microbatches = backwards // len(self.chunks)
         self.tasks = tasks
-        self.conduct = conduct if len(self.chunks) == 1 else Conduct.IN_ORDER
+        self.conduct = conduct if len(self.chunks) == 1 else OrderPolicy.IN_ORDER
         self.bound = max_in_flight(tasks) if bound is None else bound
         self.recomputes = bool(recompute)
         self.chunks[0].activations = self.num_microbatches if first else 0
@@ -327,7 +327,7 @@ class Progress:
         self._position = len(self.tasks)
 
 
-def next_task(progress: Progress) -> Task | None:
+def next_task(progress: StageProgress) -> Task | None:
     """Return the task to run now, or ``None`` to wait for an arrival.
 
     The list's next task, if its input is here. Otherwise the stage is opportunistic

@@ -32,7 +32,7 @@ from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.process.worker import LoadedJob
-from spottrain.pipeline.state.agreement import Decision
+from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import fill
 from spottrain.pipeline.state.slot import SlotMemory
@@ -169,11 +169,13 @@ class SectionBench:
         updater = self.memory.updater(optimizers, FaultScript())
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
-            decision = Decision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
+            decision = MinibatchDecision(
+                0, step, 1.0, 1.0, 1.0, overflow=False, stop=False
+            )
             _timed(times, functools.partial(self._update, updater, decision))
         return statistics.median(times[1:])
 
-    def _update(self, updater: Updater, decision: Decision) -> None:
+    def _update(self, updater: Updater, decision: MinibatchDecision) -> None:
         for run in self._runs:
             arena = self.memory.arenas[run.section]
             for gradients in arena.gradient_runs:

@@ -18,13 +18,13 @@ from spottrain.pipeline.model.optimizer import (
     optimizer_class,
     section_state_spec,
 )
-from spottrain.pipeline.model.sections import Layout, TensorSpec
+from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tool import answer
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import ModelFacts, SectionFacts
 
 
-def model_facts(job: TrainingJob, layout: Layout) -> ModelFacts:
+def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
     """Return what planning needs to know of a traced job.
 
     Raises:
@@ -60,7 +60,7 @@ def model_facts(job: TrainingJob, layout: Layout) -> ModelFacts:
     )
 
 
-def fingerprint(layout: Layout, optimizer: str, states: list[StateSpec]) -> str:
+def fingerprint(layout: ModelLayout, optimizer: str, states: list[StateSpec]) -> str:
     """Return a hash of what a checkpoint or a profile of the job depends on.
 
     That is: sections, names, shapes and types of parameters, the optimizer's class

@@ -10,7 +10,7 @@ from torch import nn
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
-from spottrain.pipeline.model.sections import Layout, TensorSpec
+from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 
 StateSpec = dict[str, dict[str, TensorSpec]]
 """Parameter name to state key to tensor."""
@@ -39,13 +39,15 @@ def optimizer_state_spec(
     }
 
 
-def section_state_spec(job: TrainingJob, layout: Layout, section: int) -> StateSpec:
+def section_state_spec(
+    job: TrainingJob, layout: ModelLayout, section: int
+) -> StateSpec:
     """Return ``optimizer_state_spec`` of one section's parameters."""
     names = layout.parameters[section]
     return optimizer_state_spec(job, [(name, layout.specs[name]) for name in names])
 
 
-def optimizer_class(job: TrainingJob, layout: Layout) -> str:
+def optimizer_class(job: TrainingJob, layout: ModelLayout) -> str:
     """Return the full name of the optimizer's class; empty if nothing is trained.
 
     Raises:

@@ -46,7 +46,7 @@ class CutFacts:
 
 
 @dataclass
-class Facts:
+class TraceFacts:
     """What one dry run found."""
 
     uses: dict[str, set[int]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.facts = Facts()
+        self.facts = TraceFacts()
         self.section = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}

@@ -65,7 +65,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ModelLayout:
     """What the tracer found: sections, their parameters, what crosses the cuts.
 
     Parameters go by the first of their names in ``model.named_parameters()``.

@@ -13,7 +13,12 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.data import seed_everything
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
-from spottrain.pipeline.model.sections import Cut, Layout, TensorSpec, parameter_slots
+from spottrain.pipeline.model.sections import (
+    Cut,
+    ModelLayout,
+    TensorSpec,
+    parameter_slots,
+)
 from spottrain.pipeline.model.skeleton import build_skeleton
 
 Seeds = Callable[[int], int]
@@ -54,7 +59,7 @@ class StageModel:
     def __init__(
         self,
         job: TrainingJob,
-        layout: Layout,
+        layout: ModelLayout,
         sections: range,
         tensors: Mapping[int, Mapping[str, torch.Tensor]],
         device: torch.device | str = "cpu",

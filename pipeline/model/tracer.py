@@ -23,14 +23,14 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.recorder import (
     CutFacts,
-    Facts,
     Recorder,
+    TraceFacts,
     refuse_change,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
     Cut,
-    Layout,
+    ModelLayout,
     ParameterSlots,
     TensorSpec,
     find_cuts,
@@ -60,7 +60,7 @@ class _DryRun:
         for name, module in list(self._model.named_modules()):
             module.forward = self._reporting(name, module.forward)
 
-    def run(self, batch: Batch) -> Facts:
+    def run(self, batch: Batch) -> TraceFacts:
         """Run the loss on one micro-batch."""
         buffers = {name: id(b) for name, b in self._model.named_buffers()}
         batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
@@ -173,7 +173,7 @@ def _kept(block: str, item: Any) -> Any:
 # --- The layout ----------------------------------------------------------------------
 
 
-def trace(job: TrainingJob) -> Layout:
+def trace(job: TrainingJob) -> ModelLayout:
     """Find the sections of a job's model by dry runs of its loss.
 
     Runs the loss on micro-batches of one and two examples (the first one of the data
@@ -202,7 +202,7 @@ def trace(job: TrainingJob) -> Layout:
     return _layout(run, first, second, tied, batches[0])
 
 
-def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, Facts, bool]:
+def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, TraceFacts, bool]:
     """Run on the meta device if the user's code lets us, else on the CPU."""
     run = _DryRun(job, on_meta=True, tied=frozenset())
     try:
@@ -216,11 +216,11 @@ def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, Facts, bool]:
 
 def _layout(
     run: _DryRun,
-    first: Facts,
-    second: Facts,
+    first: TraceFacts,
+    second: TraceFacts,
     tied: dict[str, tuple[int, ...]],
     batch: Batch,
-) -> Layout:
+) -> ModelLayout:
     calls, needed = first.calls, first.needed | second.needed
     slots = run._slots
     cuts = tuple(
@@ -228,7 +228,7 @@ def _layout(
     )
     sections = {name: first.uses.get(name) or _home(name, calls) for name in slots}
     specs = {name: _spec(slots, name) for name in slots}
-    return Layout(
+    return ModelLayout(
         blocks=run.blocks,
         cuts=cuts,
         parameters=tuple(

@@ -8,7 +8,7 @@ from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import section_state_spec
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.tracer import trace
 from spottrain.pipeline.process.worker import LoadedJob
 from spottrain.pipeline.state.arena import ParameterSpec
@@ -33,7 +33,7 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
 
 
 def parameter_specs(
-    job: TrainingJob, layout: Layout, section: int
+    job: TrainingJob, layout: ModelLayout, section: int
 ) -> tuple[ParameterSpec, ...]:
     """Return what it takes to keep and train the parameters of one section."""
     state = section_state_spec(job, layout, section)

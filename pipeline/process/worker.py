@@ -19,7 +19,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import give_back
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state.arena import ParameterSpec
 from spottrain.pipeline.state.handover import DamagedCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
@@ -43,7 +43,7 @@ class LoadedJob:
 
     spec: JobSpec
     job: TrainingJob
-    layout: Layout
+    layout: ModelLayout
     fingerprint: str
     specs: Sequence[tuple[ParameterSpec, ...]]
 

@@ -50,7 +50,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class MinibatchDecision:
     """Mini-batch ``step`` is to be applied: what all sections share in doing so."""
 
     generation: int
@@ -86,7 +86,7 @@ class RankRecord:
 
     rank: int
     sections: tuple[SectionRecord, ...]
-    decision: Decision | None
+    decision: MinibatchDecision | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Agreement:
     """Version of every section afterwards; the next mini-batch to train."""
     origin: int
     """Origin of every section afterwards."""
-    decision: Decision | None
+    decision: MinibatchDecision | None
     """What led to the step, where known: store it first, then apply it."""
 
 
@@ -115,7 +115,7 @@ class Move:
 
 def fold(
     generation: int, step: int, contributions: Iterable[Contribution], stop: bool
-) -> Decision:
+) -> MinibatchDecision:
     """Sum contributions in section order, so that every rank gets the same bits.
 
     Args:
@@ -132,7 +132,9 @@ def fold(
         weight += contribution.weight
         square_norm += contribution.square_norm
         overflow |= contribution.overflow
-    return Decision(generation, step, loss_sum, weight, square_norm, overflow, stop)
+    return MinibatchDecision(
+        generation, step, loss_sum, weight, square_norm, overflow, stop
+    )
 
 
 def agree(
@@ -222,7 +224,7 @@ def _states(records: Sequence[RankRecord]) -> set[tuple[int, int]]:
 
 def _decision(
     num_sections: int, records: Sequence[RankRecord], version: int, origin: int
-) -> Decision | None:
+) -> MinibatchDecision | None:
     """Return what led to (version, origin): stored somewhere, or folded again."""
     in_order = sorted(records, key=lambda r: r.rank)
     for record in in_order:

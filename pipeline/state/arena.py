@@ -20,7 +20,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from spottrain.pipeline.model.sections import TensorSpec
-from spottrain.pipeline.state.agreement import Contribution, Decision, SectionRecord
+from spottrain.pipeline.state.agreement import (
+    Contribution,
+    MinibatchDecision,
+    SectionRecord,
+)
 
 HEADER_BYTES = 4096
 ALIGNMENT_BYTES = 64
@@ -96,11 +100,11 @@ class ControlBlock:
         self._words[self._UNDO] = 0 if section is None else section + 1
 
     @property
-    def decision(self) -> Decision | None:
+    def decision(self) -> MinibatchDecision | None:
         """The last decision written."""
         if (step := self._words[self._STEP] - 1) < 0:
             return None
-        return Decision(
+        return MinibatchDecision(
             generation=self._words[self._GENERATION],
             step=step,
             loss_sum=self._reals[self._LOSS_SUM],
@@ -111,7 +115,7 @@ class ControlBlock:
         )
 
     @decision.setter
-    def decision(self, decision: Decision | None) -> None:
+    def decision(self, decision: MinibatchDecision | None) -> None:
         self._words[self._STEP] = 0
         if decision is None:
             return

@@ -8,7 +8,7 @@ from torch import nn
 
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.state.agreement import Decision, SectionRecord
+from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
 from spottrain.pipeline.state.arena import (
     ControlBlock,
     MemoryHolder,
@@ -87,7 +87,7 @@ class SlotMemory:
         return tuple(self.arenas[k].record() for k in sorted(self.arenas))
 
     def apply(
-        self, decision: Decision, sections: Sequence[int], faults: FaultScript
+        self, decision: MinibatchDecision, sections: Sequence[int], faults: FaultScript
     ) -> None:
         """Apply an adopted decision, without a model, to prepared sections."""
         if sections:

@@ -14,7 +14,7 @@ from spottrain.pipeline.base.heap import give_back
 from spottrain.pipeline.comm.links import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
-from spottrain.pipeline.state.agreement import Contribution, Decision
+from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.wire import Plan, TiedParameter
 
@@ -213,7 +213,7 @@ class Updater:
         self._clip = clip_grad_norm
         self._faults = faults
 
-    def apply(self, decision: Decision, sections: Sequence[int]) -> None:
+    def apply(self, decision: MinibatchDecision, sections: Sequence[int]) -> None:
         """Bring ``sections`` from version ``decision.step`` to the next.
 
         The decision must be written before. A mini-batch whose gradient is not finite
@@ -236,14 +236,14 @@ class Updater:
             self._control.undo_section = None
 
 
-def gradient_norm(decision: Decision) -> float:
+def gradient_norm(decision: MinibatchDecision) -> float:
     """Return the norm of the whole model's mean gradient."""
     if not decision.weight:
         return 0.0
     return math.sqrt(decision.square_norm) / decision.weight
 
 
-def gradient_scale(decision: Decision, clip_grad_norm: float | None) -> float:
+def gradient_scale(decision: MinibatchDecision, clip_grad_norm: float | None) -> float:
     """Return the factor from summed to mean gradients, clipped as torch clips."""
     scale = 1.0 / decision.weight
     if clip_grad_norm is not None:

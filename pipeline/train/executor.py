@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from spottrain.morphing.schedules.schedule import (
-    Progress,
+    StageProgress,
     StageSchedule,
     Task,
     Unit,
@@ -215,7 +215,7 @@ class _Minibatch:
         self._links = owner._links
         self._step = step
         self._sink = sink
-        self._progress = Progress(
+        self._progress = StageProgress(
             self._place.lists[self._place.stage],
             first=self._place.is_first,
             last=self._place.is_last,

@@ -25,9 +25,9 @@ from spottrain.pipeline.comm.links import (
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.state.agreement import Decision, fold
+from spottrain.pipeline.state.agreement import MinibatchDecision, fold
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.state.slot import SlotMemory
@@ -50,7 +50,7 @@ class StopWish:
     NONE, STOP, STOP_AND_CHECKPOINT = range(3)
 
 
-class Supervisor(Protocol):
+class SupervisorPort(Protocol):
     """What a worker asks of its supervisor while it trains."""
 
     def report(self, report: wire.Report) -> None:
@@ -69,14 +69,14 @@ class WorkerContext:
 
     spec: JobSpec
     job: TrainingJob
-    layout: Layout
+    layout: ModelLayout
     fingerprint: str
     """Of the model, as in ``ModelFacts``."""
     vm_id: str
     slot: int
     memory: SlotMemory
     checkpoints: Store
-    supervisor: Supervisor
+    supervisor: SupervisorPort
     faults: FaultScript
 
 
@@ -308,7 +308,7 @@ class _Training:
 
     def _commit(
         self, step: int, losses: list[tuple[float, float]]
-    ) -> tuple[Decision, int]:
+    ) -> tuple[MinibatchDecision, int]:
         """Reduce, prepare, gather, decide, apply (design: Commit, a to c)."""
         faults, generation = self._context.faults, self._command.generation
         faults.at(Hook.REDUCE)
@@ -380,5 +380,5 @@ class _Training:
             )
 
 
-def _trainable_ties(layout: Layout) -> list[TiedParameter]:
+def _trainable_ties(layout: ModelLayout) -> list[TiedParameter]:
     return [tied for tied in layout.tied if layout.specs[tied.name].requires_grad]

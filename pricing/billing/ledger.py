@@ -27,7 +27,7 @@ from spottrain.pricing.billing.money import (
     total,
     total_rate,
 )
-from spottrain.pricing.billing.terms import EXACT, TERMS, Terms
+from spottrain.pricing.billing.terms import EXACT, TERMS, BillingTerms
 
 Steps = tuple[tuple[int, Rate], ...]
 """Prices and since when they hold, in microseconds since the epoch, by time."""
@@ -68,7 +68,7 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LedgerLine:
     """What is known of one VM; ``offer`` is None as long as only its end is."""
 
     offer: Offer | None = None
@@ -110,10 +110,10 @@ class Line:
         return self.prices[-1][1] if self.prices else self.rate
 
     @property
-    def _terms(self) -> Terms:
+    def _terms(self) -> BillingTerms:
         return EXACT if self.offer is None else TERMS.get(self.offer.cloud, EXACT)
 
-    def priced_by(self, markets: Mapping[PlaceKey, Steps]) -> Line:
+    def priced_by(self, markets: Mapping[PlaceKey, Steps]) -> LedgerLine:
         """Return it with the prices of the market that count for it."""
         if self.offer is None or not _follows(self.offer):
             return self
@@ -187,9 +187,9 @@ class Ledger:
     Times are seconds since the epoch.
     """
 
-    open: Mapping[str, Line] = field(default_factory=dict)
+    open: Mapping[str, LedgerLine] = field(default_factory=dict)
     """VMs that cost on, by id."""
-    closed: Mapping[str, Line] = field(default_factory=dict)
+    closed: Mapping[str, LedgerLine] = field(default_factory=dict)
     """VMs that do not."""
     settled: Spending = field(default_factory=Spending)
     """The sum over ``closed``."""
@@ -335,10 +335,10 @@ class Ledger:
         """VMs that we believe gone while the cloud has not said when they ended."""
         return frozenset(k for k, v in self.closed.items() if v.ended_us is None)
 
-    def _line(self, vm_id: str) -> Line:
-        return self.open.get(vm_id) or self.closed.get(vm_id) or Line()
+    def _line(self, vm_id: str) -> LedgerLine:
+        return self.open.get(vm_id) or self.closed.get(vm_id) or LedgerLine()
 
-    def _put(self, vm_id: str, line: Line) -> Ledger:
+    def _put(self, vm_id: str, line: LedgerLine) -> Ledger:
         line = line.priced_by(self.markets)
         if line in (self.open.get(vm_id), self.closed.get(vm_id)):
             return self
@@ -358,7 +358,7 @@ def _latest(known_us: int | None, at_us: int) -> int:
     return at_us if known_us is None else max(known_us, at_us)
 
 
-def _standing(line: Line) -> tuple[object, ...]:
+def _standing(line: LedgerLine) -> tuple[object, ...]:
     """Sort lines of one VM: the one that costs most first, of like ones always the same."""
     dearest = -line.rate.nanousd_per_hour, -line.on_demand.nanousd_per_hour
     return line.from_us, *dearest, line.trains, repr(line.offer)

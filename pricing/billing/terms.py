@@ -9,7 +9,7 @@ _S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class BillingTerms:
     """How a cloud bills."""
 
     unit_us: int = 1
@@ -25,24 +25,24 @@ class Terms:
     """The same from one region to another."""
 
 
-EXACT = Terms()
+EXACT = BillingTerms()
 """By the microsecond at the price of the launch, as the local cloud bills."""
-TERMS: Mapping[str, Terms] = {
-    "aws": Terms(
+TERMS: Mapping[str, BillingTerms] = {
+    "aws": BillingTerms(
         unit_us=_S,
         least_us=60 * _S,
         follows_market=True,
         zone_usd_per_gb=0.02,
         region_usd_per_gb=0.02,
     ),
-    "gcp": Terms(
+    "gcp": BillingTerms(
         unit_us=_S,
         least_us=60 * _S,
         follows_market=True,
         zone_usd_per_gb=0.01,
         region_usd_per_gb=0.02,
     ),
-    "azure": Terms(
+    "azure": BillingTerms(
         unit_us=60 * _S,
         least_us=60 * _S,
         follows_market=True,

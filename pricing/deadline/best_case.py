@@ -15,8 +15,8 @@ from spottrain.pricing.deadline.model import (
     HOUR_S,
     Feasibility,
     Fleet,
-    Held,
-    Standing,
+    Holdings,
+    JobStatus,
     Supply,
 )
 
@@ -26,7 +26,7 @@ fleets are promised to do less than they are measured to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class BestCase:
     """The rest of a job in the best case."""
 
     vms: int
@@ -39,12 +39,12 @@ class Best:
     """Of the cheapest VM."""
 
 
-def best(
-    standing: Standing,
+def best_case(
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Held] = (),
-) -> Best | None:
+    held: Sequence[Holdings] = (),
+) -> BestCase | None:
     """Return the best case: all VMs at once, none lost, at the lowest price there is now.
 
     That some of them are not to be had for a moment does not count.
@@ -69,7 +69,7 @@ def best(
     boot_s = 0.0 if any(vms.ready + vms.booting for vms in held) else fleet.boot_s
     train_usd = examples * min(n * price / fleet.rates[n] for n in trains)
     rate = fleet.rates[sizes[-1]]
-    return Best(
+    return BestCase(
         vms=sizes[-1],
         takes_s=boot_s + examples / rate,
         usd=(train_usd + trains[0] * price * (boot_s + standing.kept_s)) / HOUR_S,
@@ -77,7 +77,7 @@ def best(
     )
 
 
-def too_late(standing: Standing, found: Best | None) -> str:
+def too_late(standing: JobStatus, found: BestCase | None) -> str:
     """Return why the deadline cannot be kept in the best case; empty if it can."""
     if found is None or standing.deadline_s is None:
         return ""
@@ -90,7 +90,7 @@ def too_late(standing: Standing, found: Best | None) -> str:
     )
 
 
-def too_dear(standing: Standing, found: Best | None) -> str:
+def over_budget(standing: JobStatus, found: BestCase | None) -> str:
     """Return why the budget ends the job in the best case; empty if it does not."""
     usd_left = standing.usd_left
     if found is None or usd_left is None or found.usd <= usd_left * (1 + TIE):
@@ -101,7 +101,7 @@ def too_dear(standing: Standing, found: Best | None) -> str:
     )
 
 
-def too_slow(standing: Standing, fleet: Fleet, found: Best | None) -> str:
+def too_slow(standing: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
     """Return why the least rate is out of reach in the best case; empty if it is not.
 
     Where the cap bears no VM now, it is asked of the largest fleet.
@@ -117,23 +117,23 @@ def too_slow(standing: Standing, fleet: Fleet, found: Best | None) -> str:
 
 
 def conceivable(
-    standing: Standing,
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Held] = (),
+    held: Sequence[Holdings] = (),
 ) -> Feasibility:
     """Return whether deadline, budget and least rate can be met in the best case.
 
     A budget that is too small is no obstacle where there is no deadline: the job does what
     it pays for. It is told all the same.
 
-    Arguments as for ``best``.
+    Arguments as for ``best_case``.
 
     Returns:
         With an empty reason if nothing is known against it.
     """
-    found = best(standing, fleet, supplies, held)
-    late, dear = too_late(standing, found), too_dear(standing, found)
+    found = best_case(standing, fleet, supplies, held)
+    late, dear = too_late(standing, found), over_budget(standing, found)
     slow = too_slow(standing, fleet, found)
     short = bool(late or (dear and standing.deadline_s is not None))
     cures = []

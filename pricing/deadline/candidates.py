@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spottrain.pricing.deadline.model import Fleet, Held, Supply
+from spottrain.pricing.deadline.model import Fleet, Holdings, Supply
 
 KEEP = 0.2
 """Share by which a VM elsewhere must be cheaper than one that is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lot:
+class Candidate:
     """VMs that are alike: of one supply, held or not."""
 
     name: str
@@ -29,9 +29,9 @@ class Lot:
     is_held: bool
 
 
-def lots_of(
-    supplies: Iterable[Supply], held: Mapping[str, Held], fleet: Fleet
-) -> list[Lot]:
+def candidates_of(
+    supplies: Iterable[Supply], held: Mapping[str, Holdings], fleet: Fleet
+) -> list[Candidate]:
     """Return the VMs that may be had or are held, the best first."""
     lots, most = [], fleet.most
     for supply in supplies:
@@ -41,7 +41,7 @@ def lots_of(
         free = most if supply.available is None else min(most, supply.available)
         for count, is_held in ((have, True), (free, False)):
             lots.append(
-                Lot(
+                Candidate(
                     name=supply.name,
                     spot=supply.spot,
                     count=count,
@@ -54,7 +54,7 @@ def lots_of(
     return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
 
 
-def units(lots: Sequence[Lot]) -> Iterator[Lot]:
+def units(lots: Sequence[Candidate]) -> Iterator[Candidate]:
     """Yield the lot of every single VM, in the order of ``lots``."""
     for lot in lots:
         yield from itertools.repeat(lot, lot.count)

@@ -14,8 +14,8 @@ from spottrain.pricing.deadline.model import (
     HOUR_S,
     Feasibility,
     Fleet,
-    Held,
-    Standing,
+    Holdings,
+    JobStatus,
     Supply,
 )
 
@@ -26,7 +26,7 @@ LEEWAY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Net:
+class OnDemandFallback:
     """On-demand VMs for the rest of the job."""
 
     fleet: Fleet
@@ -37,7 +37,7 @@ class Net:
     paid: int
     """On-demand VMs that are rented already, those that boot counted."""
     kept_s: float = 0.0
-    """See ``Standing``."""
+    """See ``JobStatus``."""
 
     @property
     def most(self) -> int:
@@ -85,12 +85,12 @@ class Net:
         return min(sizes, key=lambda size: self.usd(size, examples), default=0)
 
 
-def net(
-    standing: Standing,
+def on_demand_fallback(
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Held],
-) -> Net:
+    held: Sequence[Holdings],
+) -> OnDemandFallback:
     """Return what may be had on demand, within the cap of an hour's price."""
     rented = {vm.name: vm for vm in held}
     prices: list[float] = []
@@ -108,7 +108,7 @@ def net(
     cap = standing.usd_per_hour_cap
     while prices and cap is not None and sum(prices) > cap * (1 + TIE):
         prices.pop()
-    return Net(
+    return OnDemandFallback(
         fleet=fleet,
         prices=tuple(prices),
         ready=ready,
@@ -118,7 +118,7 @@ def net(
 
 
 def feasible(
-    standing: Standing, fleet: Fleet, supplies: Sequence[Supply]
+    standing: JobStatus, fleet: Fleet, supplies: Sequence[Supply]
 ) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
@@ -126,7 +126,7 @@ def feasible(
     them. A least rate without a deadline is kept for as long as the budget lasts. To be
     asked before anything is rented, and whenever a limit is changed.
     """
-    base = net(standing, fleet, supplies, ())
+    base = on_demand_fallback(standing, fleet, supplies, ())
     examples = standing.examples_left
     within_s = min(standing.left_s - base.start_s(), _paced_s(standing))
     size = base.cheapest(examples, within_s)
@@ -149,15 +149,15 @@ def feasible(
     )
 
 
-def _paced_s(standing: Standing) -> float:
+def _paced_s(standing: JobStatus) -> float:
     """Return what the rest takes at the least rate; infinite if there is none."""
     least = standing.min_examples_per_s
     return standing.examples_left / least if least else math.inf
 
 
 def _why(
-    standing: Standing,
-    base: Net,
+    standing: JobStatus,
+    base: OnDemandFallback,
     size: int,
     least_usd: float | None,
     earliest_s: float | None,
@@ -198,7 +198,10 @@ def _why(
 
 
 def _cures(
-    standing: Standing, base: Net, least_usd: float | None, earliest_s: float | None
+    standing: JobStatus,
+    base: OnDemandFallback,
+    least_usd: float | None,
+    earliest_s: float | None,
 ) -> str:
     """Return what would do instead."""
     cures = []

@@ -12,17 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spottrain.pricing.deadline.best_case import SOONEST
-from spottrain.pricing.deadline.fallback import TIE, Net, net
+from spottrain.pricing.deadline.fallback import (
+    TIE,
+    OnDemandFallback,
+    on_demand_fallback,
+)
 from spottrain.pricing.deadline.model import (
     HOUR_S,
     Fleet,
-    Held,
+    Forecast,
+    Holdings,
     Interval,
-    Projection,
-    Standing,
+    JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.outlook import Market, Outlook, market, plan
+from spottrain.pricing.deadline.outlook import (
+    Market,
+    MarketOutlook,
+    market_of,
+    spot_path,
+)
 
 USD_LOW = 0.91
 """The least cost as a multiple of the cheapest way's."""
@@ -35,15 +44,15 @@ FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
 """Parts of the time between the earliest finish and the deadline."""
 
 
-def project(
-    standing: Standing,
+def forecast(
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Held],
-    outlook: Outlook,
+    held: Sequence[Holdings],
+    outlook: MarketOutlook,
     *,
     thrifty: bool = True,
-) -> Projection:
+) -> Forecast:
     """Return finish and cost to expect under ``promise.decide``.
 
     Arguments as for ``promise.decide``. Without a deadline, or on-demand VMs that the
@@ -56,10 +65,10 @@ def project(
         done = Interval(
             low=standing.now_s, expected=standing.now_s, high=standing.now_s
         )
-        return Projection(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
+        return Forecast(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
     rented = {vms.name: vms.ready + vms.booting for vms in held}
-    base = net(standing, fleet, supplies, held)
-    present = market(fleet, _borne(standing, fleet, supplies, rented), {})
+    base = on_demand_fallback(standing, fleet, supplies, held)
+    present = market_of(fleet, _borne(standing, fleet, supplies, rented), {})
     outlook = _seen(standing, fleet, supplies, outlook)
     soon = _at_leisure(standing, fleet, (*outlook.looks, present))
     size = base.fastest(examples, standing.usd_left)
@@ -67,7 +76,7 @@ def project(
         return soon
     if standing.left_s < base.train_s(size, examples):
         return _late(standing, fleet, base, size)
-    slow = Projection(
+    slow = Forecast(
         finish_s=_finish(standing, fleet, base, rented),
         usd=_bill(standing, fleet, base, outlook, present),
     )
@@ -78,7 +87,7 @@ def project(
 
 
 def _borne(
-    standing: Standing,
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
     held: Mapping[str, int],
@@ -99,8 +108,11 @@ def _borne(
 
 
 def _seen(
-    standing: Standing, fleet: Fleet, supplies: Sequence[Supply], outlook: Outlook
-) -> Outlook:
+    standing: JobStatus,
+    fleet: Fleet,
+    supplies: Sequence[Supply],
+    outlook: MarketOutlook,
+) -> MarketOutlook:
     """Return the markets that have been with so many VMs as the cap would have borne.
 
     Of prices then only those are known that hold what interruptions waste.
@@ -132,12 +144,16 @@ def _count(usd_per_hour: float, most: int, left: float) -> int:
 
 
 def _bill(
-    standing: Standing, fleet: Fleet, base: Net, outlook: Outlook, present: Market
+    standing: JobStatus,
+    fleet: Fleet,
+    base: OnDemandFallback,
+    outlook: MarketOutlook,
+    present: Market,
 ) -> Interval:
     """Return dollars between the cheapest way and on-demand VMs."""
     examples = standing.examples_left
     left_s = max(0.0, standing.left_s - base.start_s())
-    cheapest = plan(outlook, present, fleet, base.prices, examples, left_s).usd
+    cheapest = spot_path(outlook, present, fleet, base.prices, examples, left_s).usd
     dearest = base.usd(_net_size(standing, base), examples)
     above = max(dearest, cheapest) - cheapest
     return Interval(
@@ -147,7 +163,7 @@ def _bill(
     )
 
 
-def _paid(usd: Interval, standing: Standing) -> Interval:
+def _paid(usd: Interval, standing: JobStatus) -> Interval:
     """Return dollars that are not more than there are: the budget ends the job."""
     left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
     return Interval(
@@ -157,13 +173,15 @@ def _paid(usd: Interval, standing: Standing) -> Interval:
     )
 
 
-def _late(standing: Standing, fleet: Fleet, base: Net, size: int) -> Projection:
+def _late(
+    standing: JobStatus, fleet: Fleet, base: OnDemandFallback, size: int
+) -> Forecast:
     """Return what to expect of on-demand VMs that train to the end, were it not for the
     deadline."""
     examples, now_s = standing.examples_left, standing.now_s
     train_s, usd = base.train_s(size, examples), base.usd(size, examples)
     bill = Interval(low=USD_LOW * usd, expected=usd, high=usd / USD_LOW)
-    return Projection(
+    return Forecast(
         finish_s=Interval(
             low=now_s + SOONEST * examples / fleet.rates[-1],
             expected=now_s + base.start_s() + train_s,
@@ -173,15 +191,15 @@ def _late(standing: Standing, fleet: Fleet, base: Net, size: int) -> Projection:
     )
 
 
-def _net_size(standing: Standing, base: Net) -> int:
+def _net_size(standing: JobStatus, base: OnDemandFallback) -> int:
     """Return the cheapest size on demand that is in time, else the largest."""
     left_s = max(0.0, standing.left_s - base.start_s())
     return base.cheapest(standing.examples_left, left_s) or base.most
 
 
 def _hastened(
-    slow: Projection, soon: Projection, standing: Standing, most_usd: float
-) -> Projection:
+    slow: Forecast, soon: Forecast, standing: JobStatus, most_usd: float
+) -> Forecast:
     """Return what to expect of all the spot VMs that there are, with a net below.
 
     Args:
@@ -193,7 +211,7 @@ def _hastened(
     finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
     usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
     above = max(0.0, most_usd - usd)
-    return Projection(
+    return Forecast(
         finish_s=Interval(
             low=min(soon.finish_s.low, finish_s),
             expected=finish_s,
@@ -208,7 +226,7 @@ def _hastened(
 
 
 def _finish(
-    standing: Standing, fleet: Fleet, base: Net, rented: dict[str, int]
+    standing: JobStatus, fleet: Fleet, base: OnDemandFallback, rented: dict[str, int]
 ) -> Interval:
     """Return an interval between the earliest finish there is and the latest."""
     boot_s = 0.0 if sum(rented.values()) else base.start_s()
@@ -225,8 +243,8 @@ def _finish(
 
 
 def _at_leisure(
-    standing: Standing, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
-) -> Projection:
+    standing: JobStatus, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
+) -> Forecast:
     """Return the interval for spot VMs that may take as long as they like."""
     paces = [fleet.rates[sum(count for _, count in seen)] for seen in looks]
     bills = [sum(usd * count for usd, count in seen) / HOUR_S for seen in looks]
@@ -235,7 +253,7 @@ def _at_leisure(
     left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
     soonest_s = now_s + SOONEST * examples / fleet.rates[-1]
     if pace <= 0:
-        return Projection(
+        return Forecast(
             finish_s=Interval(low=soonest_s, expected=math.inf, high=math.inf),
             usd=Interval(low=0.0, expected=math.inf, high=left),
         )
@@ -248,7 +266,7 @@ def _at_leisure(
     ends_usd = max(0.0, left - standing.kept_s * bill)
     if least_usd > ends_usd:
         soonest_s, least_usd = math.inf, max(0.0, left - standing.kept_s * max(bills))
-    return Projection(
+    return Forecast(
         finish_s=Interval(
             low=soonest_s,
             expected=now_s + examples / pace if usd <= ends_usd else math.inf,

@@ -114,7 +114,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Holdings:
     """VMs that are rented of one supply; those that were said to go do not count."""
 
     name: str
@@ -126,7 +126,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class JobStatus:
     """Where the job stands.
 
     Raises:
@@ -167,7 +167,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class FleetDecision:
     """What to have rented; the caller rents what is missing and returns the rest."""
 
     wanted: tuple[tuple[str, int], ...]
@@ -195,7 +195,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class Forecast:
     """What is to be expected of the job from now on."""
 
     finish_s: Interval

@@ -33,20 +33,20 @@ Market = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class MarketOutlook:
     """Spot markets as they were, a look every ``SAMPLE_S``."""
 
     looks: tuple[Market, ...] = ()
     looked_at_s: float | None = None
 
 
-def look(
-    outlook: Outlook,
+def observe(
+    outlook: MarketOutlook,
     now_s: float,
     fleet: Fleet,
     supplies: Sequence[Supply],
     held: Mapping[str, int],
-) -> Outlook:
+) -> MarketOutlook:
     """Return the outlook after another look at the market, if one is due.
 
     Args:
@@ -59,11 +59,13 @@ def look(
     last_s = outlook.looked_at_s
     if last_s is not None and now_s - last_s < SAMPLE_S:
         return outlook
-    seen = market(fleet, supplies, held)
+    seen = market_of(fleet, supplies, held)
     return replace(outlook, looks=(*outlook.looks, seen)[-KEPT:], looked_at_s=now_s)
 
 
-def market(fleet: Fleet, supplies: Sequence[Supply], held: Mapping[str, int]) -> Market:
+def market_of(
+    fleet: Fleet, supplies: Sequence[Supply], held: Mapping[str, int]
+) -> Market:
     """Return the spot VMs that there are, by what an hour's training on them costs."""
     left, rows = fleet.most, list[tuple[float, int]]()
     spot = [supply for supply in supplies if supply.spot]
@@ -77,7 +79,7 @@ def market(fleet: Fleet, supplies: Sequence[Supply], held: Mapping[str, int]) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SpotPath:
     """The cheapest way through the markets expected, if they were known."""
 
     usd_per_example: float
@@ -87,14 +89,14 @@ class Plan:
     """What the rest costs."""
 
 
-def plan(
-    outlook: Outlook,
+def spot_path(
+    outlook: MarketOutlook,
     present: Market,
     fleet: Fleet,
     on_demand: Sequence[float],
     examples: float,
     left_s: float,
-) -> Plan:
+) -> SpotPath:
     """Return what examples are worth, given the time that is left for them.
 
     Every market is a staircase: each further size of the fleet adds examples per second at
@@ -115,10 +117,10 @@ def plan(
     prices, rates, costs = _past(outlook.looks, fleet, tuple(on_demand))
     done = spent = 0.0  # in the present market alone
 
-    def until(number: int, usd_per_example: float) -> Plan:
+    def until(number: int, usd_per_example: float) -> SpotPath:
         past_usd = each_s * float(costs[number])
         rest = examples - done - each_s * float(rates[number])
-        return Plan(
+        return SpotPath(
             usd_per_example=usd_per_example,
             usd=spent + past_usd + max(0.0, rest) * usd_per_example,
         )
@@ -134,7 +136,7 @@ def plan(
         spent += usd * rate * now_s
     if each_s <= 0 or done + each_s * rates[-1] < examples:
         usd = spent + each_s * float(costs[-1])
-        return Plan(usd_per_example=math.inf, usd=usd)
+        return SpotPath(usd_per_example=math.inf, usd=usd)
     number = int(np.searchsorted(rates, (examples - done) / each_s))
     return until(max(0, number - 1), float(prices[max(0, number - 1)]))
 

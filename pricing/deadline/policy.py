@@ -13,17 +13,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.pricing.deadline.candidates import Lot, lots_of, units
-from spottrain.pricing.deadline.fallback import Net, net
+from spottrain.pricing.deadline.candidates import Candidate, candidates_of, units
+from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.model import (
     HOUR_S,
-    Decision,
     Fleet,
-    Held,
-    Standing,
+    FleetDecision,
+    Holdings,
+    JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.outlook import Outlook, market, plan
+from spottrain.pricing.deadline.outlook import MarketOutlook, market_of, spot_path
 
 PATIENCE = 0.0
 """Share by which on-demand VMs must be worth more than they cost before they are rented
@@ -44,14 +44,14 @@ ENDGAME = 3.0
 
 
 def decide(
-    standing: Standing,
+    standing: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Held],
-    outlook: Outlook,
+    held: Sequence[Holdings],
+    outlook: MarketOutlook,
     *,
     thrifty: bool = True,
-) -> Decision:
+) -> FleetDecision:
     """Return what to have rented from now on.
 
     Args:
@@ -71,18 +71,18 @@ class _Case:
 
     def __init__(
         self,
-        standing: Standing,
+        standing: JobStatus,
         fleet: Fleet,
         supplies: Sequence[Supply],
-        held: Sequence[Held],
-        outlook: Outlook,
+        held: Sequence[Holdings],
+        outlook: MarketOutlook,
         thrifty: bool,
     ) -> None:
         self.standing, self.fleet, self.outlook = standing, fleet, outlook
         self.thrifty = thrifty
         self.supplies = supplies
         self.held = {vms.name: vms for vms in held}
-        self.net: Net = net(standing, fleet, supplies, held)
+        self.net: OnDemandFallback = on_demand_fallback(standing, fleet, supplies, held)
         examples = standing.examples_left
         self.size = self.net.fastest(examples, standing.usd_left)
         train_s = self.net.train_s(self.size, examples)
@@ -95,7 +95,7 @@ class _Case:
         """With less slack nothing is left to chance."""
         self.slack_usd = self._slack_usd()
 
-    def decide(self) -> Decision:
+    def decide(self) -> FleetDecision:
         standing = self.standing
         if standing.examples_left <= 0:
             return self._answer((), "done", "nothing is left to do")
@@ -156,7 +156,7 @@ class _Case:
         must, calm = least(spare_s), least(spare_s - CALM * self.jolt_s)
         return min(now, calm) if must <= now else calm
 
-    def _bearable(self, lots: Sequence[Lot], most: int) -> list[Lot]:
+    def _bearable(self, lots: Sequence[Candidate], most: int) -> list[Candidate]:
         """Return the lots without the spot VMs whose loss would break the promise.
 
         All of them may be lost at once, those that boot without having trained at all:
@@ -195,7 +195,7 @@ class _Case:
                 kept.append(lot if count == lot.count else replace(lot, count=count))
         return kept
 
-    def _calm_enough(self, lots: Sequence[Lot], size: int) -> int:
+    def _calm_enough(self, lots: Sequence[Candidate], size: int) -> int:
         """Return how many of the best spot VMs lose less time than there is to lose."""
         if self.standing.left_s <= 0:
             return 0
@@ -211,11 +211,11 @@ class _Case:
 
     # --- Modes ---
 
-    def _without_deadline(self) -> Decision:
+    def _without_deadline(self) -> FleetDecision:
         lots = self._lots(on_demand=self._needs_rate())
         return self._hasten(lots, 0, "there is no deadline")
 
-    def _haste(self) -> Decision:
+    def _haste(self) -> FleetDecision:
         if not self._has_bargains():
             lots = self._bearable(self._lots(on_demand=True), self.fleet.most)
             taken = self._take(lots, max(self.size, self._rate_size()))
@@ -230,7 +230,7 @@ class _Case:
         dear = self.net.prices[0] if self.net.prices else math.inf
         return any(s.spot and s.usd_per_hour < dear for s in self.supplies)
 
-    def _hasten(self, lots: Sequence[Lot], kept: int, why: str) -> Decision:
+    def _hasten(self, lots: Sequence[Candidate], kept: int, why: str) -> FleetDecision:
         spot = sum(lot.count for lot in lots if lot.spot)
         wanted = min(self.fleet.most, max(spot + kept, self._rate_size()))
         if not wanted:
@@ -238,7 +238,7 @@ class _Case:
         taken = self._take(lots, wanted)
         return self._answer(taken, "spot", f"{why}: all the spot VMs that there are")
 
-    def _without_net(self) -> Decision:
+    def _without_net(self) -> FleetDecision:
         why = "there are no on-demand VMs"
         if self.net.prices:
             why = "on-demand VMs alone cannot finish within the budget"
@@ -248,7 +248,7 @@ class _Case:
             f"{why}: nothing can be promised; all the spot VMs that there are",
         )
 
-    def _edge(self) -> Decision:
+    def _edge(self) -> FleetDecision:
         size = self.size
         least = self._least_on_demand()
         if not self.thrifty:
@@ -268,13 +268,13 @@ class _Case:
             f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
         )
 
-    def _pace(self) -> Decision:
+    def _pace(self) -> FleetDecision:
         standing, fleet = self.standing, self.fleet
         rented = {n: vms.ready + vms.booting for n, vms in self.held.items()}
-        present = market(fleet, self.supplies, rented)
+        present = market_of(fleet, self.supplies, rented)
         left_s = standing.left_s - self.net.start_s() - 2 * self.jolt_s
         lots = self._lots(on_demand=True)
-        worth = plan(
+        worth = spot_path(
             self.outlook,
             present,
             fleet,
@@ -292,13 +292,13 @@ class _Case:
             f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
         )
 
-    def _paused_share(self, lots: Sequence[Lot]) -> float:
+    def _paused_share(self, lots: Sequence[Candidate]) -> float:
         """Return the share of time that losses of the best fleet will take."""
         best = itertools.islice(units(lots), self.size)
         losses_per_hour = sum(lot.losses_per_hour for lot in best)
         return min(0.5, losses_per_hour / HOUR_S * self.jolt_s)
 
-    def _worth_renting(self, lots: Sequence[Lot], worth: float) -> int:
+    def _worth_renting(self, lots: Sequence[Candidate], worth: float) -> int:
         """Return the largest size whose last step costs no more than it is worth."""
         best = list(itertools.islice(units(lots), self.fleet.most))
         ready = sum(vms.ready for vms in self.held.values())
@@ -318,7 +318,7 @@ class _Case:
             size = many
         return size
 
-    def _asked(self, lot: Lot) -> float:
+    def _asked(self, lot: Candidate) -> float:
         """Return the price that a VM must be worth."""
         if lot.is_held:
             return lot.usd_per_hour / (1 + DROP)
@@ -344,12 +344,12 @@ class _Case:
 
     # --- What to take ---
 
-    def _lots(self, *, on_demand: bool) -> list[Lot]:
+    def _lots(self, *, on_demand: bool) -> list[Candidate]:
         """Return the VMs that may be had or are held, the best first."""
         wanted = [supply for supply in self.supplies if supply.spot or on_demand]
-        return lots_of(wanted, self.held, self.fleet)
+        return candidates_of(wanted, self.held, self.fleet)
 
-    def _take(self, lots: Sequence[Lot], size: int) -> dict[str, int]:
+    def _take(self, lots: Sequence[Candidate], size: int) -> dict[str, int]:
         """Return the best VMs by supply, as many as the cap of an hour's price bears."""
         cap = self.standing.usd_per_hour_cap
         prices = {supply.name: supply.usd_per_hour for supply in self.supplies}
@@ -389,8 +389,8 @@ class _Case:
 
     def _answer(
         self, taken: dict[str, int] | tuple[()], mode: str, reason: str
-    ) -> Decision:
-        return Decision(
+    ) -> FleetDecision:
+        return FleetDecision(
             wanted=tuple(sorted(dict(taken).items())),
             mode=mode,
             reason=reason,

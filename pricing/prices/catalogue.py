@@ -23,7 +23,7 @@ CLOUDS = ("aws", "azure", "gcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FactSource:
     """Where a fact was published."""
 
     title: str
@@ -32,7 +32,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuType:
     """A kind of GPU."""
 
     name: str
@@ -41,7 +41,7 @@ class Gpu:
     peak_flops: Mapping[str, float]
     """Published peak by precision (one of PRECISIONS), FLOP/s, without sparsity; what
     is not published is absent."""
-    source: Source
+    source: FactSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class InstanceType:
 
     cloud: str
     name: str
-    gpu: Gpu
+    gpu: GpuType
     gpus: int
     vcpus: int
     memory_bytes: int
@@ -60,7 +60,7 @@ class InstanceType:
     """Whether the cloud says "up to": less than that after a while."""
     local_ssd_gib: int
     """Local disks that come with it and that the cloud bills by themselves."""
-    source: Source
+    source: FactSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class PublishedPrice:
     usd_per_hour: float
     published_at: float
     """Seconds since the epoch."""
-    source: Source
+    source: FactSource
 
 
 class Catalogue:
@@ -86,7 +86,7 @@ class Catalogue:
     def __init__(self, folder: Path = DATA) -> None:
         self._folder = folder
         self.sources = {
-            row["source"]: Source(title=row["title"], date=row["date"])
+            row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
         }
         self.gpus = {row["gpu"]: self._gpu(row) for row in self._rows("gpus")}
@@ -98,7 +98,7 @@ class Catalogue:
         """Return one type, None if it is not known."""
         return self.types.get((cloud, instance_type))
 
-    def gpu_of(self, device: str) -> Gpu | None:
+    def gpu_of(self, device: str) -> GpuType | None:
         """Return the GPU that a driver's or a profile's name means, None if none.
 
         Such as ``NVIDIA A100-SXM4-80GB``: of the GPUs all of whose parts stand in it the
@@ -177,9 +177,9 @@ class Catalogue:
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
 
-    def _gpu(self, row: Mapping[str, str]) -> Gpu:
+    def _gpu(self, row: Mapping[str, str]) -> GpuType:
         peaks = {name: row[f"{name}_tflops"] for name in PRECISIONS}
-        return Gpu(
+        return GpuType(
             name=row["gpu"],
             memory_bytes=int(row["memory_mib"]) * MIB_BYTES,
             peak_flops={k: float(v) * 1e12 for k, v in peaks.items() if v},

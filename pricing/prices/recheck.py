@@ -10,8 +10,8 @@ from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price, fresh
 from spottrain.pricing.prices.refresh import (
+    PriceRequest,
     PriceSource,
-    Wish,
     answered_s,
     known,
     refresh,
@@ -51,7 +51,7 @@ def check_live(
         if (kind := facts.find(offer.cloud, offer.instance_type)) is not None
     }
     warnings = _ask(wanted, list(kinds.values()), sources, history, facts, now_s)
-    believed = known(history, facts, Wish(kinds=kinds.values()), now_s)
+    believed = known(history, facts, PriceRequest(kinds=kinds.values()), now_s)
     prices = fresh(believed.prices, now_s).prices
     listed = {
         (price.cloud, price.zone, price.instance_type, price.spot): price
@@ -83,7 +83,7 @@ def _ask(
     """Ask each cloud for the types and regions that are wanted there."""
     warnings: list[str] = []
     for cloud in dict.fromkeys(offer.cloud for offer in wanted):
-        wish = Wish(
+        wish = PriceRequest(
             kinds=[kind for kind in kinds if kind.cloud == cloud],
             regions=sorted({o.region for o in wanted if o.cloud == cloud}),
         )

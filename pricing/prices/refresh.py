@@ -33,7 +33,7 @@ _EVERYWHERE = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PriceQuery:
     """Which prices are wanted of one cloud."""
 
     kinds: Sequence[InstanceType]
@@ -54,7 +54,7 @@ class PriceSource(Protocol):
     """What it tells of: spot (True), on demand (False)."""
     ttl_s: float
 
-    def fetch(self, question: Question) -> Iterable[Price]:
+    def fetch(self, question: PriceQuery) -> Iterable[Price]:
         """Return the prices as they come: nothing is checked yet.
 
         Raises:
@@ -63,7 +63,7 @@ class PriceSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class PriceRequest:
     """Which prices somebody wants to know."""
 
     kinds: Collection[InstanceType]
@@ -86,7 +86,7 @@ def refresh(
     sources: Sequence[PriceSource],
     history: History,
     facts: Catalogue,
-    wish: Wish,
+    wish: PriceRequest,
     now_s: float,
     *,
     ttl_s: float | None = None,
@@ -129,7 +129,9 @@ def refresh(
     return Refreshed(failures=failures, warnings=tuple(warnings))
 
 
-def known(history: History, facts: Catalogue, wish: Wish, now_s: float) -> Sifted:
+def known(
+    history: History, facts: Catalogue, wish: PriceRequest, now_s: float
+) -> Sifted:
     """Return the newest price of every offer: seen, else as published with us.
 
     What cannot be a price, and spot prices that are no discount, are left out with a
@@ -159,7 +161,7 @@ def on_demand_prices(
     None where no price is known that is new enough to rent by.
     """
     kinds = [kind for kind in facts.types.values() if kind.cloud == cloud]
-    believed = known(history, facts, Wish(kinds=kinds), now_s)
+    believed = known(history, facts, PriceRequest(kinds=kinds), now_s)
     usd = {
         (price.region, price.instance_type): price.usd_per_hour
         for price in fresh(believed.prices, now_s).prices
@@ -183,11 +185,11 @@ def answered_s(
 def _due(
     source: PriceSource,
     history: History,
-    wish: Wish,
+    wish: PriceRequest,
     now_s: float,
     ttl_s: float | None,
     history_s: float,
-) -> Question:
+) -> PriceQuery:
     """Return what to ask a source; no kinds if nothing is due."""
     ttl_s = source.ttl_s if ttl_s is None else ttl_s
     kinds = []
@@ -206,10 +208,10 @@ def _due(
             kinds.append(kind)
             asked_s = min(times) if complete else now_s - history_s
             since_s = min(since_s, asked_s)
-    return Question(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
+    return PriceQuery(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
 
 
-def _ask(asked: tuple[PriceSource, Question]) -> list[Price] | SpottrainError:
+def _ask(asked: tuple[PriceSource, PriceQuery]) -> list[Price] | SpottrainError:
     source, question = asked
     try:
         return list(source.fetch(question))

@@ -122,7 +122,7 @@ NO_FRICTIONS, CHEAPEST_NOW = Frictions(), SwitchingRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class PlaceDecision:
     """Where to be from now on, and why."""
 
     quote: Quote
@@ -136,7 +136,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SwitchingState:
     """Where a job is and what it still has to do."""
 
     examples: float
@@ -151,10 +151,10 @@ class Standing:
 
 def decide(
     quotes: Sequence[Quote],
-    standing: Standing,
+    standing: SwitchingState,
     frictions: Frictions,
     rule: SwitchingRule,
-) -> Decision:
+) -> PlaceDecision:
     """Return whether to stay or where to go.
 
     A move must save more over the horizon than it costs, and the new offer train more
@@ -186,7 +186,7 @@ def decide(
         _option(held, quote, examples, standing, frictions, rule) for quote in others
     ]
     if not options:
-        return Decision(quote=held, moves=False, reason="nothing else can be had")
+        return PlaceDecision(quote=held, moves=False, reason="nothing else can be had")
     best = max(options, key=lambda option: (option.enough, option.net_usd))
     return best.decision(held, rule)
 
@@ -207,7 +207,7 @@ class _Option:
     def net_usd(self) -> float:
         return self.saving_usd - self.switch_usd
 
-    def decision(self, held: Quote, rule: SwitchingRule) -> Decision:
+    def decision(self, held: Quote, rule: SwitchingRule) -> PlaceDecision:
         told = "/".join(self.quote.place)
         moves = self.enough and self.net_usd > 0
         if self.gain <= _TIE:
@@ -222,7 +222,7 @@ class _Option:
                 f"{told} saves ${self.saving_usd:.2f}; moving there costs "
                 f"${self.switch_usd:.2f}"
             )
-        return Decision(
+        return PlaceDecision(
             quote=self.quote if moves else held,
             moves=moves,
             reason=reason,
@@ -235,7 +235,7 @@ def _option(
     held: Quote,
     quote: Quote,
     examples: float,
-    standing: Standing,
+    standing: SwitchingState,
     frictions: Frictions,
     rule: SwitchingRule,
 ) -> _Option:
@@ -260,8 +260,8 @@ def _cheapest_of(
 
 
 def _first(
-    quotes: Sequence[Quote], standing: Standing, frictions: Frictions
-) -> Decision:
+    quotes: Sequence[Quote], standing: SwitchingState, frictions: Frictions
+) -> PlaceDecision:
     """Return where the rest of the job costs least, getting there included."""
 
     def total_usd(quote: Quote) -> float:
@@ -269,7 +269,7 @@ def _first(
         return usd + _enter_usd(quote, standing, frictions)
 
     best = min(quotes, key=total_usd)
-    return Decision(
+    return PlaceDecision(
         quote=best,
         moves=False,
         reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end",
@@ -277,7 +277,7 @@ def _first(
     )
 
 
-def _enter_usd(quote: Quote, standing: Standing, frictions: Frictions) -> float:
+def _enter_usd(quote: Quote, standing: SwitchingState, frictions: Frictions) -> float:
     """Return what beginning in a place costs: boot, and data that is not there yet."""
     usd = quote.usd_per_hour * frictions.boot_s / HOUR_S
     usd += frictions.dataset_usd(quote.place.cloud, standing.copies)

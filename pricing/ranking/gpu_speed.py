@@ -9,8 +9,13 @@ from __future__ import annotations
 import functools
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.prices.catalogue import Catalogue, Gpu, InstanceType, catalogue
-from spottrain.pricing.ranking.throughput import Machine
+from spottrain.pricing.prices.catalogue import (
+    Catalogue,
+    GpuType,
+    InstanceType,
+    catalogue,
+)
+from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.wire import ModelFacts, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
@@ -24,13 +29,13 @@ def precisions(facts: ModelFacts) -> tuple[str, ...]:
     return NARROW if size < _NARROW_BYTES * facts.num_parameters else WIDE
 
 
-def peak_flops(gpu: Gpu, facts: ModelFacts) -> float | None:
+def peak_flops(gpu: GpuType, facts: ModelFacts) -> float | None:
     """Return what a GPU does at best at a model's precision, None: not published."""
     known = (gpu.peak_flops.get(precision) for precision in precisions(facts))
     return next((peak for peak in known if peak), None)
 
 
-def speed_ratio(gpu: Gpu, base: Gpu, known: tuple[str, ...]) -> float | None:
+def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | None:
     """Return the peak of one GPU over that of another.
 
     Args:
@@ -49,7 +54,9 @@ def speed_ratio(gpu: Gpu, base: Gpu, known: tuple[str, ...]) -> float | None:
     return None
 
 
-def machine_of(kind: InstanceType, base: Gpu, facts: ModelFacts) -> Machine | None:
+def machine_of(
+    kind: InstanceType, base: GpuType, facts: ModelFacts
+) -> MachineShape | None:
     """Return a machine of the catalogue as the planner sees it.
 
     Args:
@@ -63,7 +70,7 @@ def machine_of(kind: InstanceType, base: Gpu, facts: ModelFacts) -> Machine | No
     speed = speed_ratio(kind.gpu, base, precisions(facts))
     if speed is None:
         return None
-    return Machine(
+    return MachineShape(
         gpus=kind.gpus,
         gpu_memory_bytes=kind.gpu.memory_bytes,
         speed=speed,
@@ -71,7 +78,7 @@ def machine_of(kind: InstanceType, base: Gpu, facts: ModelFacts) -> Machine | No
     )
 
 
-def measured_on(profile: Profile, facts: Catalogue) -> Gpu | None:
+def measured_on(profile: Profile, facts: Catalogue) -> GpuType | None:
     """Return the GPU of the catalogue that a profile was measured on, if it is one."""
     return facts.gpu_of(profile.device)
 

@@ -25,7 +25,11 @@ from spottrain.pricing.ranking.frictions import (
     Quote,
 )
 from spottrain.pricing.ranking.order import offer_key, preference
-from spottrain.pricing.ranking.throughput import Machine, Pace, Paces
+from spottrain.pricing.ranking.throughput import (
+    FleetThroughput,
+    MachineShape,
+    ThroughputCache,
+)
 
 MONTH_H = 730.5
 CAP = "budget.max_usd_per_hour"  # Reasons that are due to it begin so.
@@ -38,7 +42,7 @@ class Priced:
     """An offer, what it is to the planner, and how often it is taken away."""
 
     offer: Offer
-    machine: Machine | None
+    machine: MachineShape | None
     """None: how fast it is cannot be told."""
     losses_per_hour: float = 0.0
     """Of one VM."""
@@ -59,7 +63,7 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RankingTerms:
     """The job, as far as money is concerned, and what everything beside rent costs."""
 
     examples: float
@@ -126,13 +130,13 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RankedOffer:
     """An offer in the table."""
 
     priced: Priced
     vms: int
     """That would be rented if there were enough of them; 0 if none can be."""
-    pace: Pace | None = None
+    pace: FleetThroughput | None = None
     worth: Worth | None = None
     is_bound: bool = False
     """Whether pace and worth are no more than bounds, which were enough to see that it
@@ -145,10 +149,10 @@ class Row:
 class Ranking:
     """All offers: the best first, then bounds, then what is out of the question."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RankedOffer, ...]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> RankedOffer | None:
         """The row to rent by, None if all are out of the question."""
         first = next(iter(self.rows), None)
         return None if first is None or first.why_not else first
@@ -163,7 +167,11 @@ class Ranking:
 
 
 def rank(
-    offers: Sequence[Priced], paces: Paces, terms: Terms, *, exact: int = EXACT
+    offers: Sequence[Priced],
+    paces: ThroughputCache,
+    terms: RankingTerms,
+    *,
+    exact: int = EXACT,
 ) -> Ranking:
     """Rank offers by examples per dollar.
 
@@ -180,8 +188,8 @@ def rank(
         PlanError: No plan can be made from the job, whatever the machines.
     """
     others = _others(offers, terms)
-    out: list[Row] = []
-    waiting: list[tuple[tuple[object, ...], int, int, Row]] = []
+    out: list[RankedOffer] = []
+    waiting: list[tuple[tuple[object, ...], int, int, RankedOffer]] = []
     for number, priced in enumerate(offers):
         row = _bound(priced, paces, terms, others.get(priced.place[:2], FREE))
         if row.why_not:
@@ -189,7 +197,7 @@ def rank(
         else:
             waiting.append((_order(row), number, 0, row))
     heapq.heapify(waiting)
-    done: list[Row] = []
+    done: list[RankedOffer] = []
     while waiting and len(done) < exact:
         _, number, looks, row = heapq.heappop(waiting)
         if not row.is_bound:
@@ -205,7 +213,7 @@ def rank(
     return Ranking(rows=(*done, *rest, *out))
 
 
-def _order(row: Row) -> tuple[object, ...]:
+def _order(row: RankedOffer) -> tuple[object, ...]:
     """Return a key that sorts the best first; bounds before what is as good and known.
 
     Of equals, such as machines that cost nothing, the faster, then by name.
@@ -216,7 +224,7 @@ def _order(row: Row) -> tuple[object, ...]:
     return *each, not row.is_bound, not offer.spot, offer_key(offer), offer.usd_per_hour
 
 
-def fleet_size(offer: Offer, terms: Terms) -> int:
+def fleet_size(offer: Offer, terms: RankingTerms) -> int:
     """Return how many VMs of an offer a job would rent, if there are enough of them."""
     most = terms.max_vms
     if terms.max_gpus is not None:
@@ -224,7 +232,7 @@ def fleet_size(offer: Offer, terms: Terms) -> int:
     return _affordable(offer, most, terms, FREE)
 
 
-def _affordable(offer: Offer, most: int, terms: Terms, held: Rate) -> int:
+def _affordable(offer: Offer, most: int, terms: RankingTerms, held: Rate) -> int:
     """Return how many more VMs the hourly cap bears beside what is held, up to a bound."""
     price = Rate.of(offer.usd_per_hour)
     if terms.max_usd_per_hour is None or price == FREE:
@@ -232,7 +240,7 @@ def _affordable(offer: Offer, most: int, terms: Terms, held: Rate) -> int:
     return max(0, min(most, (Rate.allowed(terms.max_usd_per_hour) - held) // price))
 
 
-def _others(offers: Iterable[Priced], terms: Terms) -> Mapping[object, Rate]:
+def _others(offers: Iterable[Priced], terms: RankingTerms) -> Mapping[object, Rate]:
     """Return the least that the other VMs of ``min_vms`` can cost, by cloud and region."""
     if terms.max_usd_per_hour is None or terms.min_vms <= 1:
         return {}  # Whoever pays for one pays for enough.
@@ -241,25 +249,27 @@ def _others(offers: Iterable[Priced], terms: Terms) -> Mapping[object, Rate]:
     return {at: Rate.of(one.usd_per_hour) * (terms.min_vms - 1) for at, one in usable}
 
 
-def _bound(priced: Priced, paces: Paces, terms: Terms, others: Rate) -> Row:
+def _bound(
+    priced: Priced, paces: ThroughputCache, terms: RankingTerms, others: Rate
+) -> RankedOffer:
     """Return an offer with the most that it can be worth, or why it is out."""
     offer = priced.offer
     why_not = _unusable(priced, terms)
     if not why_not and _affordable(offer, 1, terms, others) < 1:
         why_not = f"{CAP} does not pay for {terms.min_vms}, as resources.min_vms asks"
     if why_not:
-        return Row(priced=priced, vms=0, why_not=why_not)
+        return RankedOffer(priced=priced, vms=0, why_not=why_not)
     assert priced.machine is not None
     vms = fleet_size(offer, terms)
     pace = paces.at_best(priced.machine, vms)
     worth = worth_of(pace, priced, terms)
     if offer.usd_per_hour > 0 and not math.isfinite(worth.usd):
         why_not = f"price: got {offer.usd_per_hour:g} USD per hour"
-        return Row(priced=priced, vms=vms, why_not=why_not)
-    return Row(priced=priced, vms=vms, pace=pace, worth=worth, is_bound=True)
+        return RankedOffer(priced=priced, vms=vms, why_not=why_not)
+    return RankedOffer(priced=priced, vms=vms, pace=pace, worth=worth, is_bound=True)
 
 
-def _unusable(priced: Priced, terms: Terms) -> str:
+def _unusable(priced: Priced, terms: RankingTerms) -> str:
     """Return why an offer cannot be used at all, if so."""
     offer, machine = priced.offer, priced.machine
     usd = offer.usd_per_hour
@@ -284,18 +294,22 @@ def _unusable(priced: Priced, terms: Terms) -> str:
     return ""
 
 
-def _looked_at(row: Row, looks: int, paces: Paces, terms: Terms) -> Row:
+def _looked_at(
+    row: RankedOffer, looks: int, paces: ThroughputCache, terms: RankingTerms
+) -> RankedOffer:
     """Return a row with a nearer bound, or at the second look as its plan makes it."""
     priced, vms = row.priced, row.vms
     assert priced.machine is not None
     pace = (paces.of if looks else paces.nearly)(priced.machine, vms)
     if pace.why_not:
-        return Row(priced=priced, vms=vms, why_not=pace.why_not)
+        return RankedOffer(priced=priced, vms=vms, why_not=pace.why_not)
     worth = worth_of(pace, priced, terms)
-    return Row(priced=priced, vms=vms, pace=pace, worth=worth, is_bound=not looks)
+    return RankedOffer(
+        priced=priced, vms=vms, pace=pace, worth=worth, is_bound=not looks
+    )
 
 
-def worth_of(pace: Pace, priced: Priced, terms: Terms) -> Worth:
+def worth_of(pace: FleetThroughput, priced: Priced, terms: RankingTerms) -> Worth:
     """Return what a fleet trains for its money.
 
     A loss stands for two morphs (to go on without the VM, and to take in another), for
@@ -341,7 +355,7 @@ def worth_of(pace: Pace, priced: Priced, terms: Terms) -> Worth:
     )
 
 
-def _crossing_usd(pace: Pace, place: Place, terms: Terms) -> float:
+def _crossing_usd(pace: FleetThroughput, place: Place, terms: RankingTerms) -> float:
     """Return the egress of a mini-batch if the machines join a fleet that stands elsewhere.
 
     As if all that they send each other crossed.
@@ -357,7 +371,9 @@ def _per(examples: float, usd: float) -> float:
     return examples / usd if usd > 0 else math.inf
 
 
-def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
+def greedy_fleet(
+    ranking: Ranking, terms: RankingTerms
+) -> list[tuple[RankedOffer, int]]:
     """Return whole fleets' worth of offers, the best first, within all limits.
 
     Where the best offer has too few machines the next one of the same region fills up.
@@ -366,7 +382,7 @@ def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
     Returns:
         Rows with how many VMs of each would be rented.
     """
-    fleet: list[tuple[Row, int]] = []
+    fleet: list[tuple[RankedOffer, int]] = []
     taken: dict[Place, int] = {}
     vms, held = 0, FREE
     waiting = list(rows := _by_region(ranking))
@@ -387,7 +403,7 @@ def greedy_fleet(ranking: Ranking, terms: Terms) -> list[tuple[Row, int]]:
     return fleet
 
 
-def _by_region(ranking: Ranking) -> Sequence[Row]:
+def _by_region(ranking: Ranking) -> Sequence[RankedOffer]:
     """Return the rows that can be rented in the region of the best one.
 
     If a fleet of none of them can train, all that could be rented: perhaps a mixed one

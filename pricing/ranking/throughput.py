@@ -22,7 +22,7 @@ from spottrain.wire import Profile, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineShape:
     """What of a machine changes the plan."""
 
     gpus: int
@@ -34,7 +34,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class FleetThroughput:
     """What so many like machines do, by their best plan."""
 
     vms: int
@@ -55,7 +55,7 @@ class Pace:
         return f"{self.pipeline_depth}x{self.data_parallel_width}"
 
 
-class Paces:
+class ThroughputCache:
     """The paces of all fleets that were asked for, worked out once each.
 
     Args:
@@ -67,8 +67,8 @@ class Paces:
         self.job = job
         self.min_vms = min_vms
         self._profiles: dict[float | None, Profile] = {None: job.profile}
-        self._bounds: dict[tuple[Machine, int], Pace] = {}
-        self._paces: dict[tuple[Machine, int], Pace] = {}
+        self._bounds: dict[tuple[MachineShape, int], FleetThroughput] = {}
+        self._paces: dict[tuple[MachineShape, int], FleetThroughput] = {}
         self._least_s = _least_s(job)
 
     @property
@@ -81,7 +81,7 @@ class Paces:
         """Plans that were made so far."""
         return len(self._paces)
 
-    def of(self, machine: Machine, vms: int) -> Pace:
+    def of(self, machine: MachineShape, vms: int) -> FleetThroughput:
         """Return what ``vms`` machines do.
 
         Raises:
@@ -92,7 +92,7 @@ class Paces:
             self._paces[key] = self._pace(machine, vms)
         return self._paces[key]
 
-    def at_best(self, machine: Machine, vms: int) -> Pace:
+    def at_best(self, machine: MachineShape, vms: int) -> FleetThroughput:
         """Return a pace that no plan on ``vms`` machines can be worth more than.
 
         Costs nothing: all GPUs compute all the time, and losses hit nothing.
@@ -100,7 +100,7 @@ class Paces:
         least_s = self._least_s / machine.speed / machine.gpus
         return self._bound(vms, least_s / vms, least_s)
 
-    def nearly(self, machine: Machine, vms: int) -> Pace:
+    def nearly(self, machine: MachineShape, vms: int) -> FleetThroughput:
         """Return a pace as ``at_best``, but nearer to that of the plan.
 
         Takes a tenth of what a plan takes.
@@ -116,7 +116,7 @@ class Paces:
             self._bounds[key] = self._bound(vms, step_s, slot_s / machine.gpus)
         return self._bounds[key]
 
-    def _bound(self, vms: int, step_s: float, vm_s: float) -> Pace:
+    def _bound(self, vms: int, step_s: float, vm_s: float) -> FleetThroughput:
         """Return a bound made of two: a mini-batch takes ``step_s``, and ``vm_s`` in all.
 
         Where machines that are left out are given back, that much work of the fewest.
@@ -124,25 +124,25 @@ class Paces:
         if self.saves:
             vms = min(vms, self.min_vms)
             step_s = vm_s / vms
-        return Pace(
+        return FleetThroughput(
             vms=vms,
             data_parallel_width=3,  # hardly ever falls back to checkpoints
             step_s=step_s,
             examples_per_s=self.job.minibatch_size / step_s,
         )
 
-    def _inputs(self, machine: Machine, vms: int) -> PlanInputs:
+    def _inputs(self, machine: MachineShape, vms: int) -> PlanInputs:
         profile = self._profile(machine.network_bytes_per_s)
         return replace(self.job, profile=profile, slots=_slots(machine, vms))
 
-    def _pace(self, machine: Machine, vms: int) -> Pace:
+    def _pace(self, machine: MachineShape, vms: int) -> FleetThroughput:
         inputs = self._inputs(machine, vms)
         choice = choose_plan(inputs)
         plan = choice.plan
         if plan is None:
-            return Pace(vms=vms, why_not=choice.why_not)
+            return FleetThroughput(vms=vms, why_not=choice.why_not)
         used = len({slot.vm_id for slot in plan.slots})
-        return Pace(
+        return FleetThroughput(
             vms=max(used, min(vms, self.min_vms)) if self.saves else vms,
             pipeline_depth=plan.pipeline_depth,
             data_parallel_width=plan.data_parallel_width,
@@ -163,7 +163,7 @@ class Paces:
         return known
 
 
-def _slots(machine: Machine, vms: int) -> tuple[Device, ...]:
+def _slots(machine: MachineShape, vms: int) -> tuple[Device, ...]:
     """Return the devices of like VMs; what they cost does not change the plan."""
     return tuple(
         Device(

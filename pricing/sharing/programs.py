@@ -34,7 +34,7 @@ class SolverError(SpottrainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class DeadlineStretch:
     """The least factor on all deadlines with which there is an answer."""
 
     factor: float
@@ -122,7 +122,7 @@ class HoursProgram:
         )
         return None if found is None else self._hours(found.x)
 
-    def stretch(self, max_usd: float | None) -> Stretch | None:
+    def stretch(self, max_usd: float | None) -> DeadlineStretch | None:
         """Return by how much all deadlines must grow, or may shrink, within a budget.
 
         Returns:
@@ -145,7 +145,7 @@ class HoursProgram:
             return None
         tight = np.flatnonzero(found.ineqlin.marginals[:height] < -1e-9)
         names = {self.row_kinds[row] for row in tight} - {-1}
-        return Stretch(
+        return DeadlineStretch(
             float(found.x[-1]),
             self._hours(found.x[:-1]),
             tuple(self.market.types[kind].name for kind in sorted(names)),

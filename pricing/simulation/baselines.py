@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spottrain.pricing.deadline.fallback import net
-from spottrain.pricing.deadline.model import Decision, Standing, Supply
-from spottrain.pricing.deadline.outlook import Outlook, look
+from spottrain.pricing.deadline.fallback import on_demand_fallback
+from spottrain.pricing.deadline.model import FleetDecision, JobStatus, Supply
+from spottrain.pricing.deadline.outlook import MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
-from spottrain.pricing.simulation.replay import ON_DEMAND, REVIEW_S, View
+from spottrain.pricing.simulation.replay import ON_DEMAND, REVIEW_S, MarketView
 
 
-def standing(view: View) -> Standing:
+def job_status(view: MarketView) -> JobStatus:
     """Return where the job of a replay stands."""
-    return Standing(
+    return JobStatus(
         now_s=view.now_s,
         deadline_s=view.world.deadline_s,
         examples_left=view.examples_left,
@@ -22,23 +22,23 @@ def standing(view: View) -> Standing:
     )
 
 
-class Promise:
+class CostOptimal:
     """``promise.decide``."""
 
     name = "promise"
     thrifty = True
 
     def __init__(self) -> None:
-        self.outlook = Outlook()
-        self.decision: Decision | None = None
+        self.outlook = MarketOutlook()
+        self.decision: FleetDecision | None = None
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return what the policy wants."""
         fleet = view.world.fleet
         rented = {vms.name: vms.ready + vms.booting for vms in view.held}
-        self.outlook = look(self.outlook, view.now_s, fleet, view.supplies, rented)
+        self.outlook = observe(self.outlook, view.now_s, fleet, view.supplies, rented)
         decision = decide(
-            standing(view),
+            job_status(view),
             fleet,
             view.supplies,
             view.held,
@@ -49,7 +49,7 @@ class Promise:
         return dict(decision.wanted)
 
 
-class Haste(Promise):
+class TimeOptimal(CostOptimal):
     """``promise.decide`` for a job that is to be done soon."""
 
     name = "promise, in haste"
@@ -64,10 +64,12 @@ class OnDemandOnly:
     def __init__(self) -> None:
         self.size: int | None = None
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return the same size throughout."""
         if self.size is None:
-            base = net(standing(view), view.world.fleet, view.supplies, ())
+            base = on_demand_fallback(
+                job_status(view), view.world.fleet, view.supplies, ()
+            )
             within_s = view.world.deadline_s - base.start_s()
             self.size = base.cheapest(view.examples_left, within_s) or base.most
         return {ON_DEMAND: self.size}
@@ -78,7 +80,7 @@ class SpotOnlyWait:
 
     name = "spot only, wait"
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return what is held, and what is free up to the most."""
         return _fill(view, view.supplies)
 
@@ -91,7 +93,7 @@ class GreedyFailover(SpotOnlyWait):
 
     name = "greedy failover"
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return spot VMs, and on-demand VMs for the rest."""
         kept = {vms.name: vms.ready + vms.booting for vms in view.held}
         most = view.world.fleet.most - kept.get(ON_DEMAND, 0)
@@ -112,7 +114,7 @@ class UniformProgress:
     def __init__(self) -> None:
         self.behind = self.last = False
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return a fleet of spot VMs, one on demand, or none."""
         world, fleet = view.world, view.world.fleet
         change_s = fleet.boot_s + fleet.morph_s
@@ -132,7 +134,7 @@ class UniformProgress:
 
 
 def _fill(
-    view: View, supplies: Sequence[Supply], most: int | None = None
+    view: MarketView, supplies: Sequence[Supply], most: int | None = None
 ) -> dict[str, int]:
     """Return what is held of spot, and more of it, the cheapest first."""
     held = {vms.name: vms.ready + vms.booting for vms in view.held}
@@ -146,9 +148,9 @@ def _fill(
     return wanted
 
 
-RULES: tuple[type[Promise | OnDemandOnly | SpotOnlyWait | UniformProgress], ...] = (
-    Promise,
-    Haste,
+RULES: tuple[type[CostOptimal | OnDemandOnly | SpotOnlyWait | UniformProgress], ...] = (
+    CostOptimal,
+    TimeOptimal,
     OnDemandOnly,
     SpotOnlyWait,
     GreedyFailover,

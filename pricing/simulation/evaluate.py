@@ -8,12 +8,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from spottrain.pricing.deadline.forecast import project
-from spottrain.pricing.deadline.model import Projection
+from spottrain.pricing.deadline.forecast import forecast
+from spottrain.pricing.deadline.model import Forecast
 from spottrain.pricing.simulation import offline_optimum, online_bound
-from spottrain.pricing.simulation.baselines import RULES, Haste, Promise, standing
-from spottrain.pricing.simulation.replay import Outcome, View, play
-from spottrain.pricing.simulation.scenarios import World, prolonged
+from spottrain.pricing.simulation.baselines import (
+    RULES,
+    CostOptimal,
+    TimeOptimal,
+    job_status,
+)
+from spottrain.pricing.simulation.replay import MarketView, SimulatedRun, play
+from spottrain.pricing.simulation.scenarios import Scenario, prolonged
 
 FREE = "no frictions"
 """Name of the policy in worlds whose VMs boot, join and leave at no cost."""
@@ -22,10 +27,10 @@ _LOOKS_AT = (0.9, 0.6, 0.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class ForecastOutcome:
     """A projection, and what became of it."""
 
-    projection: Projection
+    projection: Forecast
     finished_s: float
     usd: float
     """Spent from then on."""
@@ -49,20 +54,20 @@ class Case:
     world: str
     slack: float
     """Time to the deadline over the time of the fastest on-demand fleet."""
-    bound_usd: float
-    blind_usd: float | None
+    offline_optimum_usd: float
+    online_bound_usd: float | None
     """``promise_blind.least_usd``; None where there are several zones."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[SimulatedRun, ...]
     """In the order of ``promise_rules.RULES``."""
-    free: Outcome
+    free: SimulatedRun
     """The policy without frictions."""
     free_bound_usd: float
-    foretold: tuple[Foretold, ...]
-    foretold_in_haste: tuple[Foretold, ...]
+    foretold: tuple[ForecastOutcome, ...]
+    foretold_in_haste: tuple[ForecastOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PolicyRow:
     """A rule over many worlds."""
 
     rule: str
@@ -92,7 +97,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlindRow:
+class OnlineBoundRow:
     """The promise beside what costs least if nobody knows which VMs go; one zone each."""
 
     jobs: int
@@ -105,18 +110,18 @@ class BlindRow:
 class _Watched:
     """A policy of ours, asked for projections on the way."""
 
-    def __init__(self, rule: Promise) -> None:
+    def __init__(self, rule: CostOptimal) -> None:
         self.rule, self.name = rule, rule.name
-        self.told: list[tuple[Projection, float]] = []
+        self.told: list[tuple[Forecast, float]] = []
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return what the policy wants."""
         wanted = self.rule.wanted(view)
         share = view.examples_left / view.world.examples
         number = len(self.told)
         if number < len(_LOOKS_AT) and share <= _LOOKS_AT[number]:
-            told = project(
-                standing(view),
+            told = forecast(
+                job_status(view),
                 view.world.fleet,
                 view.supplies,
                 view.held,
@@ -127,12 +132,14 @@ class _Watched:
         return wanted
 
 
-def _watch(world: World, rule: Promise) -> tuple[Outcome, tuple[Foretold, ...]]:
+def _watch(
+    world: Scenario, rule: CostOptimal
+) -> tuple[SimulatedRun, tuple[ForecastOutcome, ...]]:
     """Return what comes of the job, and what came of each projection."""
     watched = _Watched(rule)
     outcome = play(world, watched)
     told = tuple(
-        Foretold(
+        ForecastOutcome(
             projection=told,
             finished_s=outcome.finished_s,
             usd=outcome.usd - spent,
@@ -142,13 +149,13 @@ def _watch(world: World, rule: Promise) -> tuple[Outcome, tuple[Foretold, ...]]:
     return outcome, told
 
 
-def bound_usd(world: World) -> float:
+def offline_optimum_usd(world: Scenario) -> float:
     """Return what a job of ``world`` costs at the least."""
     spot = [
-        offline_optimum.Supply(lives=zone.lives, usd_per_hour=zone.usd_per_hour)
+        offline_optimum.KnownSupply(lives=zone.lives, usd_per_hour=zone.usd_per_hour)
         for zone in world.zones
     ]
-    on_demand = offline_optimum.Supply(
+    on_demand = offline_optimum.KnownSupply(
         lives=None, usd_per_hour=(world.on_demand_usd_per_hour,)
     )
     return offline_optimum.least_usd(
@@ -160,14 +167,14 @@ def bound_usd(world: World) -> float:
     )
 
 
-def blind_usd(world: World) -> float | None:
+def online_bound_usd(world: Scenario) -> float | None:
     """Return what it costs at the least not to know which VMs go; None: several zones."""
     if len(world.zones) > 1:
         return None
     (zone,), fleet = world.zones, world.fleet
     lives = [(from_s, until_s - world.notice_s) for from_s, until_s in zone.lives]
     return online_bound.least_usd(
-        offline_optimum.Supply(lives=lives, usd_per_hour=zone.usd_per_hour),
+        offline_optimum.KnownSupply(lives=lives, usd_per_hour=zone.usd_per_hour),
         online_bound.Job(
             examples_per_s=fleet.rates,
             examples=world.examples,
@@ -180,40 +187,44 @@ def blind_usd(world: World) -> float | None:
     )
 
 
-def examine(world: World) -> Case:
+def evaluate(world: Scenario) -> Case:
     """Play ``world`` under every rule."""
     endless = prolonged(world)
-    ours, told = _watch(endless, Promise())
-    soon, told_in_haste = _watch(endless, Haste())
+    ours, told = _watch(endless, CostOptimal())
+    soon, told_in_haste = _watch(endless, TimeOptimal())
     free = replace(
         world, fleet=replace(world.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
     )
     return Case(
         world=world.name,
         slack=world.deadline_s / world.on_demand()[0],
-        bound_usd=bound_usd(world),
-        blind_usd=blind_usd(world),
+        offline_optimum_usd=offline_optimum_usd(world),
+        online_bound_usd=online_bound_usd(world),
         outcomes=(ours, soon, *(play(endless, rule()) for rule in RULES[2:])),
-        free=play(free, Promise()),
-        free_bound_usd=bound_usd(free),
+        free=play(free, CostOptimal()),
+        free_bound_usd=offline_optimum_usd(free),
         foretold=told,
         foretold_in_haste=told_in_haste,
     )
 
 
-def examine_all(worlds: Sequence[World], processes: int) -> list[Case]:
+def evaluate_all(worlds: Sequence[Scenario], processes: int) -> list[Case]:
     """Play all worlds, in so many processes."""
     if processes <= 1 or len(worlds) <= 1:
-        return [examine(world) for world in worlds]
+        return [evaluate(world) for world in worlds]
     with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(examine, worlds, chunksize=2))
+        return list(pool.map(evaluate, worlds, chunksize=2))
 
 
-def rows(cases: Sequence[Case]) -> list[Row]:
+def rows(cases: Sequence[Case]) -> list[PolicyRow]:
     """Return a row for each rule, and one for the policy without frictions."""
-    ours = [case.outcomes[0].usd / case.bound_usd for case in cases]
+    ours = [case.outcomes[0].usd / case.offline_optimum_usd for case in cases]
     found = [
-        _row(rule.name, [(case.outcomes[n], case.bound_usd) for case in cases], ours)
+        _row(
+            rule.name,
+            [(case.outcomes[n], case.offline_optimum_usd) for case in cases],
+            ours,
+        )
         for n, rule in enumerate(RULES)
     ]
     free = [(case.free, case.free_bound_usd) for case in cases]
@@ -222,8 +233,8 @@ def rows(cases: Sequence[Case]) -> list[Row]:
 
 
 def _row(
-    rule: str, pairs: Sequence[tuple[Outcome, float]], ours: Sequence[float]
-) -> Row:
+    rule: str, pairs: Sequence[tuple[SimulatedRun, float]], ours: Sequence[float]
+) -> PolicyRow:
     """Return a row.
 
     Args:
@@ -236,7 +247,7 @@ def _row(
     over = [outcome.usd / least for outcome, least in pairs]
     kept = [n for n, (outcome, _) in enumerate(pairs) if outcome.in_time]
     late = [o.late_by for o, _ in pairs if o.finished and not o.in_time]
-    return Row(
+    return PolicyRow(
         rule=rule,
         jobs=len(pairs),
         in_time=len(kept),
@@ -254,16 +265,16 @@ def _row(
     )
 
 
-def blind_row(cases: Iterable[Case]) -> BlindRow | None:
+def online_bound_row(cases: Iterable[Case]) -> OnlineBoundRow | None:
     """Return the row of the worlds of one zone; None if there are none."""
     triples = [
-        (case.outcomes[0].usd, case.bound_usd, case.blind_usd)
+        (case.outcomes[0].usd, case.offline_optimum_usd, case.online_bound_usd)
         for case in cases
-        if case.blind_usd is not None
+        if case.online_bound_usd is not None
     ]
     if not triples:
         return None
-    return BlindRow(
+    return OnlineBoundRow(
         jobs=len(triples),
         over_bound=fmean(usd / bound for usd, bound, _ in triples),
         blind_over_bound=fmean(blind / bound for _, bound, blind in triples),
@@ -271,7 +282,7 @@ def blind_row(cases: Iterable[Case]) -> BlindRow | None:
     )
 
 
-def kept(foretold: Iterable[Foretold]) -> tuple[float, float]:
+def kept(foretold: Iterable[ForecastOutcome]) -> tuple[float, float]:
     """Return the shares of intervals that held: of the finish, and of the cost."""
     told = list(foretold)
     if not told:

@@ -29,7 +29,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
+class KnownSupply:
     """One way to have VMs, all of its future known."""
 
     lives: Sequence[tuple[float, float]] | None
@@ -39,7 +39,7 @@ class Supply:
 
 
 def least_usd(
-    supplies: Sequence[Supply],
+    supplies: Sequence[KnownSupply],
     examples_per_s: Sequence[float],
     boot_s: float,
     examples: float,

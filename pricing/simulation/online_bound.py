@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spottrain.pricing.simulation.offline_optimum import SLOT_S, Supply
+from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply
 
 CELLS_A_BOOT = 2
 """Moments to tell apart in a boot's time: with two, what replaces a VM that went joins at
@@ -55,7 +55,7 @@ class Job:
     """Training time that goes with a VM; 0 where notice is given in time."""
 
 
-def least_usd(zone: Supply, job: Job) -> float:
+def least_usd(zone: KnownSupply, job: Job) -> float:
     """Return dollars that no rule goes below on the mean, however it decides."""
     moments = _moments(zone, job)
     each_usd = job.on_demand_usd_per_hour / _HOUR_S / max(job.examples_per_s)
@@ -83,7 +83,7 @@ class _Moment:
     """By VMs held, the chance that none of them goes."""
 
 
-def _moments(zone: Supply, job: Job) -> list[_Moment]:
+def _moments(zone: KnownSupply, job: Job) -> list[_Moment]:
     """Return the moments at which one may want to change something, after a first boot."""
     cell_s = job.boot_s / CELLS_A_BOOT if job.boot_s > 0 else SLOT_S / 10
     span_s = job.deadline_s - job.boot_s
@@ -112,7 +112,7 @@ def _moments(zone: Supply, job: Job) -> list[_Moment]:
 
 
 def _counts(
-    zone: Supply, job: Job, cell_s: float, cells: int
+    zone: KnownSupply, job: Job, cell_s: float, cells: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return how many VMs there are in each cell, and how many go as it begins."""
     rises = np.zeros(cells + 1, dtype=np.int64)
@@ -127,7 +127,7 @@ def _counts(
     return np.cumsum(rises)[:cells], gone[:cells]
 
 
-def _price(zone: Supply, at_s: Array) -> Array:
+def _price(zone: KnownSupply, at_s: Array) -> Array:
     known: Array = np.asarray(zone.usd_per_hour, dtype=np.float64)
     return np.asarray(known[np.minimum((at_s / SLOT_S).astype(int), len(known) - 1)])
 

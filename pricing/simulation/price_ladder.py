@@ -23,8 +23,8 @@ from spottrain.pricing.ranking.frictions import (
     Frictions,
     Place,
     Quote,
-    Standing,
     SwitchingRule,
+    SwitchingState,
     decide,
 )
 from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
@@ -64,7 +64,7 @@ class Strategy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LadderTerms:
     """What a replay assumes; by default what the dissertation does."""
 
     frictions: Frictions = NO_FRICTIONS
@@ -146,7 +146,9 @@ class Ladder:
         self.last = seen[-1]
         """From here on prices stay."""
 
-    def climb(self, model: str, v100_days: float, terms: Terms) -> dict[Strategy, Rung]:
+    def climb(
+        self, model: str, v100_days: float, terms: LadderTerms
+    ) -> dict[Strategy, Rung]:
         """Return every strategy's runs of one model.
 
         Args:
@@ -231,7 +233,7 @@ class _Sight:
 class _Job:
     """A job on its way: what is left, where it is, what it has cost."""
 
-    def __init__(self, examples: float, home: str, terms: Terms) -> None:
+    def __init__(self, examples: float, home: str, terms: LadderTerms) -> None:
         self.terms = terms
         self.held: Quote | None = None
         self.usd = self.hours = 0.0
@@ -252,7 +254,7 @@ class _Job:
         if held is not None and held.place not in seen:
             quotes.append(held)
         here = None if held is None else held.place
-        standing = Standing(
+        standing = SwitchingState(
             examples=self._left,
             held=here,
             checkpoint=here,

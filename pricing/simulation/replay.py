@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spottrain.pricing.deadline.model import HOUR_S, Fleet, Held, Supply
-from spottrain.pricing.simulation.scenarios import GIVE_UP, PRICE_S, World
+from spottrain.pricing.deadline.model import HOUR_S, Fleet, Holdings, Supply
+from spottrain.pricing.simulation.scenarios import GIVE_UP, PRICE_S, Scenario
 
 REVIEW_S = 300.0
 """Time between two decisions when nothing happens; prices change at such moments."""
@@ -26,15 +26,15 @@ _TIE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class MarketView:
     """What a rule may know."""
 
     now_s: float
     examples_left: float
     usd_spent: float
     supplies: tuple[Supply, ...]
-    held: tuple[Held, ...]
-    world: World
+    held: tuple[Holdings, ...]
+    world: Scenario
     """For its fleet, deadline and budget only."""
 
     @property
@@ -43,17 +43,17 @@ class View:
         return self.world.max_usd - self.usd_spent
 
 
-class Rule(Protocol):
+class FleetRule(Protocol):
     """Decides what is rented."""
 
     name: str
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return VMs by supply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulatedRun:
     """What came of a job."""
 
     world: str
@@ -114,7 +114,7 @@ class _Market:
         return (PRIOR_PER_HOUR * PRIOR_VM_HOURS + self.lost) / hours
 
 
-def play(world: World, rule: Rule) -> Outcome:
+def play(world: Scenario, rule: FleetRule) -> SimulatedRun:
     """Return what comes of the job of ``world`` under ``rule``."""
     return _Run(world, rule).play()
 
@@ -122,7 +122,7 @@ def play(world: World, rule: Rule) -> Outcome:
 class _Run:
     """One job."""
 
-    def __init__(self, world: World, rule: Rule) -> None:
+    def __init__(self, world: Scenario, rule: FleetRule) -> None:
         self.world, self.rule = world, rule
         self.fleet: Fleet = world.fleet
         self.markets = {
@@ -136,7 +136,7 @@ class _Run:
         self.losses = self.launches = 0
         self.prices: dict[str, float] = {}
 
-    def play(self) -> Outcome:
+    def play(self) -> SimulatedRun:
         last_s = GIVE_UP * self.world.deadline_s
         while self.left > 0 and self.now_s < last_s:
             self._look()
@@ -144,7 +144,7 @@ class _Run:
             self._advance(self._next_s())
             self._happen()
         world, in_time = self.world, self.now_s <= self.world.deadline_s + _TIE_S
-        return Outcome(
+        return SimulatedRun(
             world=world.name,
             rule=self.rule.name,
             usd=self.usd,
@@ -164,7 +164,7 @@ class _Run:
         self.prices = {z.name: z.price(self.now_s) for z in self.world.zones}
         self.prices[ON_DEMAND] = self.world.on_demand_usd_per_hour
 
-    def _view(self) -> View:
+    def _view(self) -> MarketView:
         notice_s = self.world.notice_s
         supplies = [
             Supply(
@@ -182,8 +182,8 @@ class _Run:
         counts: dict[str, list[int]] = {}
         for vm in self.vms:
             counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
-        held = [Held(name=n, ready=b, booting=a) for n, (a, b) in counts.items()]
-        return View(
+        held = [Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()]
+        return MarketView(
             now_s=self.now_s,
             examples_left=self.left,
             usd_spent=self.usd,

@@ -40,7 +40,7 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Scenario:
     """A job and everything that will happen to it; it begins at 0 s."""
 
     name: str
@@ -63,7 +63,7 @@ class World:
         return paid_s, size * self.on_demand_usd_per_hour * paid_s / HOUR_S
 
 
-def prolonged(world: World) -> World:
+def prolonged(world: Scenario) -> Scenario:
     """Return the world with markets that begin anew whenever they end.
 
     So that those who are late can go on, until ``GIVE_UP``.
@@ -85,7 +85,7 @@ def prolonged(world: World) -> World:
     return replace(world, zones=zones, market_s=math.inf)
 
 
-def synthetic(seed: int) -> World:
+def synthetic(seed: int) -> Scenario:
     """Draw a market and a job that on-demand VMs could finish in time within its budget.
 
     Markets are of one to four zones; VMs live from one to forty hours on the mean, alone or
@@ -106,7 +106,7 @@ def synthetic(seed: int) -> World:
         _zone(draw, f"zone-{n}", fleet.most, on_demand_usd, end_s)
         for n in range(draw.randint(1, 4))
     )
-    return World(
+    return Scenario(
         name=f"seed {seed}",
         zones=zones,
         on_demand_usd_per_hour=on_demand_usd,
@@ -218,7 +218,7 @@ def from_trace(
     on_demand_usd_per_hour: float = 3.06,
     spot_share: float = 0.3,
     budget_share: float = 1.0,
-) -> World:
+) -> Scenario:
     """Return a job on a real trace, its spot price the same throughout.
 
     Args:
@@ -234,7 +234,7 @@ def from_trace(
     start_s = fleet.boot_s + fleet.morph_s
     train_s = trace.end_s * tightness - start_s
     usd_per_hour = fleet.most * on_demand_usd_per_hour
-    return World(
+    return Scenario(
         name=name,
         zones=(
             Zone(

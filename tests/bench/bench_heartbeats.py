@@ -25,12 +25,12 @@ from tests.bench.processes import cpu_s, status_bytes
 from spottrain import wire
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import (
-    Channel,
+    ControlChannel,
     listen,
     make_server,
     serve_many,
 )
-from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
     Identity,
     client_context,
@@ -70,7 +70,7 @@ def serve(
 ) -> None:
     """Be the manager's server."""
     serve_many()
-    links = Links(time.monotonic, lambda vm_id: None)
+    links = AgentSessions(time.monotonic, lambda vm_id: None)
     for vm_id in agents:
         links.admit(vm_id, token_sha256(identity.vm_token(vm_id)))
         links.watch(vm_id)
@@ -88,7 +88,7 @@ def serve(
         lease_s=600.0,
         heartbeat_s=wait_s,
     )
-    channel = Channel(Deaf(), links, spec, Path("none"), "admin")
+    channel = ControlChannel(Deaf(), links, spec, Path("none"), "admin")
     server = make_server(channel, identity.path)
     uvloop.run(server.serve(sockets=[listener]))
 

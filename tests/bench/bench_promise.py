@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from spottrain.pricing.simulation.baselines import OnDemandOnly, Promise, SpotOnlyWait
-from spottrain.pricing.simulation.evaluate import blind_usd, bound_usd
-from spottrain.pricing.simulation.replay import ON_DEMAND, View, play
-from spottrain.pricing.simulation.scenarios import World
+from spottrain.pricing.simulation.baselines import (
+    CostOptimal,
+    OnDemandOnly,
+    SpotOnlyWait,
+)
+from spottrain.pricing.simulation.evaluate import offline_optimum_usd, online_bound_usd
+from spottrain.pricing.simulation.replay import ON_DEMAND, MarketView, play
+from spottrain.pricing.simulation.scenarios import Scenario
 from spottrain.varuna_manager.cli.simulate.deadlines import on_trace, promise
 
 
@@ -26,7 +30,7 @@ class Mixed(SpotOnlyWait):
     def __init__(self, dear: int) -> None:
         self.dear = dear
 
-    def wanted(self, view: View) -> Mapping[str, int]:
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return both."""
         fleet = replace(
             view.world.fleet,
@@ -38,7 +42,7 @@ class Mixed(SpotOnlyWait):
         return {**super().wanted(smaller), ON_DEMAND: self.dear}
 
 
-def hindsight(world: World) -> tuple[int, float]:
+def hindsight(world: Scenario) -> tuple[int, float]:
     """Return the fewest on-demand VMs with which it is in time, and dollars."""
     for dear in range(world.fleet.most):
         outcome = play(world, Mixed(dear))
@@ -47,14 +51,14 @@ def hindsight(world: World) -> tuple[int, float]:
     return world.fleet.most, play(world, OnDemandOnly()).usd
 
 
-def in_the_way(world: World) -> str:
+def in_the_way(world: Scenario) -> str:
     """Return what the promise takes, beside what others would."""
-    bound, blind = bound_usd(world), blind_usd(world) or 0.0
+    bound, blind = offline_optimum_usd(world), online_bound_usd(world) or 0.0
     dear, usd = hindsight(world)
     smooth = replace(world, fleet=replace(world.fleet, morph_s=0.0, lost_s=0.0))
-    unpaused = play(smooth, Promise()).usd / bound_usd(smooth)
+    unpaused = play(smooth, CostOptimal()).usd / offline_optimum_usd(smooth)
     return (
-        f"{world.name}: promise {play(world, Promise()).usd / bound:.3f}, not knowing "
+        f"{world.name}: promise {play(world, CostOptimal()).usd / bound:.3f}, not knowing "
         f"which VMs go {blind / bound:.3f}, the best fixed number on demand in hindsight "
         f"({dear}) {usd / bound:.3f}; promise without pauses {unpaused:.3f}"
     )

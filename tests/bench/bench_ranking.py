@@ -20,8 +20,8 @@ from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.prices.catalogue import Catalogue, catalogue
 from spottrain.pricing.prices.price import offers, published
 from spottrain.pricing.ranking.gpu_speed import machine_of, measured_on
-from spottrain.pricing.ranking.rank import Priced, Terms, rank
-from spottrain.pricing.ranking.throughput import Paces
+from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
 from spottrain.wire import decode
 
@@ -61,9 +61,11 @@ def main() -> int:
     workload: Workload = decode(Workload, PROFILE.read_text())
     inputs = replace(workload_inputs(workload, 1), slots=())
     priced = list(market(workload, facts))
-    terms = Terms(examples=1e8, max_vms=8, morph_s=30.0, lag_steps=50.0)
-    Paces(inputs).of(next(p.machine for p in priced if p.machine), 4)  # compiles
-    cases: dict[str, tuple[PlanInputs, Terms]] = {
+    terms = RankingTerms(examples=1e8, max_vms=8, morph_s=30.0, lag_steps=50.0)
+    ThroughputCache(inputs).of(
+        next(p.machine for p in priced if p.machine), 4
+    )  # compiles
+    cases: dict[str, tuple[PlanInputs, RankingTerms]] = {
         "4 VMs": (inputs, replace(terms, max_vms=4)),
         "8 VMs": (inputs, terms),
         "32 VMs": (inputs, replace(terms, max_vms=32)),
@@ -81,7 +83,7 @@ def main() -> int:
     print(f"{len(priced)} offers; wanted within {WITHIN_S} s")
     print(f"{'case':<22} {'plans':>6} {'seconds':>8} {'of the CPU':>11}")
     for name, (job, asked) in cases.items():
-        paces = Paces(job)
+        paces = ThroughputCache(job)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         rank(priced, paces, asked)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s

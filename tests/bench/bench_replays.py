@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from spottrain.morphing.replay.replay import Room
+from spottrain.morphing.replay.replay import CostModel
 from spottrain.morphing.replay.rules import RULES, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
@@ -83,7 +83,7 @@ def main() -> None:
     best, margins, shares = 0, [], []
     for seed in range(GROUPS):
         trace = Group(seed).trace()
-        comparison = compare(trace, shapes, Room())
+        comparison = compare(trace, shapes, CostModel())
         most = comparison.most_examples
         ours, *others = (outcome.examples for outcome in comparison.outcomes)
         best += ours >= max(others)

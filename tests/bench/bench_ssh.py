@@ -24,7 +24,7 @@ from tests.integration.ssh_hosts import ssh_hosts, unanswered, vm_processes
 
 from spottrain.cloud.port.provider import LaunchRequest, Vm
 from spottrain.cloud.ssh.hosts.provider import SshProvider
-from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport.hosts import Payload
 
 NOBODY = unanswered()
@@ -65,7 +65,9 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def replace_relay(cloud: AwsVms, provider: Rented, vms: Sequence[Vm]) -> float:
+def replace_relay(
+    cloud: AwsVms, provider: RentedVmProvider, vms: Sequence[Vm]
+) -> float:
     """Have the VM that carries all calls evicted; return when all others know."""
 
     def told() -> dict[str, str]:

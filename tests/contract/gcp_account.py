@@ -14,8 +14,8 @@ from tests.fakes.gcp import FakeGcp
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
 
-from spottrain.cloud.ssh.rented.provider import Rented
-from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.cloud.ssh.transport.keys import ensure_key
 
@@ -44,13 +44,15 @@ def gcp_over_ssh(request: pytest.FixtureRequest) -> Iterator[Account]:
     fake.ask("rent_machines", folder=str(folder / "disks"), port=port)
     key_file, public_key = ensure_key(folder / "cloud")
 
-    def connect() -> Rented:
+    def connect() -> RentedVmProvider:
         inner = fake.provider(
             public_key=public_key, user=getpass.getuser(), ssh_port=port
         )
         payload = Payload(workdir=empty_workdir(folder))
-        access = Access(key_file=key_file, python=sys.executable)
-        providers.append(Rented(inner, folder / "cloud", "job", payload, access))
+        access = VmAccess(key_file=key_file, python=sys.executable)
+        providers.append(
+            RentedVmProvider(inner, folder / "cloud", "job", payload, access)
+        )
         return providers[-1]
 
     try:

@@ -9,7 +9,7 @@ from tests.contract.account import Account, FakeWire
 from tests.fakes.aws import FakeAws
 from tests.fakes.gcp import FakeGcp
 
-from spottrain.cloud.multi import Branch, Several
+from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
 
 
 def several(request: pytest.FixtureRequest) -> Iterator[Account]:
@@ -18,11 +18,11 @@ def several(request: pytest.FixtureRequest) -> Iterator[Account]:
     for fake in (gcp, aws):
         fake.reset()
 
-    def connect() -> Several:
-        return Several(
+    def connect() -> MultiCloudProvider:
+        return MultiCloudProvider(
             {
-                "gcp": lambda: Branch(gcp.provider()),
-                "aws": lambda: Branch(aws.provider()),
+                "gcp": lambda: NamespacedProvider(gcp.provider()),
+                "aws": lambda: NamespacedProvider(aws.provider()),
             }
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.aws.settings import AwsSettings
 
@@ -67,7 +67,7 @@ class FakeAws:
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._clients: dict[tuple[str, int, float], Clients] = {}
+        self._clients: dict[tuple[str, int, float], AwsClients] = {}
         self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
     def ask(self, call: str, **arguments: Any) -> Any:
@@ -118,7 +118,7 @@ class FakeAws:
         }
         made = AwsSettings(**wished | settings)
         key = (str(made.endpoint_url), made.tries, made.answer_s)
-        clients = self._clients.setdefault(key, Clients(made))
+        clients = self._clients.setdefault(key, AwsClients(made))
         return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients, clock)
 
     def close(self) -> None:

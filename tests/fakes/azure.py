@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.fakes.azure_world import SUBSCRIPTION
 
-from spottrain.cloud.azure.clients import Clients
+from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.pricing.prices.catalogue import catalogue
@@ -51,7 +51,7 @@ class FakeAzure:
     def __init__(self, port: int, ca_file: Path) -> None:
         self.url = f"https://127.0.0.1:{port}"
         self.ca_file = str(ca_file)
-        self._clients: dict[tuple[Any, ...], Clients] = {}
+        self._clients: dict[tuple[Any, ...], AzureClients] = {}
         self._http = httpx.Client(
             base_url=self.url,
             trust_env=False,
@@ -117,7 +117,7 @@ class FakeAzure:
         """
         made = self.settings(**settings)
         key = made.tries, made.answer_s, made.poll_s, made.subscription
-        clients = self._clients.setdefault(key, Clients(made))
+        clients = self._clients.setdefault(key, AzureClients(made))
         return AzureProvider(made, catalogue(), clients, clock)
 
     def close(self) -> None:

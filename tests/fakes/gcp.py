@@ -19,7 +19,7 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from spottrain.cloud.gcp.clients import Clients
+from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.gcp.settings import GcpSettings
 
@@ -75,7 +75,7 @@ class FakeGcp:
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._clients: dict[tuple[float, float], Clients] = {}
+        self._clients: dict[tuple[float, float], GcpClients] = {}
         self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
     def ask(self, call: str, **arguments: Any) -> Any:
@@ -114,7 +114,7 @@ class FakeGcp:
         }
         made = GcpSettings(**wished | settings)
         key = (made.patience_s, made.answer_s)
-        clients = self._clients.setdefault(key, Clients(made))
+        clients = self._clients.setdefault(key, GcpClients(made))
         return GcpProvider(made, FakeFacts(), price_of, clients, clock)
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from tests.fakes.aws import REGION, FakeAws, running
 from tests.fakes.machines import processes_of
 
 from spottrain.cloud.port.provider import LaunchRequest, Vm
-from spottrain.cloud.ssh.rented.provider import Rented
-from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.cloud.ssh.transport.keys import ensure_key
 
@@ -40,7 +40,7 @@ class AwsVms:
     """Where the SSH servers of VMs listen."""
     metadata_url: str = ""
     """Of a fake metadata service for the VMs."""
-    providers: list[Rented] = field(default_factory=list)
+    providers: list[RentedVmProvider] = field(default_factory=list)
 
     @property
     def disks(self) -> Path:
@@ -74,16 +74,18 @@ class AwsVms:
             "ssh_port": self.port,
         }
 
-    def provider(self, access: dict[str, Any] | None = None, **payload: Any) -> Rented:
+    def provider(
+        self, access: dict[str, Any] | None = None, **payload: Any
+    ) -> RentedVmProvider:
         """Return one more client of the account."""
         state = self.folder / "cloud"
         known = {"key_file": ensure_key(state)[0], "python": sys.executable}
-        made = Rented(
+        made = RentedVmProvider(
             self.fake.provider(**self.settings()),
             state,
             "job",
             Payload(workdir=empty_workdir(self.folder), **payload),
-            Access(**{**known, **(access or {})}),
+            VmAccess(**{**known, **(access or {})}),
         )
         self.providers.append(made)
         return made
@@ -112,7 +114,7 @@ def aws_vms(
         account.close()
 
 
-def wish(provider: Rented, count: int = 1) -> LaunchRequest:
+def wish(provider: RentedVmProvider, count: int = 1) -> LaunchRequest:
     """Return a wish for VMs of the first offer."""
     return LaunchRequest(
         token=uuid.uuid4().hex,

@@ -24,8 +24,8 @@ from tests.integration.cloud_vms import client
 
 from spottrain.cloud.ssh.hosts import bootstrap
 from spottrain.cloud.ssh.on_vm.package import Package, package
-from spottrain.cloud.ssh.rented.provider import Rented
-from spottrain.cloud.ssh.rented.vm import Access
+from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon.main import manage, only_manager
@@ -51,15 +51,15 @@ class DyingJournal(Journal):
         return seq
 
 
-def open_cloud(job: JobDir) -> Rented:
+def open_cloud(job: JobDir) -> RentedVmProvider:
     """Return the provider of a job, as ``cloud.json`` says."""
     known = json.loads((job.path / "cloud.json").read_text())
-    return Rented(
+    return RentedVmProvider(
         client(known).provider(**known["settings"]),
         job.cloud,
         job.name,
         Payload(workdir=job.workdir),
-        Access(key_file=Path(known["key_file"]), python=sys.executable),
+        VmAccess(key_file=Path(known["key_file"]), python=sys.executable),
     )
 
 

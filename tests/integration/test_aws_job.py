@@ -31,7 +31,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 from spottrain import wire
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.store import open_store
-from spottrain.varuna_manager.agent.client import FencedError, ManagerClient
+from spottrain.varuna_manager.agent.client import ManagerClient, VmFencedError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.identity import load_identity
 
@@ -170,7 +170,7 @@ def answer_to(job: AwsJob, caller: str, named: str) -> str:
     batch = wire.ReportBatch(vm_id=named, first=0, reports=())
     try:
         client.call("POST", "/v1/reports", wire.encode(batch))
-    except FencedError as error:
+    except VmFencedError as error:
         return str(error)
     finally:
         client.close()

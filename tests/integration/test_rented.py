@@ -34,7 +34,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.rented.provider import Rented
+from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport.hosts import SetupError
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 
@@ -115,12 +115,12 @@ class _Note(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def rent(provider: Rented) -> Vm:
+def rent(provider: RentedVmProvider) -> Vm:
     (vm,) = provider.launch(wish(provider)).vms
     return vm
 
 
-def live(provider: Rented) -> list[str]:
+def live(provider: RentedVmProvider) -> list[str]:
     ended = (VmState.STOPPING, VmState.TERMINATED)
     return [vm.vm_id for vm in provider.list_vms("job") if vm.state not in ended]
 

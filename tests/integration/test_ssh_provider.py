@@ -25,7 +25,7 @@ from tests.integration.ssh_hosts import (
     vm_processes,
 )
 
-from spottrain.cloud.data.wish import Wish, to_json
+from spottrain.cloud.data.wish import DataRequest, to_json
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 from spottrain.cloud.ssh.hosts.provider import SshProvider
@@ -212,8 +212,8 @@ def test_data_is_fetched_once_a_host_and_stays_there(site: Site) -> None:
     with serve_web() as web:
         web.files["/words"] = b"hello"
         sha256 = hashlib.sha256(b"hello").hexdigest()
-        words = Wish(name="words", url=f"{web.url}/words", sha256=sha256)
-        own = Wish(name="own", path=str(site.folder))
+        words = DataRequest(name="words", url=f"{web.url}/words", sha256=sha256)
+        own = DataRequest(name="own", path=str(site.folder))
         provider = site.provider(
             data=to_json([words, own]),
             setup="cat $SPOTTRAIN_DATA_WORDS; ls $SPOTTRAIN_DATA_OWN",
@@ -239,7 +239,7 @@ def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
     with serve_web() as web:
         web.files["/words"] = b"hello"
         sha256 = hashlib.sha256(b"hello").hexdigest()
-        words = Wish(name="words", url=f"{web.url}/words", sha256=sha256)
+        words = DataRequest(name="words", url=f"{web.url}/words", sha256=sha256)
         provider = site.provider(data=to_json([words]))
         (vm,) = provider.launch(wish(provider)).vms
         web.says = 503

@@ -23,13 +23,13 @@ from tests.simulation.test_simulation import settings
 from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.pricing.billing.ledger import Line
+from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
-from spottrain.varuna_manager.daemon.effects import Errands
-from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.daemon.effects import EffectRunner
+from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
 
 MAX_VMS = 12
@@ -68,8 +68,8 @@ class Manager:
         self.alive = True
         self.provider = provider
         self._world = world
-        links = Links(time.monotonic, lambda _: None)
-        self.errands = Errands(self, provider, links, _NOBODY, "https://manager")
+        links = AgentSessions(time.monotonic, lambda _: None)
+        self.errands = EffectRunner(self, provider, links, _NOBODY, "https://manager")
 
     @property
     def state(self) -> State:
@@ -329,7 +329,7 @@ class RentedWorld:
         )
 
 
-def _off_s(line: Line, rows: list[Row]) -> tuple[float, float]:
+def _off_s(line: LedgerLine, rows: list[Row]) -> tuple[float, float]:
     """Return how much earlier a line begins than the bill, and ends later."""
     from_s = min(row.from_s for row in rows)
     until_s = max(row.until_s or 0.0 for row in rows)
@@ -341,6 +341,6 @@ def _lasted_s(row: Row) -> float:
     return 0.0 if row.until_s is None else row.until_s - row.from_s
 
 
-def _lived_s(line: Line) -> float:
+def _lived_s(line: LedgerLine) -> float:
     until_us = line.gone_us if line.ended_us is None else line.ended_us
     return max(0, (until_us or 0) - line.from_us) / 1e6

@@ -14,14 +14,14 @@ from tests.simulation.world import World
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import documents
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html.page import page
 
 WORLDS = range(3)
 
 
-def past_of(job: World) -> Chronicle:
-    state, past = State(), Chronicle()
+def past_of(job: World) -> JobHistory:
+    state, past = State(), JobHistory()
     for event in job.journal:
         before, (state, _) = state, step.step(state, event)
         past.note(before, event, state)
@@ -37,7 +37,7 @@ def tormented(seed: int) -> World:
     return job
 
 
-def check(state: State, past: Chronicle) -> dict[str, Any]:
+def check(state: State, past: JobHistory) -> dict[str, Any]:
     """Return a job's costs after checking that all of it adds up."""
     told_s = state.now_s
     report = documents.report(state, past, False, told_s)
@@ -72,7 +72,7 @@ def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
 
 
 def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:
-    job, past, state = tormented(0), Chronicle(), State()
+    job, past, state = tormented(0), JobHistory(), State()
     for number, event in enumerate(job.journal):
         before, (state, _) = state, step.step(state, event)
         past.note(before, event, state)

@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.offers.ranker import Appraiser
+from spottrain.varuna_manager.offers.ranker import OfferRanker
 
 ON_DEMAND_USD_PER_HOUR = 3.0
 CALM = Hazards((), {})
@@ -64,7 +64,7 @@ class PromisingWorld(World):
 
     def __init__(self, seed: int, settings: JobSettings, cloud: Cloud) -> None:
         super().__init__(seed, settings, cloud)
-        self.appraiser = Appraiser()
+        self.appraiser = OfferRanker()
 
     def poll(self, *, force: bool = False) -> None:
         super().poll(force=force)
@@ -73,11 +73,11 @@ class PromisingWorld(World):
         terms = terms_for(self.appraiser, self.state, self.cloud.offers())
         if terms != self.told or force:
             self.told = terms
-            self.feed(e.FleetWeighed(at_s=self.now_s, terms=terms))
+            self.feed(e.FleetRated(at_s=self.now_s, terms=terms))
 
 
 def terms_for(
-    appraiser: Appraiser, state: State, offers: Sequence[Offer]
+    appraiser: OfferRanker, state: State, offers: Sequence[Offer]
 ) -> FleetTerms:
     appraiser.appraise(state, offers, CALM)
     terms = appraiser.fleet_terms(state, offers, CALM)
@@ -90,7 +90,7 @@ def fleet() -> Fleet:
     """What fleets do, before any was seen."""
     job = settings(spec=LONG, max_vms=MOST)
     state = State(settings=job, profile=profile_of(job.facts))
-    return terms_for(Appraiser(), state, (offer("a", 1.0),)).fleet
+    return terms_for(OfferRanker(), state, (offer("a", 1.0),)).fleet
 
 
 def train_s() -> float:

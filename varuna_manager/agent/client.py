@@ -28,11 +28,11 @@ class AgentError(SpottrainError):
     """An agent cannot do its work."""
 
 
-class UnreachableError(AgentError):
+class NoManagerError(AgentError):
     """The manager gives no answer; it may be away for a while."""
 
 
-class FencedError(AgentError):
+class VmFencedError(AgentError):
     """The manager has given this VM up; whatever it does no longer counts."""
 
 
@@ -40,7 +40,7 @@ class RefusedError(AgentError):
     """The manager will never accept this request."""
 
 
-class Way:
+class Route:
     """Where calls to the manager are taken; may change while an agent runs.
 
     Args:
@@ -67,7 +67,7 @@ class Way:
 class _Connection(http.client.HTTPSConnection):
     """Goes where the way leads, and there insists on the manager's certificate."""
 
-    def __init__(self, way: Way, context: ssl.SSLContext, answer_s: float) -> None:
+    def __init__(self, way: Route, context: ssl.SSLContext, answer_s: float) -> None:
         super().__init__(way.name, timeout=answer_s, context=context)
         self._way = way
         self._tls = context
@@ -97,11 +97,11 @@ class ManagerClient:
     """
 
     def __init__(
-        self, way: Way | str, ca_pem: str, token: str, wait_s: float = 0.0
+        self, way: Route | str, ca_pem: str, token: str, wait_s: float = 0.0
     ) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=ca_pem)
-        self._way = Way(way) if isinstance(way, str) else way
+        self._way = Route(way) if isinstance(way, str) else way
         self._connection = _Connection(self._way, context, _ANSWER_S + wait_s)
         self._headers = {
             "Authorization": f"Bearer {token}",
@@ -138,14 +138,14 @@ class ManagerClient:
             # A server may close a connection that was idle just as we use it again.
             if reused and not isinstance(error, TimeoutError):
                 return self.call(method, path, body)
-            raise UnreachableError(f"manager does not answer: {error!r}") from None
+            raise NoManagerError(f"manager does not answer: {error!r}") from None
         if answer.status < 400:
             return content
         message = _reason(content) or answer.reason
         if answer.status in (401, 403, 409):
-            raise FencedError(f"manager has given this VM up: {message}")
+            raise VmFencedError(f"manager has given this VM up: {message}")
         if answer.status >= 500 or answer.status == 429:
-            raise UnreachableError(f"manager answered {answer.status}: {message}")
+            raise NoManagerError(f"manager answered {answer.status}: {message}")
         raise RefusedError(f"manager refused {path}: {message}")
 
     def _ask(

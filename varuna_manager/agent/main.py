@@ -37,12 +37,12 @@ from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.agent.client import (
     AgentError,
     Backoff,
-    FencedError,
     ManagerClient,
-    UnreachableError,
-    Way,
+    NoManagerError,
+    Route,
+    VmFencedError,
 )
-from spottrain.varuna_manager.agent.supervisor import Outbox, Supervisor
+from spottrain.varuna_manager.agent.supervisor import Outbox, SupervisorProcess
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Agent:
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._closing = threading.Event()
-        self._way = Way(bootstrap.manager_url, folder / MANAGER_ADDRESS)
+        self._way = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
         self._ears = hear.source(bootstrap.notices)
 
@@ -115,11 +115,11 @@ class Agent:
         self._spawn("way", self._watch_way)
         try:
             spec = self._join()
-        except FencedError as error:
+        except VmFencedError as error:
             return self._log_end(FENCED, str(error))
         except SpottrainError as error:
             return self._log_end(FAILED, str(error))
-        supervisor = Supervisor(
+        supervisor = SupervisorProcess(
             self._argv, self._folder, self._bootstrap.vm_id, self._outbox
         )
         supervisor.start(
@@ -157,7 +157,7 @@ class Agent:
         """Run a thread's work; whatever ends it ends the agent."""
         try:
             target()
-        except FencedError as error:
+        except VmFencedError as error:
             self.end(FENCED, str(error))
         except SpottrainError as error:
             self.end(FAILED, str(error))
@@ -209,7 +209,7 @@ class Agent:
         while True:
             try:
                 return client.call(method, path, body)
-            except UnreachableError as error:
+            except NoManagerError as error:
                 if time.monotonic() > deadline:
                     raise
                 logger.info("%s", error)
@@ -228,7 +228,7 @@ class Agent:
 
     # --- threads ------------------------------------------------------------------------
 
-    def _beat(self, spec: wire.JobSpec, supervisor: Supervisor) -> None:
+    def _beat(self, spec: wire.JobSpec, supervisor: SupervisorProcess) -> None:
         """Heart-beat for ever; hand commands down; end when the lease is over."""
         client, backoff = self._client(spec.heartbeat_s), Backoff()
         received, sequence, heard_at = 0, 0, time.monotonic()
@@ -239,7 +239,7 @@ class Agent:
             sequence += 1
             try:
                 text = client.call("POST", "/v1/heartbeat", wire.encode(beat))
-            except UnreachableError as error:
+            except NoManagerError as error:
                 logger.info("%s", error)
                 if time.monotonic() - heard_at > spec.lease_s:
                     supervisor.checkpoint(CHECKPOINT_S)
@@ -268,7 +268,7 @@ class Agent:
             )
             try:
                 text = client.call("POST", "/v1/reports", wire.encode(batch))
-            except UnreachableError as error:
+            except NoManagerError as error:
                 logger.info("%s", error)
                 self._closing.wait(backoff.next_s())
                 continue

@@ -60,7 +60,7 @@ class Outbox:
             return self._changed.wait_for(lambda: not self._reports, timeout_s)
 
 
-class Supervisor:
+class SupervisorProcess:
     """The child process that has imported torch, and every worker it forks.
 
     Args:

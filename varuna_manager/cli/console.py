@@ -39,9 +39,9 @@ def at_its_manager(context: typer.Context, name: str | None) -> str | None:
     """
     if name is not None and (job := job_dir(name)).away.exists():
         # Not above: it imports what rents, which most commands do not need.
-        from spottrain.varuna_manager.cli.remote import pass_on
+        from spottrain.varuna_manager.cli.remote import forward_command
 
-        pass_on(job, context.info_name or "")
+        forward_command(job, context.info_name or "")
     return name
 
 

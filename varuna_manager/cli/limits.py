@@ -21,7 +21,7 @@ from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch import control, limits
-from spottrain.varuna_manager.reporting.deadline import promise_line, promise_view
+from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 SCHEMA_VERSION = 1
 
@@ -76,7 +76,7 @@ def describe(job: JobDir) -> dict[str, Any]:
         "usd_spent": spent_usd(state, state.now_s),
         "usd_kept_back": budget(state).kept.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
-        "promise": promise_view(state, state.now_s),
+        "promise": deadline_view(state, state.now_s),
         "notes": list(_notes(state)),
     }
 
@@ -104,5 +104,5 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield f"deadline     {document['deadline'] or NOTHING}"
     yield f"least speed  {number(least, 1)} examples/s"
     if (promise := document["promise"]) is not None:
-        yield f"promise      {promise_line(promise, document['deadline_s'])}"
+        yield f"promise      {deadline_line(promise, document['deadline_s'])}"
     yield from document["notes"]

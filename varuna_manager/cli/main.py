@@ -114,9 +114,9 @@ def launch_command(
     say(f"inspecting {config.entrypoint}")
     facts = inspect.inspect_model(config)
     # Not above: it imports the planner, which other commands do not need.
-    from spottrain.varuna_manager.offers.feasibility import check_promise
+    from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    if promised := check_promise(config, facts, offers):
+    if promised := check_deadline(config, facts, offers):
         say(promised)
     job, packed_bytes = submit.submit(config, facts, data_bytes)
     say(

@@ -24,8 +24,8 @@ from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit
 from spottrain.varuna_manager.offers import plan_inputs
 from spottrain.varuna_manager.offers import preview as previews
-from spottrain.varuna_manager.offers.feasibility import foretell
-from spottrain.varuna_manager.offers.preview import NOWHERE, Elsewhere
+from spottrain.varuna_manager.offers.feasibility import predict
+from spottrain.varuna_manager.offers.preview import NOWHERE, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
 from spottrain.wire import ScheduleKind
@@ -121,7 +121,7 @@ def plan(
     Given a model and a profile as JSON, which need no machine at all: the plan for so
     many of its GPUs.
     """
-    elsewhere = Elsewhere(
+    elsewhere = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
         measured_on=measured_on,
@@ -162,14 +162,14 @@ def _changes(
 
 
 def _weighed(
-    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: Elsewhere
+    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: SearchScope
 ) -> dict[str, Any]:
     """Return the plan for a model and profile as JSON, and clouds' offers if asked."""
     try:
         document: dict[str, Any] = plan_inputs.preview_workload(name, inputs, sources)
         if elsewhere.clouds:
             gpus = len(inputs.slots)
-            document |= previews.weigh_workload(inputs, gpus, elsewhere)
+            document |= previews.preview_workload(inputs, gpus, elsewhere)
     except PlanError as error:
         raise ConfigError(f"{name}: {error}") from None
     return document
@@ -179,7 +179,7 @@ def preview(
     config: JobConfig,
     output: Output,
     explain: bool = False,
-    elsewhere: Elsewhere = NOWHERE,
+    elsewhere: SearchScope = NOWHERE,
 ) -> None:
     """Show what a launch of ``config`` would begin with.
 
@@ -200,12 +200,12 @@ def preview(
     facts = inspect.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
-        profile = previews.measured_elsewhere(facts)
+        profile = previews.profiled_elsewhere(facts)
     profile = profile or inspect.calibrate(config)
-    document = previews.weigh_job(config, facts, profile, elsewhere, data_bytes)
+    document = previews.preview_job(config, facts, profile, elsewhere, data_bytes)
     promised = None
     if config.cloud is None:  # a cloud's offers are asked for at launch
-        promised = foretell(config, facts, profile=profile)
+        promised = predict(config, facts, profile=profile)
     document["promise"] = promised and asdict(promised)
     _show(document, output, explain)
     if promised is not None and promised.possible is False:

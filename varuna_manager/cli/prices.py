@@ -17,7 +17,7 @@ from spottrain.pricing.prices.catalogue import Catalogue, InstanceType, catalogu
 from spottrain.pricing.prices.hazard import Hazard
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import DAY_S, Price
-from spottrain.pricing.prices.refresh import Wish, known, refresh
+from spottrain.pricing.prices.refresh import PriceRequest, known, refresh
 from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -27,7 +27,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.format import NOTHING, age, dollars, number
-from spottrain.varuna_manager.jobs.vm_history import harvest, open_history
+from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.offers.market import hazards_of
 from spottrain.varuna_manager.reporting.sparkline import sparkline, svg
 
@@ -106,10 +106,10 @@ def prices(
     """
     facts = catalogue()
     kinds = facts.matching(gpus=gpu or (), clouds=cloud or (), names=kind or ())
-    wish = Wish(kinds=kinds, regions=region or ())
+    wish = PriceRequest(kinds=kinds, regions=region or ())
     now_s = time.time()
     with open_history() as history:
-        warnings = list(harvest(history))
+        warnings = list(ingest_journals(history))
         if not offline:
             warnings += _ask(history, facts, wish, now_s, days)
         believed = known(history, facts, wish, now_s)
@@ -143,7 +143,7 @@ def _tell_more(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -
 
 
 def _ask(
-    history: History, facts: Catalogue, wish: Wish, now_s: float, days: float
+    history: History, facts: Catalogue, wish: PriceRequest, now_s: float, days: float
 ) -> list[str]:
     # Not above: they take longer to import than most commands run.
     import httpx

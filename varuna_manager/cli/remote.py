@@ -28,7 +28,7 @@ from spottrain.varuna_manager.jobs import manager_location as aways
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.manager_location import Away
+from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
@@ -49,7 +49,7 @@ class ManagerVmError(SpottrainError):
     """The VM of a job's manager does not answer."""
 
 
-def pass_on(job: JobDir, command: str) -> None:
+def forward_command(job: JobDir, command: str) -> None:
     """Do a command where the job's manager is; returns if that is this machine, or if
     the command is one for this machine.
 
@@ -79,10 +79,10 @@ def pass_on(job: JobDir, command: str) -> None:
         raise ConfigError("--html: the report is written once the job has come home")
     code = run_there(job, away, argv)
     ends = command == "stop" or bool(_LASTING.intersection(argv))
-    if code == LOST and come_home(job, away) and command != "stop":
+    if code == LOST and reclaim(job, away) and command != "stop":
         return  # this machine has the job now
     if code != LOST and ends and code != INTERRUPTED:
-        come_home(job, away, ended=True)
+        reclaim(job, away, ended=True)
     if code == LOST:
         code = 0 if end_of(job) == "stopped" else _outcome(job)
     raise typer.Exit(code)
@@ -141,7 +141,7 @@ def watch(job: JobDir) -> int:
     assert away is not None, "its manager was just started there"
     code = run_there(job, away, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
-        come_home(job, away, ended=code != LOST)
+        reclaim(job, away, ended=code != LOST)
     return _outcome(job) if code == LOST else code
 
 
@@ -162,7 +162,7 @@ def _finish_launch(job: JobDir, command: str) -> None:
     raise typer.Exit(0)
 
 
-def _end_there(job: JobDir, away: Away) -> None:
+def _end_there(job: JobDir, away: RemoteManager) -> None:
     """Have the manager end at once, if it can be reached, and take the job home."""
     if away.started:
         run_there(job, away, ["stop", job.name, "--now"])
@@ -170,7 +170,7 @@ def _end_there(job: JobDir, away: Away) -> None:
     aways.forget(job)
 
 
-def run_there(job: JobDir, away: Away, argv: Sequence[str]) -> int:
+def run_there(job: JobDir, away: RemoteManager, argv: Sequence[str]) -> int:
     """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
     program = shutil.which("ssh")
     if program is None:
@@ -208,7 +208,7 @@ def refresh(job: JobDir) -> State:
         journal.close()
 
 
-def come_home(job: JobDir, away: Away, *, ended: bool = False) -> bool:
+def reclaim(job: JobDir, away: RemoteManager, *, ended: bool = False) -> bool:
     """Take a job back if the VM of its manager is gone; return whether it was.
 
     What the job's VMs shared is removed if the job is over: as long as its own VM used

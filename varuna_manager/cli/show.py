@@ -27,12 +27,17 @@ from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
-from spottrain.varuna_manager.jobs.follow import Entry, Follower, read_past, read_state
+from spottrain.varuna_manager.jobs.follow import (
+    Follower,
+    JournalEntry,
+    read_past,
+    read_state,
+)
 from spottrain.varuna_manager.jobs.replication_status import told_of
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html.page import write_page
 
 FollowOption = Annotated[
@@ -223,8 +228,8 @@ def _describe(
 
 def describe_past(
     job: JobDir,
-    view: Callable[[State, Chronicle, bool, float], dict[str, Any]],
-) -> tuple[dict[str, Any], State, Chronicle]:
+    view: Callable[[State, JobHistory, bool, float], dict[str, Any]],
+) -> tuple[dict[str, Any], State, JobHistory]:
     """Return a view of a job that needs its past, and what the view was made of."""
     state, past = read_past(job)
     document = view(state, past, job.is_managed(), time.time())
@@ -239,7 +244,7 @@ def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _entries(job: JobDir, follow: bool) -> Iterator[Entry]:
+def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
     follower = Follower(job)
     try:
         while True:
@@ -252,7 +257,7 @@ def _entries(job: JobDir, follow: bool) -> Iterator[Entry]:
         follower.close()
 
 
-def _event(entry: Entry) -> dict[str, Any]:
+def _event(entry: JournalEntry) -> dict[str, Any]:
     kind = type(entry.event).__name__
     return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
 

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spottrain.cloud.data.wish import WEB_SCHEMES, Wish
+from spottrain.cloud.data.wish import WEB_SCHEMES, DataRequest
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config.base import Section
 
@@ -120,9 +120,9 @@ class DataConfig(Section):
             update["path"] = str((base / Path(self.path).expanduser()).resolve())
         return self.model_copy(update=update)
 
-    def wish(self, name: str) -> Wish:
+    def wish(self, name: str) -> DataRequest:
         """Return it as machines are told of it."""
-        return Wish(
+        return DataRequest(
             name=name,
             url=self.url if self.is_fetched and self.url else "",
             path=self.local_path or "",
@@ -210,6 +210,6 @@ def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None
             raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
 
 
-def wishes(data: Mapping[str, DataConfig]) -> tuple[Wish, ...]:
+def data_requests(data: Mapping[str, DataConfig]) -> tuple[DataRequest, ...]:
     """Return all datasets as machines are told of them."""
     return tuple(one.wish(name) for name, one in data.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.varuna_manager.core.allocation import bearable, room
+from spottrain.varuna_manager.core.allocation import affordable, room
 from spottrain.varuna_manager.core.model.records import Generation, GenerationPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 
@@ -72,7 +72,7 @@ def _capacity(state: State) -> str:
     wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
     if not wanted:
         return "offers"
-    borne = bearable(state)
+    borne = affordable(state)
     if all(borne(offer) == 0 for offer in wanted):
         return "a price within the caps"
     return "capacity"

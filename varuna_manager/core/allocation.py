@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
-from spottrain.pricing.deadline.model import Held
+from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order, offer_key
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State, budget
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 OFFER_LAG_S = 10.0
 """How long an offer's count may lag behind the VMs that we took from it."""
@@ -52,7 +52,7 @@ def _count(state: State) -> int:
     return coming + sum(vm.counts for vm in state.vms.values())
 
 
-def launch_more(turn: Turn) -> None:
+def launch_more(turn: Transition) -> None:
     """Wish for one launch: as many VMs of the best offer as every cap allows."""
     state = turn.state
     wanted = room(state)
@@ -75,7 +75,7 @@ def launch_more(turn: Turn) -> None:
 
 
 def best_offer(
-    turn: Turn, wanted: int, instead_of: VmRecord | None = None
+    turn: Transition, wanted: int, instead_of: VmRecord | None = None
 ) -> tuple[Offer | None, int]:
     """Return what to rent next and how many of up to ``wanted``; None if nothing.
 
@@ -85,7 +85,7 @@ def best_offer(
         instead_of: A VM that is to go once there is another one.
     """
     state = turn.state
-    borne, lacks = bearable(state), lacking(state, instead_of)
+    borne, lacks = affordable(state), lacking(state, instead_of)
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(state.offers, state.worths):
         count = min(wanted, available(turn, offer), borne(offer), lacks(offer))
@@ -99,7 +99,7 @@ def best_offer(
     return offer, min(count, free[offer_key(offer)][1])
 
 
-def held(state: State) -> tuple[Held, ...]:
+def held(state: State) -> tuple[Holdings, ...]:
     """Return what is rented, or asked for, by offer."""
     ready: Counter[str] = Counter()
     booting: Counter[str] = Counter()
@@ -109,7 +109,7 @@ def held(state: State) -> tuple[Held, ...]:
     for intent in state.intents.values():
         booting[offer_key(intent.offer)] += intent.count - intent.arrived
     return tuple(
-        Held(name=name, ready=ready[name], booting=booting[name])
+        Holdings(name=name, ready=ready[name], booting=booting[name])
         for name in sorted({*ready, *booting})
     )
 
@@ -131,13 +131,13 @@ def lacking(state: State, instead_of: VmRecord | None = None) -> Callable[[Offer
     return lambda offer: first if promises and not offer.spot else most
 
 
-def is_open(turn: Turn, offer: Offer) -> bool:
+def is_open(turn: Transition, offer: Offer) -> bool:
     """Return whether the job may ask for an offer now."""
     unwanted = not offer.spot and not turn.state.job.allow_on_demand
     return not unwanted and turn.due(cooldowns.open_at_s(turn.state.cooldowns, offer))
 
 
-def may_elsewhere(turn: Turn, cloud: str) -> bool:
+def may_elsewhere(turn: Transition, cloud: str) -> bool:
     """Return whether the job may ask another cloud than ``cloud`` now."""
     return any(o.cloud != cloud and is_open(turn, o) for o in turn.state.offers)
 
@@ -160,7 +160,7 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
     return tuple(vm for vm in state.vms.values() if is_at(state, where, vm.offer))
 
 
-def strays(turn: Turn) -> tuple[VmRecord, ...]:
+def stranded_vms(turn: Transition) -> tuple[VmRecord, ...]:
     """Return VMs that cannot train with the others, once those are enough.
 
     Where they are too few in each place and there is room for no more, only those stay
@@ -204,7 +204,7 @@ def _held_by_zone(state: State) -> Counter[str]:
     return held
 
 
-def available(turn: Turn, offer: Offer) -> int:
+def available(turn: Transition, offer: Offer) -> int:
     """How many machines the market may have for us."""
     state, key = turn.state, offer_key(offer)
     if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(turn, offer):
@@ -224,7 +224,7 @@ def available(turn: Turn, offer: Offer) -> int:
     return offer.available - asked - taken
 
 
-def bearable(state: State) -> Callable[[Offer], int]:
+def affordable(state: State) -> Callable[[Offer], int]:
     """Return what tells how many more VMs of an offer the hourly cap and the budget bear.
 
     None where they would be too few to train with what there is: they would only cost.

@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core.model.commands import KeepProfile
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import duration
 from spottrain.wire import AbandonGeneration, Calibrate, OpenStore, Profile, Slot
 
@@ -34,7 +34,7 @@ MOST_PARTICIPANTS = 128
 """More would measure the same again."""
 
 
-def get_profile(turn: Turn, vms: Sequence[VmRecord]) -> None:
+def get_profile(turn: Transition, vms: Sequence[VmRecord]) -> None:
     """Take a profile that was kept, or else begin to measure on ``vms``."""
     alike = [vm for vm in vms if _makes(vm) == _makes(vms[0])]
     known = _reusable(turn.state, alike)
@@ -95,7 +95,7 @@ def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
     return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
 
 
-def _begin(turn: Turn, vms: Sequence[VmRecord]) -> None:
+def _begin(turn: Transition, vms: Sequence[VmRecord]) -> None:
     """Open the store of the next round."""
     state = turn.state
     number = state.next_round
@@ -109,7 +109,7 @@ def _begin(turn: Turn, vms: Sequence[VmRecord]) -> None:
     send(turn, calibration)
 
 
-def send(turn: Turn, calibration: Calibration) -> None:
+def send(turn: Transition, calibration: Calibration) -> None:
     """Tell the VMs what to do next; supervisors ignore doubles."""
     slots = calibration.participants
     if not calibration.store_host:
@@ -127,7 +127,7 @@ def send(turn: Turn, calibration: Calibration) -> None:
     turn.send((slot.vm_id for slot in slots), command)
 
 
-def store_opened(turn: Turn, report: wire.StoreOpened) -> None:
+def store_opened(turn: Transition, report: wire.StoreOpened) -> None:
     """All participants can meet: let them measure."""
     calibration = turn.state.calibration
     if calibration is None or calibration.number != report.generation:
@@ -139,7 +139,7 @@ def store_opened(turn: Turn, report: wire.StoreOpened) -> None:
     send(turn, calibration)
 
 
-def heard(turn: Turn, report: wire.CalibrationProgress | wire.Calibrated) -> None:
+def heard(turn: Transition, report: wire.CalibrationProgress | wire.Calibrated) -> None:
     """Note how far the round is; take its profile, and have it kept for later jobs."""
     calibration = turn.state.calibration
     if calibration is None or calibration.number != report.generation:
@@ -169,7 +169,7 @@ def describe(profile: Profile) -> str:
     )
 
 
-def give_up(turn: Turn) -> None:
+def give_up(turn: Transition) -> None:
     """End the round that runs, wherever it still runs."""
     calibration = turn.state.calibration
     if calibration is not None:
@@ -180,7 +180,7 @@ def give_up(turn: Turn) -> None:
         turn.send(vm_ids, AbandonGeneration(generation=calibration.number))
 
 
-def lose_vm(turn: Turn, vm_id: str) -> None:
+def lose_vm(turn: Transition, vm_id: str) -> None:
     """A VM is gone: a round that it takes part in comes to nothing, by no one's fault."""
     calibration = turn.state.calibration
     if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 from spottrain.pricing.deadline.best_case import conceivable
 from spottrain.pricing.deadline.fallback import feasible
-from spottrain.pricing.deadline.model import Feasibility, Held, Standing, Supply
-from spottrain.pricing.deadline.outlook import look
+from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
+from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager.core import allocation, limits
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.core.model.deadline_state import FleetTerms, Promise
-from spottrain.varuna_manager.core.model.events import FleetWeighed
+from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms
+from spottrain.varuna_manager.core.model.events import FleetRated
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 REVIEW_S = 60.0
 """The longest time between two decisions."""
@@ -32,7 +32,7 @@ REVIEWS_LEFT = 100
 """Decisions that fit into what is left until the deadline, as far as the bounds allow."""
 
 
-def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
+def fleet_rated(turn: Transition, event: FleetRated) -> None:
     """Note what fleets do; what was decided without knowing is decided anew."""
     before = turn.state.promise
     same = (
@@ -50,7 +50,7 @@ def fleet_weighed(turn: Turn, event: FleetWeighed) -> None:
     )
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Decide again if something has changed or it is time to, and return what is too much."""
     state = turn.state
     terms = state.promise.terms
@@ -61,7 +61,7 @@ def advance(turn: Turn) -> None:
         return  # the last checkpoint is still to be written
     if not state.job.promises:
         if state.promise.decision is not None:
-            turn.state = replace(state, promise=Promise(terms=terms))
+            turn.state = replace(state, promise=DeadlineState(terms=terms))
         return
     if _seen(turn, terms) == state.promise.seen and not turn.due(
         state.promise.review_at_s
@@ -73,7 +73,7 @@ def advance(turn: Turn) -> None:
     turn.due(turn.state.promise.review_at_s)
 
 
-def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
+def _is_possible(turn: Transition, terms: FleetTerms) -> bool:
     """End the job if, before anything was trained, it shows that no promise can be kept.
 
     Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
@@ -82,18 +82,18 @@ def _is_possible(turn: Turn, terms: FleetTerms) -> bool:
     state = turn.state
     if state.progress.step > 0 or state.promise.decision is not None:
         return True
-    found = verdict(turn, terms)
+    found = feasibility(turn, terms)
     if not found.possible:
         turn.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
     return found.possible
 
 
-def is_thrifty(state: State) -> bool:
+def is_cost_optimal(state: State) -> bool:
     """Whether the job is to be done for as little as can be; else as soon as can be."""
     return state.job.objective == "examples_per_dollar"
 
 
-def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
+def feasibility(turn: Transition, terms: FleetTerms) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
     Where the job may not rent on demand, or asks for no more than a budget: whether VMs
@@ -112,30 +112,30 @@ def verdict(turn: Turn, terms: FleetTerms) -> Feasibility:
         for offer in turn.state.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
-    now = standing(turn.state)
+    now = job_status(turn.state)
     if allowed and job.promises:
         return feasible(now, terms.fleet, market)
     return conceivable(now, terms.fleet, market, allocation.held(turn.state))
 
 
-def _decide(turn: Turn, terms: FleetTerms) -> None:
+def _decide(turn: Transition, terms: FleetTerms) -> None:
     state = turn.state
     market, rented = supplies(turn, terms), allocation.held(state)
-    outlook = look(
+    outlook = observe(
         state.promise.outlook,
         state.now_s,
         terms.fleet,
         market,
         {one.name: one.ready + one.booting for one in rented},
     )
-    now = standing(state)
+    now = job_status(state)
     decision = decide(
         now,
         terms.fleet,
         market,
         rented,
         outlook,
-        thrifty=is_thrifty(state),
+        thrifty=is_cost_optimal(state),
     )
     before = state.promise.decision
     if before is None or before.mode != decision.mode:
@@ -154,7 +154,7 @@ def _decide(turn: Turn, terms: FleetTerms) -> None:
     )
 
 
-def _return(turn: Turn, rented: Held, wanted: int, reason: str) -> None:
+def _return(turn: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return VMs that are too many, those that do least first."""
     state = turn.state
     own = [
@@ -164,14 +164,14 @@ def _return(turn: Turn, rented: Held, wanted: int, reason: str) -> None:
     ]
     excess = len(own) - max(wanted, 0)
     most = len([vm for vm in state.vms.values() if vm.counts]) - state.job.min_vms
-    for vm in limits.least_missed(state, own)[: max(0, min(excess, most))]:
-        limits.shed(turn, vm, f"promise: {reason}")
+    for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, most))]:
+        limits.drain(turn, vm, f"promise: {reason}")
 
 
 # --- What is decided over -------------------------------------------------------------
 
 
-def standing(state: State) -> Standing:
+def job_status(state: State) -> JobStatus:
     """Return where the job stands."""
     job, generation = state.job, state.generation
     # All VMs may be lost at once; what then is left of the work is in the store.
@@ -180,7 +180,7 @@ def standing(state: State) -> Standing:
     recent = generation.measured_step_s if generation else None
     money = budget(state)
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
-    return Standing(
+    return JobStatus(
         now_s=state.now_s,
         deadline_s=job.deadline_s,
         ending_s=END_S,
@@ -194,7 +194,7 @@ def standing(state: State) -> Standing:
     )
 
 
-def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
+def supplies(turn: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
     """Return what can be had of the kind of machine that the terms are about.
 
     Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
@@ -235,7 +235,7 @@ def supplies(turn: Turn, terms: FleetTerms) -> tuple[Supply, ...]:
     return tuple(found)
 
 
-def _seen(turn: Turn, terms: FleetTerms) -> tuple[object, ...]:
+def _seen(turn: Transition, terms: FleetTerms) -> tuple[object, ...]:
     """Return what a decision depends on beside time and progress."""
     state = turn.state
     job = state.job

@@ -35,7 +35,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 BOOT_BOUND_S = 900.0
 """A VM whose supervisor is not ready by then, the user's setup aside, is returned."""
@@ -47,7 +47,7 @@ _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
 # --- The provider's truth -----------------------------------------------------------------
 
 
-def vms_listed(turn: Turn, event: VmsListed) -> None:
+def vms_listed(turn: Transition, event: VmsListed) -> None:
     """Reconcile: the journal is our memory, the cloud is the truth."""
     turn.state = replace(turn.state, reconciled=True)
     listed = {vm.vm_id: vm for vm in event.vms}
@@ -57,7 +57,7 @@ def vms_listed(turn: Turn, event: VmsListed) -> None:
         if vm is not None:
             _update(turn, record, vm)
         elif told and record.known_at_s < event.asked_at_s:
-            gone(turn, record, "the provider no longer lists it")
+            remove_vm(turn, record, "the provider no longer lists it")
     spending.listed(turn, event.vms)
     spending.managers_listed(turn, event.vms, event.cloud)
     for vm in event.vms:
@@ -65,7 +65,7 @@ def vms_listed(turn: Turn, event: VmsListed) -> None:
             adopt(turn, vm)
 
 
-def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
+def _update(turn: Transition, record: VmRecord, vm: Vm) -> None:
     match vm.state:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
             turn.put_vm(
@@ -77,9 +77,9 @@ def _update(turn: Turn, record: VmRecord, vm: Vm) -> None:
             )
             turn.do(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            gone(turn, record, _how_it_went(record))
+            remove_vm(turn, record, _how_it_went(record))
         case VmState.TERMINATED:
-            gone(turn, record, _how_it_went(record))
+            remove_vm(turn, record, _how_it_went(record))
         case _:
             pass
 
@@ -91,7 +91,7 @@ def _how_it_went(vm: VmRecord) -> str:
     return "taken as its notice said" if noticed else "killed without notice"
 
 
-def adopt(turn: Turn, vm: Vm) -> None:
+def adopt(turn: Transition, vm: Vm) -> None:
     """Keep a VM that is new to us if an open intent wants it, else send it back.
 
     What nobody wants is an orphan of a call whose answer was lost, or one of ours that
@@ -131,7 +131,7 @@ def adopt(turn: Turn, vm: Vm) -> None:
         turn.do(StartAgent(vm_id=vm.vm_id))
 
 
-def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
+def provider_answered(turn: Transition, event: ProviderAnswered) -> None:
     """Decide about a silent VM: one that still runs is returned, its memory lost."""
     vm = turn.state.vms.get(event.vm_id)
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
@@ -143,10 +143,10 @@ def provider_answered(turn: Turn, event: ProviderAnswered) -> None:
             counters.interrupted(turn, "silence", vm.vm_id, reason)
         return_vms(turn, (vm,), reason)
     else:
-        gone(turn, vm, "silent, and gone")
+        remove_vm(turn, vm, "silent, and gone")
 
 
-def gone(turn: Turn, vm: VmRecord, reason: str) -> None:
+def remove_vm(turn: Transition, vm: VmRecord, reason: str) -> None:
     """Strike a VM off; unless we or a notice saw it coming, it was a kill."""
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         counters.interrupted(turn, "kill", vm.vm_id, reason)
@@ -163,7 +163,7 @@ def gone(turn: Turn, vm: VmRecord, reason: str) -> None:
     )
 
 
-def job_moved(turn: Turn, event: JobMoved) -> None:
+def job_moved(turn: Transition, event: JobMoved) -> None:
     """Return all VMs: they trust keys that stayed behind.
 
     What was being launched is not asked for again: the answer would be VMs of that kind.
@@ -174,7 +174,7 @@ def job_moved(turn: Turn, event: JobMoved) -> None:
     return_vms(turn, turn.state.vms.values(), "it trusts keys that stayed behind")
 
 
-def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
+def return_vms(turn: Transition, vms: Iterable[VmRecord], reason: str) -> None:
     """Give VMs back; whatever they hold is lost from now on."""
     going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
     if not going:
@@ -195,19 +195,19 @@ def return_vms(turn: Turn, vms: Iterable[VmRecord], reason: str) -> None:
     turn.do(TerminateVms(vm_ids=ids))
 
 
-def vms_returned(turn: Turn, event: VmsReturned) -> None:
+def vms_returned(turn: Transition, event: VmsReturned) -> None:
     """The cloud took them back."""
     for vm_id in event.vm_ids:
         vm = turn.state.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
-            gone(turn, vm, vm.return_reason)
+            remove_vm(turn, vm, vm.return_reason)
     spending.listed(turn, event.vms)
 
 
 # --- Agents -------------------------------------------------------------------------------
 
 
-def agent_starting(turn: Turn, event: AgentStarting) -> None:
+def agent_starting(turn: Transition, event: AgentStarting) -> None:
     """Remember the hash of a token; older ones stay good, the agent may have one."""
     vm = turn.state.vms.get(event.vm_id)
     if vm is not None and event.token_sha256 not in vm.token_sha256s:
@@ -215,7 +215,7 @@ def agent_starting(turn: Turn, event: AgentStarting) -> None:
         turn.put_vm(replace(vm, token_sha256s=tokens))
 
 
-def agent_registered(turn: Turn, event: AgentRegistered) -> None:
+def agent_registered(turn: Transition, event: AgentRegistered) -> None:
     """The agent has called: its supervisor is coming up."""
     vm = turn.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
@@ -230,7 +230,7 @@ def agent_registered(turn: Turn, event: AgentRegistered) -> None:
         )
 
 
-def vm_heard(turn: Turn, vm_id: str) -> None:
+def vm_heard(turn: Transition, vm_id: str) -> None:
     """A silent VM called again before it was fenced."""
     vm = turn.state.vms.get(vm_id)
     if vm is not None and vm.silent_since_s is not None:
@@ -238,7 +238,7 @@ def vm_heard(turn: Turn, vm_id: str) -> None:
         turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
 
 
-def command_failed(turn: Turn, event: CommandFailed) -> None:
+def command_failed(turn: Transition, event: CommandFailed) -> None:
     """Repeat what failed for a VM after a pause; see ``advance``."""
     turn.say(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
@@ -247,7 +247,7 @@ def command_failed(turn: Turn, event: CommandFailed) -> None:
             _give_up_on(turn, vm)
 
 
-def _give_up_on(turn: Turn, vm: VmRecord) -> None:
+def _give_up_on(turn: Transition, vm: VmRecord) -> None:
     """Return a silent VM whose cloud does not answer either, once it must have ended.
 
     Until its lease has run out it may train on with others that are cut off as it is:
@@ -267,7 +267,7 @@ def _give_up_on(turn: Turn, vm: VmRecord) -> None:
 # --- What time brings -----------------------------------------------------------------------
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Repeat what failed, return what is no use any more."""
     for vm in tuple(turn.state.vms.values()):
         if vm.retry_at_s is not None and turn.due(vm.retry_at_s):
@@ -284,7 +284,7 @@ def advance(turn: Turn) -> None:
             return_vms(turn, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
 
 
-def ask_again(turn: Turn, vm: VmRecord) -> None:
+def ask_again(turn: Transition, vm: VmRecord) -> None:
     """Issue the command again that a VM waits for."""
     if vm.phase is VmPhase.RETURNING:
         turn.do(TerminateVms(vm_ids=(vm.vm_id,)))
@@ -294,7 +294,7 @@ def ask_again(turn: Turn, vm: VmRecord) -> None:
         turn.do(AskProvider(vm_id=vm.vm_id))
 
 
-def _is_needed(turn: Turn, vm: VmRecord) -> bool:
+def _is_needed(turn: Transition, vm: VmRecord) -> bool:
     """Whether something still depends on the memory of a VM that is leaving."""
     state, generation = turn.state, turn.state.generation
     if not vm.used_slots:

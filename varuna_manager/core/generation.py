@@ -23,7 +23,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
 )
 from spottrain.varuna_manager.core.model.state import State, summary_of
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import (
     AbandonGeneration,
     GenerationStarted,
@@ -49,7 +49,9 @@ and no VM lost: the market may be as rough as it likes."""
 _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
 
-def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -> None:
+def open_generation(
+    turn: Transition, plan: Plan, inputs_hash: str, checkpoint: str
+) -> None:
     """Begin the next generation with ``plan``: its store first."""
     state = turn.state
     sites = {vm_id: egress.site_of(vm.offer) for vm_id, vm in state.vms.items()}
@@ -77,13 +79,15 @@ def open_generation(turn: Turn, plan: Plan, inputs_hash: str, checkpoint: str) -
     open_store(turn, generation)
 
 
-def open_store(turn: Turn, generation: Generation) -> None:
+def open_store(turn: Transition, generation: Generation) -> None:
     """Have the VM of rank 0 fork the rendezvous store."""
     vm_id = generation.plan.slots[0].vm_id
     turn.send((vm_id,), OpenStore(generation=generation.number))
 
 
-def run_generation(turn: Turn, generation: Generation, host: str, port: int) -> None:
+def run_generation(
+    turn: Transition, generation: Generation, host: str, port: int
+) -> None:
     """Invite the ranks of the plan and all slots that may hold newer sections."""
     slots = generation.plan.slots
     donors = _donors(turn.state, slots)
@@ -103,7 +107,7 @@ def run_generation(turn: Turn, generation: Generation, host: str, port: int) -> 
     invite(turn, generation)
 
 
-def invite(turn: Turn, generation: Generation) -> None:
+def invite(turn: Transition, generation: Generation) -> None:
     """Send ``RunGeneration`` to all participants that have not started.
 
     It may come to a VM twice, when the manager restarts in between.
@@ -135,7 +139,7 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     )
 
 
-def started(turn: Turn, slot: Slot, report: GenerationStarted) -> None:
+def started(turn: Transition, slot: Slot, report: GenerationStarted) -> None:
     """A rank has its sections; the first one tells where training goes on."""
     generation = turn.state.generation
     assert generation is not None
@@ -153,7 +157,7 @@ def started(turn: Turn, slot: Slot, report: GenerationStarted) -> None:
     turn.put_generation(generation)
 
 
-def _go_on_from(turn: Turn, step: int) -> None:
+def _go_on_from(turn: Transition, step: int) -> None:
     """Set the history to ``step``: back after a restore, ahead after an adoption."""
     progress = turn.state.progress
     again = max(0, progress.step - step)
@@ -171,7 +175,7 @@ def _go_on_from(turn: Turn, step: int) -> None:
     )
 
 
-def stop_generation(turn: Turn, *, checkpoint: bool) -> None:
+def stop_generation(turn: Transition, *, checkpoint: bool) -> None:
     """Stop all ranks after the same mini-batch."""
     generation = turn.state.generation
     assert generation is not None
@@ -185,7 +189,7 @@ def stop_generation(turn: Turn, *, checkpoint: bool) -> None:
     send_stop(turn, generation)
 
 
-def send_stop(turn: Turn, generation: Generation) -> None:
+def send_stop(turn: Transition, generation: Generation) -> None:
     """Tell every VM of the plan to stop."""
     stop = StopGeneration(
         generation=generation.number, checkpoint=generation.checkpoint_asked
@@ -193,7 +197,7 @@ def send_stop(turn: Turn, generation: Generation) -> None:
     turn.send((slot.vm_id for slot in generation.plan.slots), stop)
 
 
-def break_generation(turn: Turn, reason: str) -> None:
+def break_generation(turn: Transition, reason: str) -> None:
     """Something died: all other ranks must get out."""
     generation = turn.state.generation
     if generation is None or generation.phase is GenerationPhase.BREAKING:
@@ -212,7 +216,7 @@ def break_generation(turn: Turn, reason: str) -> None:
         close(turn, f"broke: {reason}")
 
 
-def leave(turn: Turn, slot: Slot, rank: RankPhase, reason: str) -> None:
+def leave(turn: Transition, slot: Slot, rank: RankPhase, reason: str) -> None:
     """Note that a rank is out or gone; one that had not stopped breaks the others."""
     generation = turn.state.generation
     if generation is None:
@@ -232,7 +236,7 @@ def leave(turn: Turn, slot: Slot, rank: RankPhase, reason: str) -> None:
         break_generation(turn, reason)
 
 
-def _blame(turn: Turn, reason: str) -> None:
+def _blame(turn: Transition, reason: str) -> None:
     """Name a lost VM as the cause of a break that its peers were faster to report."""
     generation = turn.state.generation
     assert generation is not None
@@ -240,7 +244,7 @@ def _blame(turn: Turn, reason: str) -> None:
     turn.state = replace(turn.state, plan_reason=reason)
 
 
-def lose_vm(turn: Turn, vm_id: str, reason: str) -> None:
+def lose_vm(turn: Transition, vm_id: str, reason: str) -> None:
     """Note that a VM is gone, with all its slots' memory."""
     if generation := turn.state.generation:
         for slot in generation.participants:
@@ -248,7 +252,7 @@ def lose_vm(turn: Turn, vm_id: str, reason: str) -> None:
                 leave(turn, slot, RankPhase.GONE, reason)
 
 
-def stopped(turn: Turn, slot: Slot, *, done: bool) -> None:
+def stopped(turn: Transition, slot: Slot, *, done: bool) -> None:
     """A rank stopped after the mini-batch that all stop after."""
     generation = turn.state.generation
     assert generation is not None
@@ -259,7 +263,7 @@ def stopped(turn: Turn, slot: Slot, *, done: bool) -> None:
         )
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Take the generation further where nothing is missing, or time has run out."""
     generation = turn.state.generation
     if generation is None:
@@ -292,7 +296,7 @@ def advance(turn: Turn) -> None:
             assert_never(generation.phase)
 
 
-def _run(turn: Turn, generation: Generation) -> None:
+def _run(turn: Transition, generation: Generation) -> None:
     turn.put_generation(
         replace(
             generation,
@@ -307,7 +311,7 @@ def _run(turn: Turn, generation: Generation) -> None:
     )
 
 
-def _get_out(turn: Turn, generation: Generation) -> None:
+def _get_out(turn: Transition, generation: Generation) -> None:
     """Tell ranks that hang after a break to give up; suspect VMs that do not obey."""
     late = [
         slot.vm_id
@@ -327,7 +331,7 @@ def _get_out(turn: Turn, generation: Generation) -> None:
             suspect(turn, vm_id)
 
 
-def suspect(turn: Turn, vm_id: str) -> None:
+def suspect(turn: Transition, vm_id: str) -> None:
     """Ask the provider about a VM that does not answer, unless we have asked."""
     vm = turn.state.vms[vm_id]
     if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
@@ -335,7 +339,7 @@ def suspect(turn: Turn, vm_id: str) -> None:
         turn.do(AskProvider(vm_id=vm_id))
 
 
-def close(turn: Turn, ended_by: str) -> None:
+def close(turn: Transition, ended_by: str) -> None:
     """End the generation: into the report with it, and on to what follows."""
     state, generation = turn.state, turn.state.generation
     assert generation is not None

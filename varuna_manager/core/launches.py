@@ -12,7 +12,7 @@ from spottrain.varuna_manager.core.allocation import (
     may_elsewhere,
     next_intent,
     room,
-    strays,
+    stranded_vms,
 )
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
@@ -25,13 +25,13 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 UNHEARD_S = 60.0
 """A cloud that leaves a launch open for so long is not waited for if there are others."""
 
 
-def offers_seen(turn: Turn, event: OffersSeen) -> None:
+def offers_seen(turn: Transition, event: OffersSeen) -> None:
     """Note what can be rented, and which prices moved."""
     state = turn.state
     before = {offer_key(offer): offer for offer in state.offers}
@@ -50,7 +50,7 @@ def offers_seen(turn: Turn, event: OffersSeen) -> None:
     )
 
 
-def _price_changed(turn: Turn, old: Offer, new: Offer) -> None:
+def _price_changed(turn: Transition, old: Offer, new: Offer) -> None:
     change = PriceChange(
         at_s=turn.now_s,
         zone=new.zone,
@@ -68,7 +68,7 @@ def _price_changed(turn: Turn, old: Offer, new: Offer) -> None:
     turn.say(f"price in {new.zone}: {old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h")
 
 
-def launch_intended(turn: Turn, event: LaunchIntended) -> None:
+def launch_intended(turn: Transition, event: LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
     turn.state = state = replace(turn.state, launch_wished=False)
     new = event.intent == next_intent(state)
@@ -90,7 +90,7 @@ def launch_intended(turn: Turn, event: LaunchIntended) -> None:
     launch(turn, intent)
 
 
-def launch(turn: Turn, intent: Intent) -> None:
+def launch(turn: Transition, intent: Intent) -> None:
     """Ask the cloud for the VMs of ``intent``; the token keeps it from doing so twice."""
     turn.do(
         LaunchVms(
@@ -102,7 +102,7 @@ def launch(turn: Turn, intent: Intent) -> None:
     )
 
 
-def vms_launched(turn: Turn, event: VmsLaunched) -> None:
+def vms_launched(turn: Transition, event: VmsLaunched) -> None:
     """Take in what the cloud gave; an offer that gave less cools down."""
     spending.listed(turn, event.vms)  # some may have been taken back already
     for vm in event.vms:
@@ -118,7 +118,7 @@ def vms_launched(turn: Turn, event: VmsLaunched) -> None:
         turn.say(f"{intent.offer.zone} gave {len(event.vms)} of {intent.count} VMs")
 
 
-def launch_refused(turn: Turn, event: LaunchRefused) -> None:
+def launch_refused(turn: Transition, event: LaunchRefused) -> None:
     """Leave what refused alone for a while, or ask again if the answer left it open.
 
     Where only a person can help, and nothing else can be rented either, the job fails.
@@ -144,7 +144,7 @@ def launch_refused(turn: Turn, event: LaunchRefused) -> None:
         turn.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
 
 
-def _is_hopeless(turn: Turn) -> bool:
+def _is_hopeless(turn: Transition) -> bool:
     """Whether nothing is rented, nor can be before a person does something."""
     state = turn.state
     return not state.vms and all(
@@ -154,7 +154,7 @@ def _is_hopeless(turn: Turn) -> bool:
     )
 
 
-def _may_give_up(turn: Turn, intent: Intent) -> bool:
+def _may_give_up(turn: Transition, intent: Intent) -> bool:
     """Whether a cloud has left an intent open for too long while others could meet it.
 
     Within its cloud it is asked on: VMs that nobody asks for any more and that are gone
@@ -164,7 +164,7 @@ def _may_give_up(turn: Turn, intent: Intent) -> bool:
     return unheard and may_elsewhere(turn, intent.offer.cloud)
 
 
-def _give_up(turn: Turn, intent: Intent) -> None:
+def _give_up(turn: Transition, intent: Intent) -> None:
     """Meet an intent elsewhere; see ``State.given_up``."""
     _close_intent(turn, intent.intent)
     given_up = turn.state.given_up | {intent.intent}
@@ -173,14 +173,14 @@ def _give_up(turn: Turn, intent: Intent) -> None:
     turn.say(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
 
 
-def _close_intent(turn: Turn, name: str) -> Intent | None:
+def _close_intent(turn: Transition, name: str) -> Intent | None:
     intents = dict(turn.state.intents)
     intent = intents.pop(name, None)
     turn.state = replace(turn.state, intents=intents)
     return intent
 
 
-def _cool_down(turn: Turn, offer: Offer, refusal: cooling.Refusal) -> None:
+def _cool_down(turn: Transition, offer: Offer, refusal: cooling.Refusal) -> None:
     state = turn.state
     cooldowns = cooling.refused(
         state.cooldowns, offer, refusal, turn.now_s, state.job.cooldown_s
@@ -188,10 +188,10 @@ def _cool_down(turn: Turn, offer: Offer, refusal: cooling.Refusal) -> None:
     turn.state = replace(state, cooldowns=cooldowns)
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
-    return_vms(turn, strays(turn), "in another region than those that train")
+    return_vms(turn, stranded_vms(turn), "in another region than those that train")
     for intent in turn.state.intents.values():
         if intent.retry_at_s is not None and turn.due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)

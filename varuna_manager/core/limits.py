@@ -11,7 +11,7 @@ from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
 SHED_S = 120.0
@@ -45,13 +45,13 @@ def with_limits(state: State, event: LimitsChanged) -> State:
     return replace(state, settings=job, alerts=alerts)
 
 
-def limits_changed(turn: Turn, event: LimitsChanged) -> None:
+def limits_changed(turn: Transition, event: LimitsChanged) -> None:
     """A person has changed limits; decisions follow from what now is true."""
     turn.state = with_limits(turn.state, event)
-    turn.say(f"{event.by}: {told(event)}")
+    turn.say(f"{event.by}: {described(event)}")
 
 
-def told(event: LimitsChanged) -> str:
+def described(event: LimitsChanged) -> str:
     """Return the new limits in words."""
     parts = []
     for limit in event.limits:
@@ -63,7 +63,7 @@ def told(event: LimitsChanged) -> str:
     return ", ".join(parts)
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Let VMs go that the hourly cap does not bear any more, the dearest first."""
     state = turn.state
     if state.phase is not JobPhase.ACTIVE:
@@ -80,11 +80,11 @@ def advance(turn: Turn) -> None:
     over = money.rate - money.hourly_cap
     for vm in going:
         over -= _rate(turn.state, vm)
-    for vm in least_missed(turn.state, staying):
+    for vm in by_eviction_cost(turn.state, staying):
         if over <= FREE:
             return
         over -= _rate(turn.state, vm)
-        shed(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+        drain(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
 
 
 def _is_going(vm: VmRecord) -> bool:
@@ -103,7 +103,7 @@ def _trains(state: State, vm: VmRecord) -> bool:
     )
 
 
-def least_missed(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
+def by_eviction_cost(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
     """Sort VMs: what does not train or is slow first, then the dearest."""
 
     def key(vm: VmRecord) -> tuple[bool, bool, int, str]:
@@ -113,7 +113,7 @@ def least_missed(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
     return sorted(vms, key=key)
 
 
-def shed(turn: Turn, vm: VmRecord, reason: str) -> None:
+def drain(turn: Transition, vm: VmRecord, reason: str) -> None:
     """Return a VM; if it trains, once the others have what it holds."""
     turn.say(f"{vm.vm_id}: {reason}")
     if not _trains(turn.state, vm):

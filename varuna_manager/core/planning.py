@@ -34,7 +34,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Initialise, Plan, Profile, Slot
 
 MORPH_COST_S = 5.0
@@ -59,7 +59,7 @@ def usable_vms(state: State) -> tuple[VmRecord, ...]:
     return tuple(vm for vm in at_home(state) if vm.is_usable)
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Prepare, plan, open a generation or leave the one that runs."""
     state = turn.state
     if not wants_training(state):
@@ -78,7 +78,7 @@ def advance(turn: Turn) -> None:
 # --- Preparation --------------------------------------------------------------------------
 
 
-def _prepare(turn: Turn) -> None:
+def _prepare(turn: Transition) -> None:
     """Have the first weights written on one VM, then everything measured on all.
 
     One after the other, and once no VM boots any more, so that nothing disturbs the
@@ -98,7 +98,7 @@ def _prepare(turn: Turn) -> None:
         calibration.get_profile(turn, vms)
 
 
-def fail_preparation(turn: Turn, reason: str) -> None:
+def fail_preparation(turn: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, but not for ever."""
     state = turn.state
     failures = state.failed_preparations + 1
@@ -114,7 +114,7 @@ def fail_preparation(turn: Turn, reason: str) -> None:
 # --- From no generation to one --------------------------------------------------------------
 
 
-def _start(turn: Turn) -> None:
+def _start(turn: Transition) -> None:
     state = turn.state
     checkpoint, vms = state.newest_checkpoint, usable_vms(state)
     if checkpoint is None or state.profile is None or not _is_enough(turn, vms):
@@ -135,7 +135,7 @@ def _start(turn: Turn) -> None:
         turn.end(outcome)
 
 
-def _is_enough(turn: Turn, vms: Sequence[VmRecord]) -> bool:
+def _is_enough(turn: Transition, vms: Sequence[VmRecord]) -> bool:
     """Whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
     state = turn.state
     if not vms or len(vms) < state.job.min_vms:
@@ -156,7 +156,7 @@ def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
 # --- From one generation to the next --------------------------------------------------------
 
 
-def _reconsider(turn: Turn, generation: Generation) -> None:
+def _reconsider(turn: Transition, generation: Generation) -> None:
     """Leave the generation if a VM of its plan goes, or if a better plan pays."""
     state = turn.state
     assert state.profile is not None
@@ -206,7 +206,9 @@ def _reconsider_at_s(
     return state.fleet_changed_at_s + state.job.debounce_s
 
 
-def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) -> None:
+def _return_unused(
+    turn: Transition, generation: Generation, vms: Sequence[VmRecord]
+) -> None:
     """Give VMs back that the best plan for the money leaves out, the dearest first.
 
     Only once nothing comes or goes, and after a while; as few are rented from then on.
@@ -232,7 +234,7 @@ def _return_unused(turn: Turn, generation: Generation, vms: Sequence[VmRecord]) 
         fleet.return_vms(turn, going, "not in the plan that does most for its money")
 
 
-def _leave(turn: Turn, reason: str, *, checkpoint: bool) -> None:
+def _leave(turn: Transition, reason: str, *, checkpoint: bool) -> None:
     turn.state = replace(turn.state, plan_reason=reason)
     turn.say(f"morph: {reason}")
     generations.stop_generation(turn, checkpoint=checkpoint)
@@ -254,8 +256,10 @@ def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
     new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
     share = _lag_share(state)
     return policy.morph_at_s(
-        policy.Way(examples_per_s=_worth(state, generation.plan, step_s, share)),
-        policy.Way(
+        policy.MorphOption(
+            examples_per_s=_worth(state, generation.plan, step_s, share)
+        ),
+        policy.MorphOption(
             examples_per_s=_worth(state, plan, new_step_s, share),
             cost_s=state.progress.morph_cost_s or MORPH_COST_S,
         ),
@@ -292,11 +296,11 @@ def _lag_share(state: State) -> float:
     return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 
-def outlook(state: State) -> policy.Outlook:
+def outlook(state: State) -> policy.FleetOutlook:
     """Return what was seen of the fleet so far."""
     losses_at_s = tuple(loss.at_s for loss in state.interruptions)
     forgotten = len(losses_at_s) == KEPT
-    return policy.Outlook(
+    return policy.FleetOutlook(
         since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
         losses_at_s=losses_at_s,
         changed_at_s=state.fleet_changed_at_s,
@@ -313,7 +317,9 @@ def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _answer(turn: Turn, vms: Sequence[VmRecord], profile: Profile) -> PlanAnswer | None:
+def _answer(
+    turn: Transition, vms: Sequence[VmRecord], profile: Profile
+) -> PlanAnswer | None:
     """Return the planner's answer for ``vms``, or ask for it and return None."""
     state = turn.state
     inputs_hash = _hash(vms, profile)
@@ -354,7 +360,7 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
     )
 
 
-def plan_computed(turn: Turn, event: PlanComputed) -> None:
+def plan_computed(turn: Transition, event: PlanComputed) -> None:
     """Keep the newest answer; one to an older question is ignored."""
     if event.inputs_hash != turn.state.plan_asked:
         return
@@ -370,6 +376,6 @@ def plan_computed(turn: Turn, event: PlanComputed) -> None:
         turn.say(why_not)
 
 
-def plan_failed(turn: Turn, event: CommandFailed) -> None:
+def plan_failed(turn: Transition, event: CommandFailed) -> None:
     """The planner refuses the job itself: no fleet would help."""
     turn.end(Outcome(kind="failed", exit_code=2, reason=event.reason))

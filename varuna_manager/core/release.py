@@ -7,7 +7,7 @@ from dataclasses import replace
 from spottrain.varuna_manager.core.model.commands import ReleaseJob
 from spottrain.varuna_manager.core.model.events import CommandFailed
 from spottrain.varuna_manager.core.model.records import Release
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 TRIES = 6
 """Tries to remove it before somebody has to look."""
@@ -15,7 +15,7 @@ FIRST_PAUSE_S = 5.0
 """After the first try that failed; each later pause is twice as long."""
 
 
-def is_released(turn: Turn) -> bool:
+def is_released(turn: Transition) -> bool:
     """Return whether nothing is left to remove; else see to it."""
     state, release = turn.state, turn.state.release
     if not state.job.shares or (release is not None and release.done):
@@ -28,14 +28,14 @@ def is_released(turn: Turn) -> bool:
     return False
 
 
-def job_released(turn: Turn) -> None:
+def job_released(turn: Transition) -> None:
     """Nothing is left."""
     if turn.state.release is not None:
         release = replace(turn.state.release, done=True)
         turn.state = replace(turn.state, release=release)
 
 
-def release_failed(turn: Turn, event: CommandFailed) -> None:
+def release_failed(turn: Transition, event: CommandFailed) -> None:
     """Try again after a pause, but not for ever."""
     release, name = turn.state.release, turn.state.job.spec.name
     if release is None:

@@ -17,7 +17,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmPhase,
 )
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Slot
 
 _Ranked = (
@@ -29,7 +29,7 @@ _Ranked = (
 )
 
 
-def report_received(turn: Turn, event: ReportReceived) -> None:
+def report_received(turn: Transition, event: ReportReceived) -> None:
     """Take in a report, once."""
     vm = turn.state.vms.get(event.vm_id)
     if vm is None or vm.phase is VmPhase.RETURNING:
@@ -75,7 +75,7 @@ def report_received(turn: Turn, event: ReportReceived) -> None:
 StoreReport = wire.CheckpointSaved | wire.CheckpointFailed | wire.CheckpointDamaged
 
 
-def _of_the_store(turn: Turn, report: StoreReport) -> None:
+def _of_the_store(turn: Transition, report: StoreReport) -> None:
     match report:
         case wire.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(turn, CheckpointRef(name=name, step=step))
@@ -92,7 +92,7 @@ MarketReport = (
 )
 
 
-def _of_the_market(turn: Turn, vm_id: str, report: MarketReport) -> None:
+def _of_the_market(turn: Transition, vm_id: str, report: MarketReport) -> None:
     match report:
         case wire.InterruptionNoticed(lead_s=lead_s):
             _interruption_noticed(turn, vm_id, lead_s)
@@ -104,7 +104,9 @@ def _of_the_market(turn: Turn, vm_id: str, report: MarketReport) -> None:
             assert_never(report)
 
 
-def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> None:
+def _supervisor_ready(
+    turn: Transition, vm_id: str, report: wire.SupervisorReady
+) -> None:
     vm = turn.state.vms[vm_id]
     if vm.phase is VmPhase.READY:
         return
@@ -128,7 +130,7 @@ def _supervisor_ready(turn: Turn, vm_id: str, report: wire.SupervisorReady) -> N
     turn.say(f"{vm_id}: ready with {report.num_slots} slots")
 
 
-def _store_opened(turn: Turn, report: wire.StoreOpened) -> None:
+def _store_opened(turn: Transition, report: wire.StoreOpened) -> None:
     generation = turn.state.generation
     if report.generation < 0:
         calibrations.store_opened(turn, report)
@@ -140,7 +142,7 @@ def _store_opened(turn: Turn, report: wire.StoreOpened) -> None:
         generations.run_generation(turn, generation, report.host, report.port)
 
 
-def _of_a_rank(turn: Turn, slot: Slot, report: _Ranked) -> None:
+def _of_a_rank(turn: Transition, slot: Slot, report: _Ranked) -> None:
     """Take in what one slot says of its generation, unless that is over."""
     generation = turn.state.generation
     if generation is None or generation.number != report.generation:
@@ -166,7 +168,7 @@ def _of_a_rank(turn: Turn, slot: Slot, report: _Ranked) -> None:
             generations.stopped(turn, slot, done=done)
 
 
-def _worker_died(turn: Turn, slot: Slot, reason: str) -> None:
+def _worker_died(turn: Transition, slot: Slot, reason: str) -> None:
     """A worker died; unless we had it killed, that is an interruption."""
     generation = turn.state.generation
     assert generation is not None
@@ -176,7 +178,7 @@ def _worker_died(turn: Turn, slot: Slot, reason: str) -> None:
     generations.leave(turn, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
 
 
-def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
+def _stray(turn: Transition, slot: Slot, report: _Ranked) -> None:
     """What comes from a generation that is over is stale.
 
     But who measures or writes the first weights may die too.
@@ -191,7 +193,7 @@ def _stray(turn: Turn, slot: Slot, report: _Ranked) -> None:
         planning.fail_preparation(turn, f"{slot.vm_id}: {report.reason}")
 
 
-def checkpoints_listed(turn: Turn, listed: tuple[CheckpointRef, ...]) -> None:
+def checkpoints_listed(turn: Transition, listed: tuple[CheckpointRef, ...]) -> None:
     """Take the store's word, but keep what was saved while it was being listed.
 
     A newer checkpoint that we know of and that is gone shows up as damaged, rather than
@@ -202,7 +204,7 @@ def checkpoints_listed(turn: Turn, listed: tuple[CheckpointRef, ...]) -> None:
     turn.state = replace(turn.state, checkpoints=newer + listed)
 
 
-def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
+def _checkpoint_saved(turn: Transition, checkpoint: CheckpointRef) -> None:
     """Remember what the store still holds: older ones were deleted with this report."""
     state = turn.state
     known = {c.name: c for c in (checkpoint, *state.checkpoints)}
@@ -217,7 +219,7 @@ def _checkpoint_saved(turn: Turn, checkpoint: CheckpointRef) -> None:
     turn.say(f"checkpoint {checkpoint.name} saved")
 
 
-def _checkpoint_failed(turn: Turn, report: wire.CheckpointFailed) -> None:
+def _checkpoint_failed(turn: Transition, report: wire.CheckpointFailed) -> None:
     """The job goes on with the checkpoint before; without any it cannot begin."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
     turn.state = replace(turn.state, checkpoint_error=error)
@@ -226,7 +228,7 @@ def _checkpoint_failed(turn: Turn, report: wire.CheckpointFailed) -> None:
         turn.end(Outcome(kind="failed", exit_code=1, reason=error))
 
 
-def _checkpoint_damaged(turn: Turn, report: wire.CheckpointDamaged) -> None:
+def _checkpoint_damaged(turn: Transition, report: wire.CheckpointDamaged) -> None:
     state = turn.state
     if report.name not in state.damaged:
         turn.state = replace(state, damaged=(*state.damaged, report.name))
@@ -241,7 +243,7 @@ def _checkpoint_damaged(turn: Turn, report: wire.CheckpointDamaged) -> None:
     turn.say(f"{reason}: {report.reason}")
 
 
-def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:
+def _interruption_noticed(turn: Transition, vm_id: str, lead_s: float) -> None:
     """Count on a VM's end; of one that is known to leave, only when changes."""
     vm, leaves_at_s = turn.state.vms[vm_id], turn.now_s + lead_s
     if vm.shed:
@@ -254,7 +256,7 @@ def _interruption_noticed(turn: Turn, vm_id: str, lead_s: float) -> None:
     turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
 
 
-def _interruption_cancelled(turn: Turn, vm_id: str) -> None:
+def _interruption_cancelled(turn: Transition, vm_id: str) -> None:
     """Count on a VM again that was said to leave, unless we let it go ourselves."""
     vm = turn.state.vms[vm_id]
     if vm.leaves_at_s is None or vm.shed:

@@ -10,16 +10,16 @@ from dataclasses import replace
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, planning, release, spending
-from spottrain.varuna_manager.core.allocation import bearable
+from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.core.model.records import BudgetAlert
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 
-def stop_requested(turn: Turn, event: StopRequested) -> None:
+def stop_requested(turn: Transition, event: StopRequested) -> None:
     """A person wants the job to stop; a second wish may be more impatient."""
     outcome = Outcome(kind="stopped", exit_code=130, reason=f"stopped by {event.by}")
     turn.end(outcome, checkpoint=event.checkpoint and not event.now)
@@ -29,7 +29,7 @@ def stop_requested(turn: Turn, event: StopRequested) -> None:
         turn.state = replace(state, ending_checkpoint=False, intents=intents)
 
 
-def watch_limits(turn: Turn) -> None:
+def watch_limits(turn: Transition) -> None:
     """Begin to end the job when a limit is reached."""
     state = turn.state
     if state.phase is not JobPhase.ACTIVE:
@@ -43,7 +43,7 @@ def watch_limits(turn: Turn) -> None:
     _watch_capacity(turn)
 
 
-def _watch_budget(turn: Turn, max_usd: float) -> None:
+def _watch_budget(turn: Transition, max_usd: float) -> None:
     """End while the money that the fleet may still cost is there."""
     state = turn.state
     money = budget(state)
@@ -58,7 +58,7 @@ def _watch_budget(turn: Turn, max_usd: float) -> None:
         turn.end(outcome, checkpoint=True)
 
 
-def _alert(turn: Turn, money: Budget, max_usd: float) -> None:
+def _alert(turn: Transition, money: Budget, max_usd: float) -> None:
     """Tell, once each, which shares of the budget are spent."""
     state, told = turn.state, {alert.share for alert in turn.state.alerts}
     reached = []
@@ -82,12 +82,12 @@ def _alert(turn: Turn, money: Budget, max_usd: float) -> None:
 def _is_too_dear(state: State) -> bool:
     """Whether the budget bears too few VMs of any offer, with nothing rented."""
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
-    borne = bearable(unlimited)
+    borne = affordable(unlimited)
     dear = all(borne(offer) == 0 for offer in state.offers)
     return bool(state.offers) and not state.vms and not state.intents and dear
 
 
-def _watch_capacity(turn: Turn) -> None:
+def _watch_capacity(turn: Transition) -> None:
     state = turn.state
     if state.vms:
         if state.vmless_since_s is not None:
@@ -101,7 +101,7 @@ def _watch_capacity(turn: Turn) -> None:
         turn.end(Outcome(kind="capacity", exit_code=5, reason=reason))
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Return the VMs once the last checkpoint is written, or cannot be; then finish."""
     state = turn.state
     if state.phase is not JobPhase.ENDING or state.outcome is None:
@@ -120,7 +120,7 @@ def advance(turn: Turn) -> None:
         turn.do(Finish(outcome=state.outcome))
 
 
-def _may_save(turn: Turn) -> bool:
+def _may_save(turn: Transition) -> bool:
     """Whether a last checkpoint can still come."""
     state = turn.state
     since_s = state.ending_since_s
@@ -129,7 +129,7 @@ def _may_save(turn: Turn) -> bool:
     return bool(possible) and not turn.due(since_s + LAST_CHECKPOINT_S)
 
 
-def reopen(turn: Turn) -> None:
+def reopen(turn: Transition) -> None:
     """A person resumes a job that had ended, or was ending: go on, unless it is done."""
     state = turn.state
     if state.outcome is None:

@@ -13,7 +13,7 @@ from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 
 GB = 1e9
 MONTH_H = 730.0
@@ -37,7 +37,7 @@ def priced(state: State, vm: Vm) -> Offer:
     return replace(vm.offer, usd_per_hour=max(filter(is_amount, alike), default=0.0))
 
 
-def opened(turn: Turn, vm: Vm) -> None:
+def opened(turn: Transition, vm: Vm) -> None:
     """Count a VM from its launch on; one of an earlier job from this one's beginning."""
     state = turn.state
     offer = priced(state, vm)
@@ -52,7 +52,7 @@ def opened(turn: Turn, vm: Vm) -> None:
     turn.state = replace(state, ledger=ledger)
 
 
-def managers_listed(turn: Turn, vms: Iterable[Vm], cloud: str = "") -> None:
+def managers_listed(turn: Transition, vms: Iterable[Vm], cloud: str = "") -> None:
     """Count the VMs that the job's manager runs on from their launch on.
 
     Args:
@@ -75,7 +75,7 @@ def managers_listed(turn: Turn, vms: Iterable[Vm], cloud: str = "") -> None:
     managers_end(turn, alive.keys() | elsewhere)
 
 
-def managers_end(turn: Turn, alive: Collection[str] = ()) -> None:
+def managers_end(turn: Transition, alive: Collection[str] = ()) -> None:
     """Count those VMs no longer that managers ran on, but for the ones named."""
     for vm_id, line in turn.state.ledger.open.items():
         if not line.trains and vm_id not in alive:
@@ -83,7 +83,7 @@ def managers_end(turn: Turn, alive: Collection[str] = ()) -> None:
             turn.state = replace(turn.state, ledger=ledger)
 
 
-def listed(turn: Turn, vms: Iterable[Vm]) -> None:
+def listed(turn: Transition, vms: Iterable[Vm]) -> None:
     """Take the cloud's word on when VMs ended that this job has paid for."""
     for vm in vms:
         state = turn.state
@@ -102,19 +102,19 @@ def listed(turn: Turn, vms: Iterable[Vm]) -> None:
 def settled(state: State, event: VmsListed) -> State:
     """Take the cloud's word on when VMs ended though the job is over: that of its manager
     outlives it."""
-    turn = Turn(state, event.at_s)
+    turn = Transition(state, event.at_s)
     listed(turn, event.vms)
     return replace(state, ledger=turn.state.ledger)
 
 
-def fetches(turn: Turn, vm: VmRecord) -> None:
+def fetches(turn: Transition, vm: VmRecord) -> None:
     """Count what a VM that boots fetches from the buckets of other clouds."""
     cost = egress.fetched(turn.state.job.data_bytes, vm.offer.cloud)
     ledger = turn.state.ledger.fetched(vm.vm_id, cost)
     turn.state = replace(turn.state, ledger=ledger)
 
 
-def prices_seen(turn: Turn, offers: Iterable[Offer]) -> None:
+def prices_seen(turn: Transition, offers: Iterable[Offer]) -> None:
     """Take note of prices that VMs of clouds with moving prices pay from now on."""
     ledger = turn.state.ledger
     for offer in offers:
@@ -123,7 +123,7 @@ def prices_seen(turn: Turn, offers: Iterable[Offer]) -> None:
     turn.state = replace(turn.state, ledger=ledger)
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Bring storage and traffic up to date."""
     state, job = turn.state, turn.state.job
     ledger = state.ledger

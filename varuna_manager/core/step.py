@@ -39,7 +39,7 @@ from spottrain.varuna_manager.core.model.events import (
     ClockSet,
     CommandFailed,
     Event,
-    FleetWeighed,
+    FleetRated,
     JobMoved,
     JobReleased,
     JobSubmitted,
@@ -47,8 +47,8 @@ from spottrain.varuna_manager.core.model.events import (
     LaunchRefused,
     LimitsChanged,
     ManagerStarted,
+    OffersRanked,
     OffersSeen,
-    OffersWeighed,
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
@@ -65,7 +65,7 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Initialise, MinibatchCommitted
 
 MAX_ROUNDS = 20
@@ -84,7 +84,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         event, ManagerStarted | JobMoved
     ):
         return state, ()
-    turn = Turn(state, event.at_s)
+    turn = Transition(state, event.at_s)
     _take_in(turn, event)
     # A commit changes hardly any decision: with thousands of slots it must stay cheap.
     if turn.decides or not _is_commit(event):
@@ -98,7 +98,7 @@ def _is_commit(event: Event) -> bool:
     )
 
 
-def _take_in(turn: Turn, event: Event) -> None:
+def _take_in(turn: Transition, event: Event) -> None:
     """Note a fact."""
     match event:
         case JobSubmitted():
@@ -142,8 +142,8 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 FleetEvent = (
     OffersSeen
-    | OffersWeighed
-    | FleetWeighed
+    | OffersRanked
+    | FleetRated
     | LaunchIntended
     | VmsLaunched
     | LaunchRefused
@@ -159,16 +159,16 @@ FleetEvent = (
 )
 
 
-def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
+def _take_in_fleet(turn: Transition, event: FleetEvent) -> None:
     """Note a fact about VMs."""
     match event:
         case OffersSeen():
             launches.offers_seen(turn, event)
-        case OffersWeighed(worths=worths):
+        case OffersRanked(worths=worths):
             known = {worth.offer: worth for worth in worths}
             turn.state = replace(turn.state, worths=known)
-        case FleetWeighed():
-            deadline.fleet_weighed(turn, event)
+        case FleetRated():
+            deadline.fleet_rated(turn, event)
         case LaunchIntended():
             launches.launch_intended(turn, event)
         case VmsLaunched():
@@ -183,7 +183,7 @@ def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
             fleet.vms_returned(turn, event)
         case VmLost(vm_id=vm_id, reason=reason):
             if vm := turn.state.vms.get(vm_id):
-                fleet.gone(turn, vm, reason)
+                fleet.remove_vm(turn, vm, reason)
         case AgentStarting():
             fleet.agent_starting(turn, event)
         case AgentRegistered():
@@ -199,7 +199,7 @@ def _take_in_fleet(turn: Turn, event: FleetEvent) -> None:
             assert_never(event)
 
 
-def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
+def _job_submitted(turn: Transition, event: JobSubmitted) -> None:
     if turn.state.phase is JobPhase.NEW:
         turn.state = replace(
             turn.state,
@@ -211,7 +211,7 @@ def _job_submitted(turn: Turn, event: JobSubmitted) -> None:
         turn.say("submitted")
 
 
-def _manager_started(turn: Turn) -> None:
+def _manager_started(turn: Transition) -> None:
     """Issue again whatever is not answered: the manager that asked is gone."""
     shutdown.reopen(turn)
     state = turn.state
@@ -242,7 +242,7 @@ def _manager_started(turn: Turn) -> None:
     _resume_generation(turn)
 
 
-def _resume_generation(turn: Turn) -> None:
+def _resume_generation(turn: Transition) -> None:
     """Repeat the commands of the generation's phase; supervisors ignore doubles."""
     generation = turn.state.generation
     if generation is None:
@@ -265,7 +265,7 @@ def _resume_generation(turn: Turn) -> None:
             assert_never(generation.phase)
 
 
-def _settle(turn: Turn) -> None:
+def _settle(turn: Transition) -> None:
     """Take the state further until nothing changes, then look what to rent and when
     to look again."""
     if turn.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
@@ -292,7 +292,7 @@ def _settle(turn: Turn) -> None:
     _finish_turn(turn)
 
 
-def _finish_turn(turn: Turn) -> None:
+def _finish_turn(turn: Transition) -> None:
     """Describe the state for people, and set the timer."""
     if turn.wake_at_s != turn.state.timer_at_s:
         turn.do(SetTimer(at_s=turn.wake_at_s))

@@ -16,9 +16,9 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.adapt import balance, policy
 from spottrain.morphing.adapt.stragglers import (
     WINDOW,
-    Beat,
-    Verdict,
-    Watch,
+    RankSample,
+    Straggler,
+    StragglerWatch,
     expected_busy_s,
 )
 from spottrain.morphing.memory import memory
@@ -28,13 +28,13 @@ from spottrain.varuna_manager.core.allocation import best_offer
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
-    Pulse,
+    RankTimings,
     SlowVm,
     VmPhase,
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, outlook
 from spottrain.wire import MinibatchCommitted, Plan, Profile, ShareMinibatch, Slot
 
@@ -47,7 +47,7 @@ _AHEAD = 4
 # --- What the ranks tell --------------------------------------------------------------------
 
 
-def committed(turn: Turn, slot: Slot, report: MinibatchCommitted) -> None:
+def committed(turn: Transition, slot: Slot, report: MinibatchCommitted) -> None:
     """Take in what a rank took for a mini-batch; look at it once all have told."""
     state, generation = turn.state, turn.state.generation
     told = report.microbatches > 0 and report.busy_s > 0
@@ -66,9 +66,9 @@ def committed(turn: Turn, slot: Slot, report: MinibatchCommitted) -> None:
     _minibatch(turn, ranks, state.profile)
 
 
-def _begin(state: State, generation: Generation, profile: Profile) -> Pulse:
-    return Pulse(
-        watch=Watch(pipeline_depth=generation.plan.pipeline_depth),
+def _begin(state: State, generation: Generation, profile: Profile) -> RankTimings:
+    return RankTimings(
+        watch=StragglerWatch(pipeline_depth=generation.plan.pipeline_depth),
         controller=_controller(state, generation.plan, profile),
         pending={},
     )
@@ -76,7 +76,7 @@ def _begin(state: State, generation: Generation, profile: Profile) -> Pulse:
 
 def _controller(
     state: State, plan: Plan, profile: Profile
-) -> balance.Controller | None:
+) -> balance.ShareBalancer | None:
     """Return what shares the mini-batch out; None where there is nothing to share."""
     if plan.data_parallel_width == 1 or plan.chunks > 1:
         return None
@@ -119,7 +119,7 @@ def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
 
 
 def _minibatch(
-    turn: Turn, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
+    turn: Transition, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
 ) -> None:
     """Look at a mini-batch of which all ranks have told."""
     state, generation = turn.state, turn.state.generation
@@ -145,7 +145,7 @@ def _minibatch(
 
 def _beat(
     state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
-) -> Beat:
+) -> RankSample:
     vm = state.vms.get(plan.slots[rank].vm_id)
     speed = 1.0 if vm is None else gpu_speed(vm.offer, profile, state.job.facts)
     expected_s = expected_busy_s(
@@ -155,7 +155,7 @@ def _beat(
         report.microbatches,
         report.recomputes,
     )
-    return Beat(
+    return RankSample(
         busy_s=report.busy_s,
         expected_s=expected_s / speed,
         microbatches=report.microbatches,
@@ -166,7 +166,9 @@ def _beat(
 
 
 def _share(
-    turn: Turn, controller: balance.Controller, reports: list[MinibatchCommitted]
+    turn: Transition,
+    controller: balance.ShareBalancer,
+    reports: list[MinibatchCommitted],
 ) -> None:
     """Let the controller see a mini-batch that was shared as it wished."""
     generation = turn.state.generation
@@ -203,7 +205,7 @@ def _few(shares: tuple[int, ...]) -> str:
     return f"{min(shares)} to {max(shares)} each"
 
 
-def send_share(turn: Turn, generation: Generation) -> None:
+def send_share(turn: Transition, generation: Generation) -> None:
     """Tell every VM of the plan the newest share, if there is one."""
     if generation.share is not None:
         turn.send((slot.vm_id for slot in generation.plan.slots), generation.share)
@@ -212,7 +214,7 @@ def send_share(turn: Turn, generation: Generation) -> None:
 # --- Replacing a slow VM ------------------------------------------------------------------------
 
 
-def _judge(turn: Turn, watch: Watch, verdict: Verdict) -> None:
+def _judge(turn: Transition, watch: StragglerWatch, verdict: Straggler) -> None:
     """Have a slow VM replaced, if that is possible and pays."""
     state, generation = turn.state, turn.state.generation
     assert generation is not None
@@ -241,7 +243,7 @@ def _judge(turn: Turn, watch: Watch, verdict: Verdict) -> None:
         turn.say(f"{evidence}: kept, as another one would not pay now")
 
 
-def _evidence(vm: VmRecord, verdict: Verdict, seen: int, plan: Plan) -> str:
+def _evidence(vm: VmRecord, verdict: Straggler, seen: int, plan: Plan) -> str:
     alone = plan.data_parallel_width == 1
     peers = "it should be" if alone else "the others of its stage"
     return (
@@ -262,7 +264,9 @@ def _may_replace(state: State) -> bool:
     return calm and lately < MOST_PER_HOUR
 
 
-def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
+def _pays(
+    turn: Transition, watch: StragglerWatch, verdict: Straggler, vm: VmRecord
+) -> bool:
     """Whether the gain is worth a morph, and a rented VM its price."""
     state, generation = turn.state, turn.state.generation
     assert generation is not None
@@ -284,8 +288,8 @@ def _pays(turn: Turn, watch: Watch, verdict: Verdict, vm: VmRecord) -> bool:
         if then * new_step_s > now * step_s:
             return False  # every example would cost more
     at_s = policy.morph_at_s(
-        policy.Way(examples_per_s=examples / step_s),
-        policy.Way(
+        policy.MorphOption(examples_per_s=examples / step_s),
+        policy.MorphOption(
             examples_per_s=examples / new_step_s,
             cost_s=state.progress.morph_cost_s or MORPH_COST_S,
         ),
@@ -326,7 +330,7 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
     return next((v for v in spares if _suits(state, vm, v.offer)), None)
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Let a spare take a slow VM's place, as soon as there is one."""
     generation = turn.state.generation
     for vm in tuple(turn.state.vms.values()):
@@ -342,7 +346,7 @@ def advance(turn: Turn) -> None:
             turn.say(f"{vm.slow.evidence}: replaced by {spare.vm_id}")
 
 
-def _put(turn: Turn, vm: VmRecord, slow: SlowVm, replaced_by: str) -> VmRecord:
+def _put(turn: Transition, vm: VmRecord, slow: SlowVm, replaced_by: str) -> VmRecord:
     vm = replace(vm, slow=replace(slow, replaced_by=replaced_by))
     turn.put_vm(vm)
     turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)

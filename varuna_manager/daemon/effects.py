@@ -60,9 +60,9 @@ from spottrain.varuna_manager.core.model.events import (
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
-from spottrain.varuna_manager.daemon.poller import Looks
+from spottrain.varuna_manager.daemon.poller import CloudPoller
 from spottrain.varuna_manager.daemon.refusals import refusal_of, retry_after_s
-from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
 
@@ -84,7 +84,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Desk(Protocol):
+class EventSink(Protocol):
     """Where errands leave what they found out."""
 
     @property
@@ -98,7 +98,7 @@ class Desk(Protocol):
         """Queue an event; the future is done once it is journalled."""
 
 
-class Errands:
+class EffectRunner:
     """All errands of one job.
 
     Args:
@@ -111,9 +111,9 @@ class Errands:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: EventSink,
         provider: CloudProvider,
-        links: Links,
+        links: AgentSessions,
         identity: Identity,
         url: str,
     ) -> None:
@@ -130,7 +130,7 @@ class Errands:
         self._parts: Mapping[str, CloudProvider] = (
             provider.parts() if isinstance(provider, HasParts) else {"": provider}
         )
-        self.looks = Looks(desk, self._parts, self._call, self._market)
+        self.looks = CloudPoller(desk, self._parts, self._call, self._market)
 
     def close(self) -> None:
         """Give up what has not begun, wait for what has: no cloud is asked any more."""

@@ -52,13 +52,13 @@ from spottrain.varuna_manager.core.model.events import (
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.clock import Clock
-from spottrain.varuna_manager.daemon.effects import Errands
-from spottrain.varuna_manager.daemon.server import Channel
-from spottrain.varuna_manager.daemon.sessions import Links, OutOfStepError
+from spottrain.varuna_manager.daemon.effects import EffectRunner
+from spottrain.varuna_manager.daemon.server import ControlChannel
+from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
-from spottrain.varuna_manager.jobs.replication import JournalCopy
-from spottrain.varuna_manager.jobs.vm_history import LifeBook
+from spottrain.varuna_manager.jobs.replication import JournalReplication
+from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import fold
 
@@ -76,7 +76,7 @@ _LOOKS_PER_SUSPICION = 5
 _BROKEN = (wire.GenerationBroken, wire.WorkerDied)
 
 
-class Shell:
+class ManagerLoop:
     """One job's manager in real time.
 
     Args:
@@ -95,17 +95,17 @@ class Shell:
         identity: Identity,
         url: str,
         workdir: Path,
-        copy: JournalCopy | None = None,
+        copy: JournalReplication | None = None,
     ) -> None:
         self._journal = journal
         self._copy = copy
         self._seq = 0
         self.state, self.past = fold(journal)
         self._clock = Clock(self.state.now_s)
-        self._lives = LifeBook(self.state)
-        self.links = Links(time.monotonic, self._on_heard)
-        self._errands = Errands(self, provider, self.links, identity, url)
-        self.channel = Channel(
+        self._lives = VmHistory(self.state)
+        self.links = AgentSessions(time.monotonic, self._on_heard)
+        self._errands = EffectRunner(self, provider, self.links, identity, url)
+        self.channel = ControlChannel(
             self, self.links, self.state.job.spec, workdir, identity.admin_token()
         )
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (

@@ -25,13 +25,16 @@ import uvloop
 from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.daemon.loop import Shell
+from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.daemon.server import listen, make_server, serve_many
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
-from spottrain.varuna_manager.jobs.replication import JournalCopy, begin_copy
+from spottrain.varuna_manager.jobs.replication import (
+    JournalReplication,
+    begin_replication,
+)
 from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.html.page import PageError, write_page
@@ -78,7 +81,7 @@ def only_manager(job_dir: Path) -> Iterator[None]:
 
 
 async def manage(
-    job: JobDir, provider: CloudProvider, copy: JournalCopy | None = None
+    job: JobDir, provider: CloudProvider, copy: JournalReplication | None = None
 ) -> Outcome | None:
     """Manage a job to its end; ``None`` if this process was told to leave.
 
@@ -97,7 +100,7 @@ async def manage(
     url = f"https://{address}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (address, "localhost"))
     journal = Journal(job.journal)
-    shell = Shell(journal, provider, identity, url, job.workdir, copy)
+    shell = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
     server = make_server(shell.channel, identity.path)
     _publish(job.path, url)
     if isinstance(provider, CarriesCalls):
@@ -135,7 +138,7 @@ async def manage(
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
-def _leave_page(job: JobDir, shell: Shell) -> None:
+def _leave_page(job: JobDir, shell: ManagerLoop) -> None:
     """Put the report of a job that is over into its folder."""
     state, past = shell.state, shell.past
     try:
@@ -162,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
-            copy = begin_copy(job, durable=DURABLE_COPY in argv)
+            copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
             try:
                 outcome = uvloop.run(manage(job, provider, copy))

@@ -22,16 +22,16 @@ from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.events import (
-    FleetWeighed,
+    FleetRated,
+    OffersRanked,
     OffersSeen,
-    OffersWeighed,
 )
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.offers.market import hazards_of
-from spottrain.varuna_manager.offers.ranker import Appraiser
+from spottrain.varuna_manager.offers.ranker import OfferRanker
 
 if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import Desk
+    from spottrain.varuna_manager.daemon.effects import EventSink
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ told again."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Messages:
     """What the core was told last."""
 
     offers: tuple[Offer, ...] | None = None
@@ -56,11 +56,11 @@ class MarketWatch:
         desk: Where events go.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: EventSink) -> None:
         self._desk = desk
-        self._appraiser = Appraiser()
+        self._appraiser = OfferRanker()
         self._hazards: Hazards | None = None
-        self._told = _Told()
+        self._told = _Messages()
 
     async def seen(self, offers: Sequence[Offer]) -> None:
         """Tell what has changed of the offers, and before that what they are worth."""
@@ -69,12 +69,12 @@ class MarketWatch:
         if worths is not None and not _alike(worths, self._told.worths):
             self._told = replace(self._told, worths=worths)
             self._desk.feed(
-                OffersWeighed(at_s=self._desk.now_s(), worths=tuple(worths.values()))
+                OffersRanked(at_s=self._desk.now_s(), worths=tuple(worths.values()))
             )
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
         if terms is not None and terms != self._told.terms:
             self._told = replace(self._told, terms=terms)
-            self._desk.feed(FleetWeighed(at_s=self._desk.now_s(), terms=terms))
+            self._desk.feed(FleetRated(at_s=self._desk.now_s(), terms=terms))
         if same != self._told.offers:
             self._told = replace(self._told, offers=same)
             self._desk.feed(OffersSeen(at_s=self._desk.now_s(), offers=tuple(offers)))

@@ -19,7 +19,7 @@ from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 
 if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import Desk
+    from spottrain.varuna_manager.daemon.effects import EventSink
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Caller(Protocol):
         """
 
 
-class Looks:
+class CloudPoller:
     """All looks of one job's manager.
 
     Args:
@@ -57,7 +57,7 @@ class Looks:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: EventSink,
         clouds: Mapping[str, CloudProvider],
         call: Caller,
         market: MarketWatch,

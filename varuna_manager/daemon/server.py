@@ -37,7 +37,7 @@ from starlette.routing import Route
 import spottrain
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.daemon.sessions import Links, OutOfStepError
+from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import (
     Heartbeat,
@@ -58,7 +58,7 @@ class PortError(SpottrainError):
     """The manager cannot listen."""
 
 
-class Callee(Protocol):
+class ChannelHandler(Protocol):
     """Who answers: the manager's shell. Every method returns once it is journalled."""
 
     async def register(self, registration: Registration) -> None:
@@ -85,11 +85,11 @@ class Callee(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ControlChannel:
     """What the server needs to answer."""
 
-    callee: Callee
-    links: Links
+    callee: ChannelHandler
+    links: AgentSessions
     spec: JobSpec
     workdir: Path
     admin_token: str
@@ -259,7 +259,7 @@ def serve_many() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def make_server(channel: Channel, identity_path: Path) -> uvicorn.Server:
+def make_server(channel: ControlChannel, identity_path: Path) -> uvicorn.Server:
     """Return the HTTPS server; ``serve(sockets=[...])`` runs it."""
     return _ManagerServer(
         uvicorn.Config(

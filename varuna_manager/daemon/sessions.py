@@ -22,7 +22,7 @@ class OutOfStepError(SpottrainError):
 
 
 @dataclass(slots=True)
-class _Link:
+class _Session:
     token_sha256: str
     silent: bool = False
     sequence: int = -1
@@ -34,7 +34,7 @@ class _Link:
     """The long poll that is open."""
 
 
-class Links:
+class AgentSessions:
     """All lines of one job's manager.
 
     Args:
@@ -47,7 +47,7 @@ class Links:
     ) -> None:
         self._clock = clock
         self._on_heard = on_heard
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _Session] = {}
         self._vm_of: dict[str, str] = {}
         self._heard_at: OrderedDict[str, float] = OrderedDict()
         """VMs that are watched and not silent, the one heard longest ago first."""
@@ -57,7 +57,7 @@ class Links:
         link = self._links.get(vm_id)
         if link is None or link.token_sha256 != token_hash:
             self.revoke(vm_id)
-            self._links[vm_id] = _Link(token_hash)
+            self._links[vm_id] = _Session(token_hash)
             self._vm_of[token_hash] = vm_id
 
     def revoke(self, vm_id: str) -> None:
@@ -137,7 +137,7 @@ class Links:
         for link in self._links.values():
             _wake(link)
 
-    def _hear(self, vm_id: str, link: _Link) -> None:
+    def _hear(self, vm_id: str, link: _Session) -> None:
         self._heard_at[vm_id] = self._clock()
         self._heard_at.move_to_end(vm_id)
         if link.silent:
@@ -145,7 +145,7 @@ class Links:
             self._on_heard(vm_id)
 
 
-def _drop_delivered(link: _Link, received: int) -> None:
+def _drop_delivered(link: _Session, received: int) -> None:
     """Forget the commands that the agent has; after a restart, learn its count."""
     if link.delivered is None:
         link.delivered = received
@@ -154,12 +154,12 @@ def _drop_delivered(link: _Link, received: int) -> None:
         link.delivered += 1
 
 
-def _wake(link: _Link) -> None:
+def _wake(link: _Session) -> None:
     if link.waiting is not None and not link.waiting.done():
         link.waiting.set_result(None)
 
 
-async def _wait(link: _Link, wait_s: float) -> None:
+async def _wait(link: _Session, wait_s: float) -> None:
     """Wait until something is to be said, or ``wait_s`` are over."""
     _wake(
         link

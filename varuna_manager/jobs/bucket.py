@@ -36,7 +36,7 @@ from spottrain.storage.store import (
 )
 from spottrain.varuna_manager.config.base import JobName
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import JournalError, Row, event_of
+from spottrain.varuna_manager.jobs.journal import JournalError, JournalRow, event_of
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
     SegmentError,
@@ -224,7 +224,7 @@ class StoredJob:
         found = self.segments()
         return [segment for segment, _ in chain(found, ends(found))]
 
-    def put(self, segment: Segment, rows: list[Row]) -> None:
+    def put(self, segment: Segment, rows: list[JournalRow]) -> None:
         """Write one piece of the journal."""
         self._store.put(self._segment_name(segment), pack(segment, rows))
 
@@ -232,7 +232,9 @@ class StoredJob:
         """Delete pieces whose events are elsewhere too."""
         self._store.delete([self._segment_name(one) for one in segments])
 
-    def journal(self, tell: Callable[[str], None], at: int = 1) -> Iterator[list[Row]]:
+    def journal(
+        self, tell: Callable[[str], None], at: int = 1
+    ) -> Iterator[list[JournalRow]]:
         """Yield the events of the journal, in order, as far as they are whole.
 
         Args:
@@ -252,7 +254,7 @@ class StoredJob:
             "that writes it, then try again"
         )
 
-    def _unpack(self, segment: Segment) -> list[Row]:
+    def _unpack(self, segment: Segment) -> list[JournalRow]:
         rows = unpack(segment, self._store.get(self._segment_name(segment)))
         try:
             for row in rows:

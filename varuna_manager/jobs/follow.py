@@ -10,11 +10,11 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.reporting.history import Chronicle, fold
+from spottrain.varuna_manager.reporting.history import JobHistory, fold
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One event of a journal."""
 
     seq: int
@@ -37,7 +37,7 @@ class Follower:
         self.news_at_s: float | None = None
         """When ``state.last_news`` happened."""
 
-    def advance(self) -> Iterator[Entry]:
+    def advance(self) -> Iterator[JournalEntry]:
         """Yield what was journalled since the last call, after folding it."""
         for seq, event in self._journal.read(self._seq):
             before = self.state.last_news
@@ -46,7 +46,7 @@ class Follower:
             news = self.state.last_news
             if news != before:
                 self.news_at_s = event.at_s
-            yield Entry(seq, event, news if news != before else "")
+            yield JournalEntry(seq, event, news if news != before else "")
 
     @property
     def has_ended(self) -> bool:
@@ -58,7 +58,7 @@ class Follower:
         self._journal.close()
 
 
-def read_past(job: JobDir) -> tuple[State, Chronicle]:
+def read_past(job: JobDir) -> tuple[State, JobHistory]:
     """Return the present state of a job, and what a report needs of its past.
 
     Raises:

@@ -46,7 +46,7 @@ class JournalWriteError(JournalError):
     """The disk refused an event; it may have room again later."""
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """An event as it is written down."""
 
     seq: int
@@ -119,7 +119,7 @@ class Journal:
                 return
             after_seq = rows[-1][0]
 
-    def rows(self, first: int, last: int) -> list[Row]:
+    def rows(self, first: int, last: int) -> list[JournalRow]:
         """Return the events numbered ``first`` to ``last`` as they are written down.
 
         Raises:
@@ -131,9 +131,9 @@ class Journal:
                 "ORDER BY seq",
                 (first, last),
             )
-            return [Row(*row) for row in found]
+            return [JournalRow(*row) for row in found]
 
-    def take_over(self, rows: Iterable[Row]) -> None:
+    def take_over(self, rows: Iterable[JournalRow]) -> None:
         """Add events under the numbers that they had in another journal, all or none.
 
         Raises:

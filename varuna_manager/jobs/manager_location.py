@@ -16,7 +16,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Away:
+class RemoteManager:
     """The VM of a job's manager, as far as it has come; written before each step."""
 
     requests: tuple[LaunchRequest, ...]
@@ -41,10 +41,10 @@ class OwnVm:
     """Where the job's other VMs reach it."""
 
 
-_AWAY, _OWN = TypeAdapter(Away), TypeAdapter(OwnVm)
+_AWAY, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
 
 
-def read(job: JobDir) -> Away | None:
+def read(job: JobDir) -> RemoteManager | None:
     """Return where the manager of a job is, None if it is here."""
     try:
         return _AWAY.validate_json(job.away.read_bytes())
@@ -52,7 +52,7 @@ def read(job: JobDir) -> Away | None:
         return None
 
 
-def write(job: JobDir, away: Away) -> None:
+def write(job: JobDir, away: RemoteManager) -> None:
     """Remember where the manager of a job is, whole or not at all."""
     draft = job.away.with_suffix(".tmp")
     draft.write_text(json.dumps(asdict(away)))

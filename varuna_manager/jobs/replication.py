@@ -34,7 +34,7 @@ from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication_status import CopyNote, last_seq
+from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus, last_seq
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
 
-class CopyError(SpottrainError):
+class ReplicationError(SpottrainError):
     """The journal here cannot follow the one in the store."""
 
 
@@ -87,7 +87,9 @@ def stored_job(job: JobDir) -> StoredJob | None:
     return StoredJob(url, uid_of(job), _PATIENCE_S)
 
 
-def begin_copy(job: JobDir, *, durable: bool = False) -> JournalCopy | None:
+def begin_replication(
+    job: JobDir, *, durable: bool = False
+) -> JournalReplication | None:
     """Begin an epoch of a job for a manager that is starting; None: nothing is copied.
 
     Args:
@@ -103,7 +105,7 @@ def begin_copy(job: JobDir, *, durable: bool = False) -> JournalCopy | None:
     if stored is None:
         return None
     epoch = stored.claim(folder_mark(job))
-    return JournalCopy(job, stored, epoch, stored.held(), durable=durable)
+    return JournalReplication(job, stored, epoch, stored.held(), durable=durable)
 
 
 def check_here(job: JobDir) -> None:
@@ -121,7 +123,7 @@ def check_here(job: JobDir) -> None:
         logger.warning("cannot tell whether another machine has the job: %s", error)
 
 
-def end_copy(job: JobDir) -> None:
+def end_replication(job: JobDir) -> None:
     """Bring the copy of a job that has been ended for good to its end.
 
     Args:
@@ -131,11 +133,11 @@ def end_copy(job: JobDir) -> None:
         FencedError: Another machine has taken it over.
         StorageError: The store cannot be written.
     """
-    if (copy := begin_copy(job)) is not None:
+    if (copy := begin_replication(job)) is not None:
         copy.end()
 
 
-class JournalCopy:
+class JournalReplication:
     """What copies one job's journal, in one epoch.
 
     Args:
@@ -143,7 +145,7 @@ class JournalCopy:
         stored: Where the copy goes.
         epoch: This manager's, from ``StoredJob.claim``.
         held: What is in the store already.
-        durable: See ``begin_copy``.
+        durable: See ``begin_replication``.
 
     Raises:
         CopyError: The store holds events that the journal does not.
@@ -173,7 +175,7 @@ class JournalCopy:
         self._hurry = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         if self.copied > (last := last_seq(self._job)):
-            raise CopyError(
+            raise ReplicationError(
                 f"{job.journal}: has {last} events, the copy in {stored.url} "
                 f"{self.copied}: take that with 'spottrain resume {stored.url}' on a "
                 "machine without this job"
@@ -310,7 +312,9 @@ class JournalCopy:
         """Leave how far the copy is where ``status`` finds it."""
         if self.copied >= last_seq(self._job):
             self._whole_at_s = time.time()
-        note = CopyNote(self.copied, self._whole_at_s, self._trouble, elsewhere)
+        note = ReplicationStatus(
+            self.copied, self._whole_at_s, self._trouble, elsewhere
+        )
         draft = self._job.copy_note.with_suffix(".tmp")
         draft.write_text(json.dumps(asdict(note)))
         draft.replace(self._job.copy_note)

@@ -13,7 +13,7 @@ BEHIND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class CopyNote:
+class ReplicationStatus:
     """How far the copy is, as a manager leaves it in the job's folder."""
 
     seq: int
@@ -52,7 +52,7 @@ def told_of(job: JobDir, at_s: float) -> str:
         JournalError: The journal cannot be read.
     """
     try:
-        note = CopyNote(**json.loads(job.copy_note.read_text()))
+        note = ReplicationStatus(**json.loads(job.copy_note.read_text()))
     except FileNotFoundError:
         return ""
     return note.told(last_seq(job), at_s)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.jobs.journal import Row
+from spottrain.varuna_manager.jobs.journal import JournalRow
 
 SCHEMA_VERSION = 1
 FANOUT = 32
@@ -57,7 +57,7 @@ def segment_of(name: str) -> Segment | None:
     return Segment(first, last, epoch, level) if 1 <= first <= last else None
 
 
-def pack(segment: Segment, rows: Sequence[Row]) -> bytes:
+def pack(segment: Segment, rows: Sequence[JournalRow]) -> bytes:
     """Return what the file of ``segment`` holds: JSON lines, compressed, with a sum.
 
     Args:
@@ -70,7 +70,7 @@ def pack(segment: Segment, rows: Sequence[Row]) -> bytes:
     return gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
 
 
-def unpack(segment: Segment, data: bytes) -> list[Row]:
+def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
     """Return the events of a file.
 
     Raises:
@@ -79,7 +79,7 @@ def unpack(segment: Segment, data: bytes) -> list[Row]:
     try:
         head, *lines = gzip.decompress(data).decode().split("\n")
         version = json.loads(head)["schema_version"]
-        rows = [Row(*json.loads(line)) for line in lines]
+        rows = [JournalRow(*json.loads(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
         raise SegmentError(f"{segment.name} is damaged: {error}") from None
     if version != SCHEMA_VERSION:
@@ -137,10 +137,10 @@ def chain(
 
 def restore(
     segments: Iterable[Segment],
-    fetch: Callable[[Segment], list[Row]],
+    fetch: Callable[[Segment], list[JournalRow]],
     tell: Callable[[str], None],
     at: int = 1,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[JournalRow]]:
     """Yield the events that count, in order, from the first to the last that is whole.
 
     Args:

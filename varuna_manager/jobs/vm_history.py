@@ -24,7 +24,7 @@ def open_history() -> History:
     return History(home() / "market.sqlite")
 
 
-def harvest(history: History) -> tuple[str, ...]:
+def ingest_journals(history: History) -> tuple[str, ...]:
     """Bring the database up to date with the journals; return warnings, a line each."""
     warnings = []
     for job in all_jobs():
@@ -47,14 +47,14 @@ def harvest(history: History) -> tuple[str, ...]:
 
 def lives(journal: Journal) -> list[VmLife]:
     """Return the lives of all VMs that a job ever had."""
-    book, state = LifeBook(), State()
+    book, state = VmHistory(), State()
     for _, event in journal.read():
         before, (state, _) = state, step.step(state, event)
         book.note(before, event.at_s, state)
     return book.until_now(state)
 
 
-class LifeBook:
+class VmHistory:
     """Keeps account of the lives of a job's VMs while its events are folded.
 
     Args:

@@ -29,7 +29,7 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import is_object_url, is_url
-from spottrain.varuna_manager.config.data import wishes
+from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
 from spottrain.varuna_manager.core.model.events import (
@@ -80,7 +80,7 @@ def open_provider(job: JobDir) -> CloudProvider:
         workdir=job.workdir,
         setup=config.setup,
         setup_limit_s=config.setup_limit_s,
-        data=to_json(wishes(config.data)) if config.data else "",
+        data=to_json(data_requests(config.data)) if config.data else "",
         data_limit_s=config.data_limit_s,
         buckets=_uses_buckets(config),
         environment=environment_of(config.env, config.secrets),
@@ -332,7 +332,7 @@ def end_job(job: JobDir) -> int:
             provider.close()
         job.mark_down()
         with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
-            replication.end_copy(job)
+            replication.end_replication(job)
     return len(live)
 
 

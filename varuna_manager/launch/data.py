@@ -14,16 +14,16 @@ from pathlib import Path
 
 from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
-from spottrain.cloud.data.sources import Source, look
+from spottrain.cloud.data.sources import DataSource, look
 from spottrain.cloud.data.wish import (
     DataAwayError,
     DataError,
+    DataRequest,
     NothingThereError,
-    Wish,
 )
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.data import DataConfig, wishes
+from spottrain.varuna_manager.config.data import DataConfig, data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import home
@@ -53,7 +53,7 @@ def ready(config: JobConfig, say: Say) -> dict[str, float]:
         ConfigError: A dataset does not exist, or VMs' disks are too small.
         DataError, DataAwayError: As ``have``.
     """
-    wanted = [wish for wish in wishes(config.data) if wish.url]
+    wanted = [wish for wish in data_requests(config.data) if wish.url]
     with ThreadPoolExecutor(_LOOKS, "look") as threads:
         seen = list(threads.map(_look, wanted))
     held: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def holder(url: str) -> str | None:
     return None if "endpoint_url=" in url else _HOLDERS.get(url.partition(":")[0])
 
 
-def _look(wish: Wish) -> Source | str:
+def _look(wish: DataRequest) -> DataSource | str:
     """Return what there is of a dataset, or why that cannot be seen from here."""
     try:
         return look(wish, _PATIENCE_S)
@@ -117,7 +117,7 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
         return
     cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(bring(wishes(missing), cache, say))
+        os.environ.update(bring(data_requests(missing), cache, say))
         return
     for wish in _small(missing):
         try:
@@ -126,7 +126,7 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
             say(f"{error}; the model is inspected without it")
 
 
-def _small(data: dict[str, DataConfig]) -> Iterator[Wish]:
+def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
     """Yield what can be had here without much ado."""
     for name, one in data.items():
         wish = one.wish(name)

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs import manager_location as aways
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.manager_location import Away, OwnVm
+from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
 from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.launch.manager_vm_bundle import (
     bundle,
@@ -125,7 +125,7 @@ def renting(config: JobConfig) -> AnyCloud:
     return cloud.model_copy(update=update)
 
 
-def config_there(config: JobConfig, away: Away) -> JobConfig:
+def config_there(config: JobConfig, away: RemoteManager) -> JobConfig:
     """Return what the manager is told on its VM.
 
     It rents where it can reach VMs: in its own region, unless a network of the user's
@@ -163,7 +163,7 @@ def begin(job: JobDir, offers: Sequence[Offer], tell: Tell) -> None:
     cloud = config.clouds[0]
     networks = cloud.ssh_from or own_network(cloud)
     asked = tuple(requests(config, offers, uid_of(job)))
-    aways.write(job, Away(requests=asked, networks=networks))
+    aways.write(job, RemoteManager(requests=asked, networks=networks))
     go_on(job, tell)
 
 
@@ -184,7 +184,7 @@ def go_on(job: JobDir, tell: Tell) -> None:
 class _Rental:
     """The cloud that the VM is rented from, open for a while."""
 
-    def __init__(self, job: JobDir, away: Away, tell: Tell) -> None:
+    def __init__(self, job: JobDir, away: RemoteManager, tell: Tell) -> None:
         # Not above: paramiko takes longer to import than most commands run.
         from spottrain.cloud.ssh.transport.keys import ensure_key
 
@@ -205,11 +205,11 @@ class _Rental:
         self._cloud.close()
 
     def _way(self) -> tuple[Dial, Bastion | None]:
-        from spottrain.cloud.ssh.rented.vm import Access
+        from spottrain.cloud.ssh.rented.vm import VmAccess
 
         bastion = self._config.clouds[0].bastion
         host = None if bastion is None else bastion.host()
-        return Access(key_file=self._key_file, bastion=host).dial()
+        return VmAccess(key_file=self._key_file, bastion=host).dial()
 
     def rent(self) -> None:
         """Have the VM, from the first zone that has one; the same VM each time.
@@ -265,12 +265,12 @@ class _Rental:
         self._put(replace(self.away, target=target))
         return Remote(host_of(self._job, self.away), self._dial)
 
-    def _put(self, away: Away) -> None:
+    def _put(self, away: RemoteManager) -> None:
         self.away = away
         aways.write(self._job, away)
 
 
-def start(job: JobDir, away: Away, remote: Remote, tell: Tell) -> None:
+def start(job: JobDir, away: RemoteManager, remote: Remote, tell: Tell) -> None:
     """Start the manager of a job on its VM, unless it runs there.
 
     Raises:
@@ -305,7 +305,7 @@ def start(job: JobDir, away: Away, remote: Remote, tell: Tell) -> None:
     tell(f"VM {away.vm_id}: the manager of job {job.name} runs there")
 
 
-def host_of(job: JobDir, away: Away) -> Host:
+def host_of(job: JobDir, away: RemoteManager) -> Host:
     """Return the manager's VM as sessions know it; its ``target`` is known."""
     target = away.target
     assert target is not None, "it is known before anybody enters"

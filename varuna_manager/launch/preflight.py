@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import tried
+from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import (
     ChecksAccount,
     CloudProvider,
@@ -103,7 +103,7 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         provider.close()
     yield from found
     if any(each.ok for each in found):
-        yield tried("SSH", lambda: _let_in(cloud))
+        yield run_check("SSH", lambda: _let_in(cloud))
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def account_findings(provider: CloudProvider) -> Iterator[Finding]:
     if isinstance(provider, ChecksAccount):
         yield from provider.check()
         return
-    yield tried("offers", lambda: f"{len(provider.offers())} offers")
+    yield run_check("offers", lambda: f"{len(provider.offers())} offers")
     if isinstance(provider, ReportsQuota):
         yield from _quotas(provider)
 

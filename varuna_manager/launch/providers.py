@@ -24,15 +24,15 @@ from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.price import fresh
-from spottrain.pricing.prices.refresh import Wish, known, on_demand_prices
+from spottrain.pricing.prices.refresh import PriceRequest, known, on_demand_prices
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.vm_history import open_history
 
 if TYPE_CHECKING:
-    from spottrain.cloud.multi import Several
-    from spottrain.cloud.ssh.rented.provider import Rented
+    from spottrain.cloud.multi import MultiCloudProvider
+    from spottrain.cloud.ssh.rented.provider import RentedVmProvider
     from spottrain.cloud.ssh.transport.hosts import Payload
     from spottrain.varuna_manager.jobs.folder import JobDir
 
@@ -74,7 +74,7 @@ def open_cloud(
 
 def rent(
     job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload
-) -> Rented | Several:
+) -> RentedVmProvider | MultiCloudProvider:
     """Return what a job's manager rents from: one cloud, or several as one.
 
     Args:
@@ -89,15 +89,15 @@ def rent(
     """
     if len(clouds) == 1:
         return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
-    from spottrain.cloud.multi import Branch, Several
+    from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
 
-    def opener(cloud: AnyCloud) -> Callable[[], Rented]:
+    def opener(cloud: AnyCloud) -> Callable[[], RentedVmProvider]:
         # VMs of several clouds that train together must have the same software.
         folder = job.cloud if span == "any" else job.cloud / cloud.cloud
-        return lambda: _rent(job, folder, cloud, payload, Branch)
+        return lambda: _rent(job, folder, cloud, payload, NamespacedProvider)
 
     openers = {cloud.cloud: opener(cloud) for cloud in clouds}
-    return Several(openers, openers.keys() - _asked(job, openers))
+    return MultiCloudProvider(openers, openers.keys() - _asked(job, openers))
 
 
 def _asked(job: JobDir, clouds: Collection[str]) -> Collection[str]:
@@ -117,7 +117,7 @@ def _rent(
     cloud: AnyCloud,
     payload: Payload,
     wrap: Callable[[CloudProvider], CloudProvider],
-) -> Rented:
+) -> RentedVmProvider:
     """Return a cloud's provider with agents on its VMs.
 
     Args:
@@ -128,12 +128,12 @@ def _rent(
         wrap: What goes between the cloud and those who enter its VMs.
     """
     # Not above: paramiko takes longer to import than most commands run.
-    from spottrain.cloud.ssh.rented.provider import Rented
-    from spottrain.cloud.ssh.rented.vm import Access
+    from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+    from spottrain.cloud.ssh.rented.vm import VmAccess
     from spottrain.cloud.ssh.transport.keys import ensure_key
 
     key_file, public_key = ensure_key(job.cloud)
-    access = Access(
+    access = VmAccess(
         key_file=key_file,
         python=cloud.python,
         folder=cloud.folder,
@@ -144,7 +144,7 @@ def _rent(
     networks = () if cloud.ssh_from else own_network(cloud)
     child = open_cloud(cloud, public_key, networks, inside=access.inside)
     try:
-        return Rented(wrap(child), folder, job.name, payload, access)
+        return RentedVmProvider(wrap(child), folder, job.name, payload, access)
     except BaseException:
         child.close()
         raise
@@ -205,7 +205,9 @@ def _gcp_prices() -> Callable[[str, str, bool], float | None]:
     kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
     now_s = time.time()
     with open_history() as history:
-        believed = fresh(known(history, facts, Wish(kinds=kinds), now_s).prices, now_s)
+        believed = fresh(
+            known(history, facts, PriceRequest(kinds=kinds), now_s).prices, now_s
+        )
     usd = {
         (price.region, price.instance_type, price.spot): price.usd_per_hour
         for price in believed.prices

@@ -15,18 +15,18 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.launch import inspect
 from spottrain.varuna_manager.launch.submit import settings_of
 from spottrain.varuna_manager.offers.market import own_market
-from spottrain.varuna_manager.offers.ranker import Appraiser
+from spottrain.varuna_manager.offers.ranker import OfferRanker
 from spottrain.wire import ModelFacts, Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class DeadlineCheck:
     """What can be promised of a job's deadline and budget."""
 
     reason: str
@@ -39,25 +39,25 @@ class Promised:
     """The nearest deadline that can be kept within the budget; since the epoch."""
 
 
-UNASKED = Promised(
+UNASKED = DeadlineCheck(
     "the deadline is not promised, spot VMs may not come; to have it kept set "
     "resources.allow_on_demand",
     None,
 )
-UNKNOWN = Promised(
+UNKNOWN = DeadlineCheck(
     "nothing was measured of this model yet: whether deadline and budget can both be met "
     "is told once it is, before it trains",
     None,
 )
 
 
-def foretell(
+def predict(
     config: JobConfig,
     facts: ModelFacts,
     *,
     offers: Sequence[Offer] | None = None,
     profile: Profile | None = None,
-) -> Promised | None:
+) -> DeadlineCheck | None:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
     Where the job may not rent any: whether it would be if nobody took a VM away. So too
@@ -92,10 +92,10 @@ def foretell(
     terms = _terms(state)
     if terms is None:
         return UNKNOWN if settings.promises else None
-    found = deadline.verdict(Turn(state, now_s), terms)
+    found = deadline.feasibility(Transition(state, now_s), terms)
     promised = settings.promises and settings.allow_on_demand
     if found.reason:
-        return Promised(
+        return DeadlineCheck(
             found.reason,
             found.possible if promised or not found.possible else None,
             found.least_usd,
@@ -106,7 +106,7 @@ def foretell(
 
 def _terms(state: State) -> FleetTerms | None:
     """Return what fleets do for the job; None if that is not known yet."""
-    appraiser, hazards = Appraiser(), Hazards((), {})
+    appraiser, hazards = OfferRanker(), Hazards((), {})
     try:
         appraiser.appraise(state, state.offers, hazards)
         return appraiser.fleet_terms(state, state.offers, hazards)
@@ -114,7 +114,7 @@ def _terms(state: State) -> FleetTerms | None:
         return None  # the planner will say why
 
 
-def check_promise(
+def check_deadline(
     config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None = None
 ) -> str:
     """Check that a job's limits can all be met, as far as that is known.
@@ -124,7 +124,7 @@ def check_promise(
     Args:
         config: The job.
         facts: What the tracer found out about its model.
-        offers: See ``foretell``.
+        offers: See ``predict``.
 
     Returns:
         One line: what can be promised; empty if there is nothing to tell.
@@ -132,11 +132,11 @@ def check_promise(
     Raises:
         BudgetError: They cannot: which budget or which deadline would do.
     """
-    promised = foretell(config, facts, offers=offers)
+    promised = predict(config, facts, offers=offers)
     if promised is UNKNOWN and config.resources.provider == "local":
         # This machine is what will be rented: it can be asked.
         say(f"measuring {config.entrypoint} on this machine")
-        promised = foretell(config, facts, profile=inspect.calibrate(config))
+        promised = predict(config, facts, profile=inspect.calibrate(config))
     if promised is None:
         return ""
     if promised.possible is False:

@@ -11,8 +11,8 @@ from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.recheck import check_live
 from spottrain.pricing.prices.refresh import PriceSource
 from spottrain.pricing.ranking.order import offer_key
-from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, Terms, rank
-from spottrain.pricing.ranking.throughput import Paces
+from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, RankingTerms, rank
+from spottrain.pricing.ranking.throughput import ThroughputCache
 
 FEW = 3
 """Offers that are asked for again at once."""
@@ -22,8 +22,8 @@ ROUNDS = 3
 
 def rank_live(
     offers: Sequence[Priced],
-    paces: Paces,
-    terms: Terms,
+    paces: ThroughputCache,
+    terms: RankingTerms,
     history: History,
     now_s: float,
     *,

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
-from spottrain.pricing.prices.catalogue import Catalogue, Gpu, catalogue
+from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import DAY_S, fresh, offers
-from spottrain.pricing.prices.refresh import Wish, known
+from spottrain.pricing.prices.refresh import PriceRequest, known
 from spottrain.pricing.ranking.frictions import Place
 from spottrain.pricing.ranking.gpu_speed import machine_of
 from spottrain.pricing.ranking.rank import Priced
-from spottrain.pricing.ranking.throughput import Machine
+from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import ModelFacts, Profile
 
@@ -26,15 +26,15 @@ BOOT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class MeasuredOn:
     """What a job was measured on, and its model: what speeds are told relative to."""
 
     facts: ModelFacts
-    gpu: Gpu
+    gpu: GpuType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class JobMarket:
     """What can be had now."""
 
     offers: tuple[Priced, ...]
@@ -57,9 +57,9 @@ def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
     return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
 
 
-def machine(offer: Offer) -> Machine:
+def machine(offer: Offer) -> MachineShape:
     """Return what an offer itself says of its machine."""
-    return Machine(
+    return MachineShape(
         gpus=offer.gpus,
         gpu_memory_bytes=offer.gpu_memory_bytes,
         speed=offer.gpu_speed,
@@ -68,7 +68,7 @@ def machine(offer: Offer) -> Machine:
 
 def own_market(
     config: JobConfig, hazards: Hazards, now_s: float, *, is_measured: bool = True
-) -> Market:
+) -> JobMarket:
     """Return the machines that the job file itself names, spot and on demand.
 
     Args:
@@ -106,12 +106,12 @@ def own_market(
                 is_estimate=zone.slot_speed != 1.0 or not is_measured,
             )
             found.append(priced)
-    return Market(offers=tuple(found))
+    return JobMarket(offers=tuple(found))
 
 
 def cloud_market(
     history: History,
-    base: Base,
+    base: MeasuredOn,
     now_s: float,
     *,
     clouds: Collection[str],
@@ -119,7 +119,7 @@ def cloud_market(
     zones: Collection[str] = (),
     instance_types: Collection[str] = (),
     facts: Catalogue | None = None,
-) -> Market:
+) -> JobMarket:
     """Return what clouds rent at the last known prices; nobody is asked.
 
     All throughputs of it are estimates: ratios of published peaks.
@@ -139,7 +139,7 @@ def cloud_market(
     """
     facts = facts or catalogue()
     kinds = facts.matching(clouds=clouds, names=instance_types)
-    believed = known(history, facts, Wish(kinds=kinds, regions=regions), now_s)
+    believed = known(history, facts, PriceRequest(kinds=kinds, regions=regions), now_s)
     new = fresh(believed.prices, now_s)
     hazards = hazards_of(history, now_s)
     found = []
@@ -151,11 +151,11 @@ def cloud_market(
             found.append(replace(priced, is_stale=price.is_stale(now_s)))
     dear = len(believed.warnings)
     told = (f"{dear} spot prices left out: no less than on demand",) if dear else ()
-    return Market(offers=tuple(found), warnings=(*told, *new.warnings))
+    return JobMarket(offers=tuple(found), warnings=(*told, *new.warnings))
 
 
 def priced_offer(
-    offer: Offer, base: Base, hazards: Hazards, facts: Catalogue
+    offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalogue
 ) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know of it."""
     kind = facts.find(offer.cloud, offer.instance_type)
@@ -170,7 +170,7 @@ def priced_offer(
 
 def base_of(
     profile: Profile, facts: ModelFacts, measured_on: str | None = None
-) -> Base:
+) -> MeasuredOn:
     """Return what a job was measured on.
 
     Args:
@@ -194,4 +194,4 @@ def base_of(
             "is known to compare clouds' GPUs with; say with --measured-on which GPU it "
             "is like"
         )
-    return Base(facts=facts, gpu=gpu)
+    return MeasuredOn(facts=facts, gpu=gpu)

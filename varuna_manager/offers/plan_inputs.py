@@ -19,7 +19,13 @@ from spottrain.morphing.plan.choose import (
 )
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
-from spottrain.pricing.ranking.rank import CAP, Ranking, Row, Terms, greedy_fleet
+from spottrain.pricing.ranking.rank import (
+    CAP,
+    RankedOffer,
+    Ranking,
+    RankingTerms,
+    greedy_fleet,
+)
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
 from spottrain.varuna_manager.offers.table import why_nothing
@@ -86,9 +92,9 @@ def job_inputs(config: JobConfig, facts: ModelFacts, profile: Profile) -> PlanIn
     )
 
 
-def terms_of(config: JobConfig, facts: ModelFacts) -> Terms:
+def terms_of(config: JobConfig, facts: ModelFacts) -> RankingTerms:
     """Return what the job file says of money, for a job that is yet to begin."""
-    return Terms(
+    return RankingTerms(
         examples=float(config.steps * config.minibatch_size),
         max_vms=config.resources.max_vms,
         min_vms=config.resources.min_vms,
@@ -108,7 +114,7 @@ def checkpoint_bytes(facts: ModelFacts) -> int:
 
 
 def preview(
-    config: JobConfig, inputs: PlanInputs, ranking: Ranking, terms: Terms
+    config: JobConfig, inputs: PlanInputs, ranking: Ranking, terms: RankingTerms
 ) -> dict[str, Any]:
     """Return the plan that a launch would begin with, what it costs, and why.
 
@@ -148,14 +154,14 @@ def preview(
     }
 
 
-def _is_capped(ranking: Ranking, terms: Terms) -> bool:
+def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
     """Whether there could be VMs enough, or at least more, without the hourly cap."""
     wider = greedy_fleet(ranking, replace(terms, max_usd_per_hour=None))
     dear = any(why_not.startswith(CAP) for why_not in ranking.reasons())
     return dear or sum(count for _, count in wider) >= terms.min_vms
 
 
-def _devices(fleet: Sequence[Row]) -> Iterator[Device]:
+def _devices(fleet: Sequence[RankedOffer]) -> Iterator[Device]:
     for number, row in enumerate(fleet):
         machine, price = row.priced.machine, row.priced.offer.usd_per_hour
         assert machine is not None  # else it would not be ranked

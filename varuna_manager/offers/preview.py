@@ -10,16 +10,16 @@ from typing import Any
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, Terms, rank
-from spottrain.pricing.ranking.throughput import Paces
+from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, RankingTerms, rank
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.profiles import known_profiles
-from spottrain.varuna_manager.jobs.vm_history import harvest, open_history
+from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.launch.submit import check_budget
 from spottrain.varuna_manager.offers import plan_inputs
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (
-    Market,
+    JobMarket,
     base_of,
     cloud_market,
     hazards_of,
@@ -33,7 +33,7 @@ NO_END = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class SearchScope:
     """Where to look for offers beside what the job file names."""
 
     clouds: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Elsewhere:
     """Offers that are worked out to the end."""
 
 
-NOWHERE = Elsewhere()
+NOWHERE = SearchScope()
 
 
-def weigh_job(
+def preview_job(
     config: JobConfig,
     facts: ModelFacts,
     profile: Profile,
-    elsewhere: Elsewhere,
+    elsewhere: SearchScope,
     data_bytes: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return what a launch would begin with and all offers that were weighed.
@@ -74,10 +74,10 @@ def weigh_job(
     """
     inputs = plan_inputs.job_inputs(config, facts, profile)
     terms = replace(plan_inputs.terms_of(config, facts), data_bytes=data_bytes or {})
-    paces = Paces(inputs, config.resources.min_vms)
+    paces = ThroughputCache(inputs, config.resources.min_vms)
     now_s = time.time()
     with open_history() as history:
-        warnings = list(harvest(history))
+        warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, elsewhere)
         check_budget(config, [p.offer for p in own.offers if not p.is_stale])
         others = _others(inputs, history, now_s, elsewhere)
@@ -91,7 +91,7 @@ def weigh_job(
     return document | ranking_view(ranking, now_s, warnings)
 
 
-def measured_elsewhere(facts: ModelFacts) -> Profile | None:
+def profiled_elsewhere(facts: ModelFacts) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU.
 
     What a cloud's machines will do is told better from that than from this machine.
@@ -100,8 +100,8 @@ def measured_elsewhere(facts: ModelFacts) -> Profile | None:
     return next((p for p in known if catalogue().gpu_of(p.device) is not None), None)
 
 
-def weigh_workload(
-    inputs: PlanInputs, gpus: int, elsewhere: Elsewhere
+def preview_workload(
+    inputs: PlanInputs, gpus: int, elsewhere: SearchScope
 ) -> dict[str, Any]:
     """Return all offers for a model and profile as JSON, on fleets of up to ``gpus``.
 
@@ -110,13 +110,13 @@ def weigh_workload(
         PlanError: No plan can be made from the profile.
     """
     job = replace(inputs, slots=())
-    terms = Terms(examples=NO_END, max_vms=gpus, max_gpus=gpus)
+    terms = RankingTerms(examples=NO_END, max_vms=gpus, max_gpus=gpus)
     now_s = time.time()
     with open_history() as history:
-        warnings = list(harvest(history))
+        warnings = list(ingest_journals(history))
         market = _others(job, history, now_s, elsewhere)
         ranking, more = _rank(
-            market.offers, Paces(job), terms, history, now_s, elsewhere
+            market.offers, ThroughputCache(job), terms, history, now_s, elsewhere
         )
     return ranking_view(ranking, now_s, [*warnings, *market.warnings, *more])
 
@@ -127,8 +127,8 @@ def _own(
     profile: Profile,
     history: History,
     now_s: float,
-    elsewhere: Elsewhere,
-) -> Market:
+    elsewhere: SearchScope,
+) -> JobMarket:
     """Return what the job's own providers rent."""
     if not config.clouds:
         return own_market(
@@ -150,28 +150,28 @@ def _own(
         )
         for cloud in config.clouds
     ]
-    return Market(
+    return JobMarket(
         offers=tuple(offer for market in markets for offer in market.offers),
         warnings=tuple(line for market in markets for line in market.warnings),
     )
 
 
 def _others(
-    inputs: PlanInputs, history: History, now_s: float, elsewhere: Elsewhere
-) -> Market:
+    inputs: PlanInputs, history: History, now_s: float, elsewhere: SearchScope
+) -> JobMarket:
     if not elsewhere.clouds:
-        return Market(offers=())
+        return JobMarket(offers=())
     base = base_of(inputs.profile, inputs.facts, elsewhere.measured_on)
     return cloud_market(history, base, now_s, clouds=elsewhere.clouds)
 
 
 def _rank(
     offers: Sequence[Priced],
-    paces: Paces,
-    terms: Terms,
+    paces: ThroughputCache,
+    terms: RankingTerms,
     history: History,
     now_s: float,
-    elsewhere: Elsewhere,
+    elsewhere: SearchScope,
 ) -> tuple[Ranking, tuple[str, ...]]:
     if elsewhere.offline:
         return rank(offers, paces, terms, exact=elsewhere.exact), ()

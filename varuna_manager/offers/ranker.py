@@ -17,14 +17,14 @@ from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.frictions import HOUR_S, Place
 from spottrain.pricing.ranking.gpu_speed import peak_flops
 from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order, offer_key
-from spottrain.pricing.ranking.rank import Priced, Row, Terms, rank
-from spottrain.pricing.ranking.throughput import Paces
+from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
 from spottrain.varuna_manager.offers.market import (
     BOOT_S,
-    Base,
+    MeasuredOn,
     losses_per_hour,
     machine,
     place_of,
@@ -45,13 +45,13 @@ Kind = tuple[str, str]
 """Cloud and instance type."""
 
 
-class Appraiser:
+class OfferRanker:
     """Ranks what a job could rent, with what was measured on the way."""
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
         self._settled: int | None = None
-        self._paces: Paces | None = None
+        self._paces: ThroughputCache | None = None
         self._corrections: dict[Kind, float] = {}
         self._measured: dict[Kind, tuple[float, float]] = {}
         """Predicted over real time of a mini-batch, smoothed, and as of when."""
@@ -91,7 +91,7 @@ class Appraiser:
         known = profile is self._profile and settled == self._settled
         if not known or self._paces is None:
             self._profile, self._settled = profile, settled
-            self._paces = Paces(_inputs(state, profile, settled))
+            self._paces = ThroughputCache(_inputs(state, profile, settled))
         elif asked == self._last:
             return None
         self._last = asked
@@ -177,7 +177,7 @@ class Appraiser:
         kind = offer.cloud, offer.instance_type
         base = catalogue().gpu_of(profile.device)
         if offer.cloud in CLOUDS and base is not None:
-            known = Base(facts=state.job.facts, gpu=base)
+            known = MeasuredOn(facts=state.job.facts, gpu=base)
             priced = priced_offer(offer, known, hazards, catalogue())
         else:
             priced = Priced(
@@ -188,10 +188,10 @@ class Appraiser:
             )
         return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
 
-    def _terms(self, state: State) -> Terms:
+    def _terms(self, state: State) -> RankingTerms:
         job, progress = state.job, state.progress
         steps = max(1, job.spec.steps - progress.step)
-        return Terms(
+        return RankingTerms(
             examples=float(steps * job.spec.minibatch_size),
             max_vms=job.max_vms,
             min_vms=job.min_vms,
@@ -265,7 +265,7 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _worth(row: Row) -> OfferWorth:
+def _worth(row: RankedOffer) -> OfferWorth:
     offer, worth, value = row.priced.offer, row.worth, 0.0
     if worth is not None:
         value = worth.examples_per_usd

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.pricing.ranking.rank import Ranking, Row
+from spottrain.pricing.ranking.rank import RankedOffer, Ranking
 from spottrain.varuna_manager.format import NOTHING, age, dollars, number
 
 SHORT_TABLE = 6
@@ -37,7 +37,7 @@ def ranking_view(
     }
 
 
-def _row_view(row: Row, now_s: float) -> dict[str, Any]:
+def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
     offer, worth = row.priced.offer, row.worth
     return {
         "cloud": offer.cloud,
@@ -70,7 +70,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def name_of(row: Row) -> str:
+def name_of(row: RankedOffer) -> str:
     """Return what an offer is called, such as ``aws us-east-1a p4d.24xlarge spot``."""
     offer = row.priced.offer
     market = "spot" if offer.spot else "on demand"
@@ -95,14 +95,14 @@ def why(ranking: Ranking) -> str:
     return told + _though(best, others)
 
 
-def _more(best: Row, other: Row) -> str:
+def _more(best: RankedOffer, other: RankedOffer) -> str:
     assert best.worth is not None
     assert other.worth is not None
     gain = best.worth.examples_per_usd / other.worth.examples_per_usd - 1
     return f"{'at least ' if other.is_bound else ''}{gain:.1%} more"
 
 
-def _though(best: Row, others: Sequence[Row]) -> str:
+def _though(best: RankedOffer, others: Sequence[RankedOffer]) -> str:
     """Tell of an offer that trains more for its rent, but not in the end."""
     known = [row for row in (best, *others) if row.worth and not row.is_bound]
     raw = max(known, key=lambda row: row.worth.raw_examples_per_usd if row.worth else 0)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.money import Money, total
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
 from spottrain.varuna_manager.reporting.series import Point
 from spottrain.varuna_manager.reporting.time_split import (
     KINDS,
@@ -36,14 +36,14 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 }
 
 
-def rentals(state: State, past: Chronicle, at_s: float) -> list[Rental]:
+def rentals(state: State, past: JobHistory, at_s: float) -> list[Rental]:
     """Return all VMs that a job ever had, until ``at_s``, in order of launch."""
     lines = {**state.ledger.closed, **state.ledger.open}
     told = (rental(k, v, past.slots.get(k, 0), at_s) for k, v in lines.items())
     return sorted((one for one in told if one), key=lambda one: one.launched_s)
 
 
-def cost(state: State, past: Chronicle, at_s: float) -> dict[str, Any]:
+def cost(state: State, past: JobHistory, at_s: float) -> dict[str, Any]:
     """Return what a job cost until ``at_s`` (seconds since the epoch), and what for.
 
     Money in dollars, times in VM-seconds; ``None`` where nothing is known. The fields
@@ -78,7 +78,7 @@ def cost(state: State, past: Chronicle, at_s: float) -> dict[str, Any]:
 
 
 def _splits(
-    rented: Iterable[Rental], past: Chronicle, at_s: float
+    rented: Iterable[Rental], past: JobHistory, at_s: float
 ) -> dict[str, TimeSplit]:
     stretches = past.stretches(at_s)
     return {one.vm_id: split_time(one, stretches) for one in rented}

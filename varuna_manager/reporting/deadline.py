@@ -6,16 +6,16 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from spottrain.pricing.deadline.best_case import best, too_dear, too_slow
-from spottrain.pricing.deadline.forecast import project
+from spottrain.pricing.deadline.best_case import best_case, over_budget, too_slow
+from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Interval
 from spottrain.varuna_manager.core import allocation, deadline
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import dollars, duration, utc
 
 
-def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
+def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
     """Return what was promised and how it stands at ``at_s``; None: nothing is known.
 
     ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are what to
@@ -26,21 +26,21 @@ def promise_view(state: State, at_s: float) -> dict[str, Any] | None:
     decision, terms = promise.decision, promise.terms
     if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
         return None
-    now = replace(deadline.standing(state), now_s=at_s)
+    now = replace(deadline.job_status(state), now_s=at_s)
     supplies, held = (
-        deadline.supplies(Turn(state, at_s), terms),
+        deadline.supplies(Transition(state, at_s), terms),
         allocation.held(state),
     )
-    foreseen = project(
+    foreseen = forecast(
         now,
         terms.fleet,
         supplies,
         held,
         promise.outlook,
-        thrifty=deadline.is_thrifty(state),
+        thrifty=deadline.is_cost_optimal(state),
     )
-    found = best(now, terms.fleet, supplies, held)
-    problems = too_dear(now, found), too_slow(now, terms.fleet, found)
+    found = best_case(now, terms.fleet, supplies, held)
+    problems = over_budget(now, found), too_slow(now, terms.fleet, found)
     spent = spent_usd(state, at_s)
     return {
         "mode": decision.mode,
@@ -65,7 +65,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def promise_line(promise: dict[str, Any], deadline_s: float | None) -> str:
+def deadline_line(promise: dict[str, Any], deadline_s: float | None) -> str:
     """Return slack, finish and cost in one line."""
     finish, usd, slack_s = promise["finish_s"], promise["usd"], promise["slack_s"]
     parts = []

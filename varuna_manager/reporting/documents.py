@@ -23,8 +23,8 @@ from spottrain.varuna_manager.core.model.state import (
     summary_of,
 )
 from spottrain.varuna_manager.reporting import costs
-from spottrain.varuna_manager.reporting.deadline import promise_view
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.deadline import deadline_view
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.wire import Plan
 
@@ -87,7 +87,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "examples_per_s": _recent_examples_per_s(state),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
-        "promise": promise_view(state, at_s),
+        "promise": deadline_view(state, at_s),
         "usd_spent": spent_usd(state, at_s),
         "usd_budget": job.max_usd,
         "usd_kept_back": budget(state).kept.usd,
@@ -102,7 +102,9 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
     }
 
 
-def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+def report(
+    state: State, past: JobHistory, managed: bool, at_s: float
+) -> dict[str, Any]:
     """Return what a job did and cost until ``at_s`` (seconds since the epoch).
 
     Args:
@@ -149,7 +151,7 @@ def report(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[st
     }
 
 
-def cost(state: State, past: Chronicle, managed: bool, at_s: float) -> dict[str, Any]:
+def cost(state: State, past: JobHistory, managed: bool, at_s: float) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` tells it; see
     ``report`` and ``costs.cost``."""
     at_s = clock_of(state, at_s)

@@ -1,6 +1,6 @@
 """What a report needs of a job's past beyond its state, gathered as its journal is folded.
 
-The core keeps only what decisions need. Who reads a journal lets a ``Chronicle`` look on:
+The core keeps only what decisions need. Who reads a journal lets a ``JobHistory`` look on:
 it sees every event with the state before and after, and keeps what was done when, and
 thinned series. Its memory grows with VMs, generations and saved checkpoints, and with
 mini-batches only since the oldest checkpoint that is kept.
@@ -35,7 +35,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.series import Bins, Point, thinned
-from spottrain.varuna_manager.reporting.time_split import Doing, Stretch
+from spottrain.varuna_manager.reporting.time_split import Doing, Interval
 from spottrain.wire import (
     CheckpointSaved,
     GenerationStarted,
@@ -79,7 +79,7 @@ class _Open:
     slots: Mapping[str, int]
 
 
-class Chronicle:
+class JobHistory:
     """A job's past; see the module."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Chronicle:
         self.milestones: deque[Milestone] = deque(maxlen=KEPT)
         self.checkpoints: list[Point] = []
         """When checkpoints were saved, and of which step; thinned."""
-        self._stretches: list[Stretch] = []
+        self._stretches: list[Interval] = []
         self._open = _Open(0.0, (None, "waiting"), "waiting", {})
         self._mark_s = 0.0
         """The newest commit, or when its generation began to train."""
@@ -113,12 +113,12 @@ class Chronicle:
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
 
-    def stretches(self, at_s: float) -> list[Stretch]:
+    def stretches(self, at_s: float) -> list[Interval]:
         """Return what the job did until ``at_s`` (seconds since the epoch), by time."""
         now = self._open
         if at_s <= now.since_s:
             return list(self._stretches)
-        last = Stretch(from_s=now.since_s, to_s=at_s, doing=now.doing, slots=now.slots)
+        last = Interval(from_s=now.since_s, to_s=at_s, doing=now.doing, slots=now.slots)
         return [*self._stretches, last]
 
     # --- VMs and the world ------------------------------------------------------------
@@ -233,7 +233,7 @@ class Chronicle:
 
     def _put(self, from_s: float, to_s: float, doing: Doing) -> None:
         if to_s > from_s:
-            stretch = Stretch(
+            stretch = Interval(
                 from_s=from_s, to_s=to_s, doing=doing, slots=self._open.slots
             )
             self._stretches.append(stretch)
@@ -267,13 +267,13 @@ class Chronicle:
             self._stretches.append(lost)
 
 
-def fold(journal: Journal) -> tuple[State, Chronicle]:
+def fold(journal: Journal) -> tuple[State, JobHistory]:
     """Return the state that a journal's events lead to, and its past.
 
     Raises:
         JournalError: The file is damaged.
     """
-    state, past = State(), Chronicle()
+    state, past = State(), JobHistory()
     for _, event in journal.read():
         before, (state, _) = state, core.step(state, event)
         past.note(before, event, state)

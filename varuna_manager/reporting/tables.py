@@ -21,7 +21,7 @@ from spottrain.varuna_manager.format import (
     size,
     step_time,
 )
-from spottrain.varuna_manager.reporting.deadline import promise_line
+from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.wire import ModelFacts
 
@@ -55,7 +55,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
     grid.add_row("money", money_line(status))
     if (promise := status["promise"]) is not None:
-        grid.add_row("promise", promise_line(promise, status["deadline_s"]))
+        grid.add_row("promise", deadline_line(promise, status["deadline_s"]))
     grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.billing.ledger import Line
+from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.pricing.billing.money import NOTHING, Money, ceil_us
 
 Doing = Literal["waiting", "preparing", "morphing", "training", "lost"]
@@ -44,7 +44,7 @@ class Rental:
     """What it would have cost on demand where it ran."""
 
 
-def rental(vm_id: str, line: Line, slots: int, at_s: float) -> Rental | None:
+def rental(vm_id: str, line: LedgerLine, slots: int, at_s: float) -> Rental | None:
     """Return what a line of the ledger says of a VM until ``at_s``; None if it is not
     known what was rented.
 
@@ -76,7 +76,7 @@ def rental(vm_id: str, line: Line, slots: int, at_s: float) -> Rental | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Interval:
     """A while in which a job did one thing."""
 
     from_s: float
@@ -123,7 +123,7 @@ _KIND_OF: dict[Doing, str] = {
 }
 
 
-def split_time(rental: Rental, stretches: Sequence[Stretch]) -> TimeSplit:
+def split_time(rental: Rental, stretches: Sequence[Interval]) -> TimeSplit:
     """Return what a VM's billed seconds were spent on.
 
     Args:

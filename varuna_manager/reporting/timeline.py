@@ -7,7 +7,7 @@ from typing import Any
 
 from spottrain.varuna_manager.core.model.records import GenerationSummary
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 
 LANES = {
     "plan": "new plan",
@@ -27,7 +27,7 @@ LANES = {
 
 
 def timeline(
-    state: State, past: Chronicle, plans: Iterable[GenerationSummary]
+    state: State, past: JobHistory, plans: Iterable[GenerationSummary]
 ) -> list[dict[str, Any]]:
     """Return what happened, by time.
 
@@ -62,7 +62,7 @@ def _of_vms(state: State) -> Iterator[dict[str, Any]]:
         yield _entry(state, slow.found_at_s, "slow", text, slow.vm_id)
 
 
-def _of_the_job(state: State, past: Chronicle) -> Iterator[dict[str, Any]]:
+def _of_the_job(state: State, past: JobHistory) -> Iterator[dict[str, Any]]:
     for change in state.price_changes:
         market = "" if change.spot else " on demand"
         text = (

@@ -11,7 +11,7 @@ from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
 from spottrain.cloud.ssh.transport.hosts import Payload, SetupError, UnfitHostError
-from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import CALL_S, Session
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _ALIKE = ("machine", "python", "torch", "cuda", "nccl")
 
 
 def bring_up(
-    line: Line,
+    line: HostConnection,
     vm_id: str,
     bootstrap: AgentBootstrap,
     tell: Callable[[], None],

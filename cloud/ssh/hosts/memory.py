@@ -22,7 +22,7 @@ from spottrain.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
-class Rented:
+class HostVm:
     """A VM, the host that it is on, and how long it outlives its manager."""
 
     vm: Vm
@@ -36,12 +36,12 @@ class Rented:
 
 
 @dataclass(slots=True)
-class Record:
+class HostRecord:
     """All that is remembered."""
 
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells this job from others of its name; on every claim."""
-    rented: dict[str, Rented] = field(default_factory=dict)
+    rented: dict[str, HostVm] = field(default_factory=dict)
     """By VM id, in order of launch."""
     tokens: dict[str, list[str]] = field(default_factory=dict)
     """Launches that were answered: token to VM ids."""
@@ -56,7 +56,7 @@ class Record:
             self.rented[vm_id] = replace(known, vm=gone)
 
 
-class Memory:
+class HostMemory:
     """The record on disk; several processes may share it.
 
     Args:
@@ -66,9 +66,9 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / "ssh.json"
-        self._last: tuple[tuple[int, ...], Record] | None = None
+        self._last: tuple[tuple[int, ...], HostRecord] | None = None
 
-    def read(self) -> Record:
+    def read(self) -> HostRecord:
         """Return what is remembered; not to be changed.
 
         Raises:
@@ -89,7 +89,7 @@ class Memory:
         return ()
 
     @contextlib.contextmanager
-    def edit(self) -> Iterator[Record]:
+    def edit(self) -> Iterator[HostRecord]:
         """Change the record; what changed is kept when the block ends without error.
 
         Raises:
@@ -100,7 +100,7 @@ class Memory:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._path.read_text() if self._path.exists() else ""
-            record = self._parse(before) if before else Record()
+            record = self._parse(before) if before else HostRecord()
             yield record
             after = json.dumps(dataclasses.asdict(record))
             if after != before:
@@ -123,14 +123,14 @@ class Memory:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / Path(name).name).write_text(text)
 
-    def _parse(self, text: str) -> Record:
+    def _parse(self, text: str) -> HostRecord:
         try:
             data: dict[str, Any] = json.loads(text)
             rented = {
-                vm_id: Rented(vm_from_data(item["vm"]), item["host"], item["lease_s"])
+                vm_id: HostVm(vm_from_data(item["vm"]), item["host"], item["lease_s"])
                 for vm_id, item in data.pop("rented").items()
             }
-            return Record(rented=rented, **data)
+            return HostRecord(rented=rented, **data)
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CloudError(
                 f"{self._path} is damaged ({error}); free the hosts by hand (remove "

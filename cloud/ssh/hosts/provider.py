@@ -31,9 +31,9 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
-from spottrain.cloud.ssh.hosts.memory import Memory, Rented
+from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
-from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import trusted_keys
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class SshProvider:
     ) -> None:
         self._job = job
         self._payload = payload
-        self._lines = {host.name: Line(host) for host in hosts}
-        self._memory = Memory(state_dir)
+        self._lines = {host.name: HostConnection(host) for host in hosts}
+        self._memory = HostMemory(state_dir)
         self._owner = self._memory.read().owner
         self._manager: tuple[str, int] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "ssh")
@@ -88,7 +88,7 @@ class SshProvider:
         if not self._looks:
             self._look_around()
         now_s = time.time()
-        types: dict[str, list[Line]] = {}
+        types: dict[str, list[HostConnection]] = {}
         for line in self._lines.values():
             types.setdefault(line.host.instance_type, []).append(line)
         return tuple(
@@ -198,7 +198,7 @@ class SshProvider:
             if look.done():
                 look.result()
 
-    def _look(self, line: Line) -> None:
+    def _look(self, line: HostConnection) -> None:
         """Note what there is on a host; clear up what has ended there."""
         try:
             with line.lock:
@@ -222,7 +222,7 @@ class SshProvider:
         return bool(claim["owner"] == self._owner and claim["job"] == self._job)
 
     def _clear_up(
-        self, line: Line, claim: dict[str, Any], state: str
+        self, line: HostConnection, claim: dict[str, Any], state: str
     ) -> dict[str, Any] | None:
         """Free a host whose VM has ended, or was counted as ended; return the claim."""
         known = self._memory.read().rented.get(claim["vm_id"])
@@ -232,7 +232,7 @@ class SshProvider:
         self._memory.keep_logs(claim["vm_id"], line.end(claim["vm_id"]))
         return None
 
-    def _note(self, line: Line, claim: dict[str, Any] | None) -> None:
+    def _note(self, line: HostConnection, claim: dict[str, Any] | None) -> None:
         """Remember which VM a host is, and that others it was have ended."""
         here = None if claim is None else claim["vm_id"]
         if self._seen.get(line.host.name, "") == here:
@@ -245,7 +245,7 @@ class SshProvider:
                 record.rented[claim["vm_id"]] = _rented(line.host, claim)
         self._seen[line.host.name] = here
 
-    def _count_as_ended(self, line: Line) -> None:
+    def _count_as_ended(self, line: HostConnection) -> None:
         """Give up VMs on a host that has been away longer than agents outlive it."""
         if line.away_since_s is None:
             return
@@ -283,7 +283,7 @@ class SshProvider:
         rented = self._memory.read().rented
         return [i for i, x in rented.items() if x.vm.intent == intent and x.lives]
 
-    def _claim(self, line: Line, request: LaunchRequest) -> str | None:
+    def _claim(self, line: HostConnection, request: LaunchRequest) -> str | None:
         """Claim a host; return the VM's id, None if somebody was faster."""
         host, now_s = line.host, time.time()
         try:
@@ -322,7 +322,7 @@ class SshProvider:
                 reasons.append(str(trouble) if trouble else taken)
         return f"no more host of type {kind} is free: {'; '.join(reasons)}"
 
-    def _terminate(self, rented: Rented) -> None:
+    def _terminate(self, rented: HostVm) -> None:
         vm_id, line = rented.vm.vm_id, self._lines.get(rented.host)
         if line is not None:
             with line.lock:
@@ -333,13 +333,15 @@ class SshProvider:
 
     # --- How an agent is brought to life --------------------------------------------
 
-    def _line_of(self, vm_id: str) -> Line:
+    def _line_of(self, vm_id: str) -> HostConnection:
         rented = self._memory.read().rented.get(vm_id)
         if rented is None or not rented.lives or rented.host not in self._lines:
             raise VmNotFoundError(f"VM {vm_id} is {'gone' if rented else 'unknown'}")
         return self._lines[rented.host]
 
-    def _start(self, line: Line, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def _start(
+        self, line: HostConnection, vm_id: str, bootstrap: AgentBootstrap
+    ) -> None:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
 
@@ -370,7 +372,7 @@ def _offer(host: Host, now_s: float) -> Offer:
     )
 
 
-def _rented(host: Host, claim: dict[str, Any]) -> Rented:
+def _rented(host: Host, claim: dict[str, Any]) -> HostVm:
     """Return the VM that a claim on a host makes."""
     vm = Vm(
         vm_id=claim["vm_id"],
@@ -381,4 +383,4 @@ def _rented(host: Host, claim: dict[str, Any]) -> Rented:
         private_address=claim["private_address"],
         launched_at=claim["launched_at"],
     )
-    return Rented(vm, host.name, claim["lease_s"])
+    return HostVm(vm, host.name, claim["lease_s"])

@@ -46,7 +46,7 @@ class Refused(Exception):  # noqa: N818 - it travels as an answer
     """What was asked cannot be done; the message is for the user."""
 
 
-class Hands:
+class HostAgent:
     """Does on this host what it is asked for: one method an operation.
 
     Args:
@@ -349,7 +349,7 @@ class Hands:
 
 def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
     """Answer requests until nobody is connected any more."""
-    hands, turn = Hands(root), threading.Lock()
+    hands, turn = HostAgent(root), threading.Lock()
 
     def say(answer: dict[str, Any]) -> None:
         with turn:

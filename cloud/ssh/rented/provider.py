@@ -38,16 +38,16 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.process.calls import ABILITIES, calls_of
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
-from spottrain.cloud.ssh.hosts.memory import Memory
+from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.relays import Relays
-from spottrain.cloud.ssh.rented.vm import Access, Guest
+from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport.hosts import (
     HostKeyError,
     Payload,
     UnfitHostError,
     UnreachableHostError,
 )
-from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.line import HostConnection
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _STRIKES = 2
 _ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
 
-class Rented:
+class RentedVmProvider:
     """The VMs that one job rents from a cloud, with agents on them.
 
     It has every optional ability that the cloud has.
@@ -88,7 +88,7 @@ class Rented:
         state_dir: Path,
         job: str,
         payload: Payload,
-        access: Access,
+        access: VmAccess,
     ) -> None:
         if not isinstance(inner, ReachedBySsh):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reached by SSH")
@@ -99,12 +99,12 @@ class Rented:
         self._payload = payload.on_rented()
         self._access = access
         self._dial, self._bastion = access.dial()
-        self._memory = Memory(state_dir)
+        self._memory = HostMemory(state_dir)
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
         self._lock = threading.Lock()
         self._closing = False
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, RentedVm] = {}
         self._strikes: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
@@ -137,7 +137,7 @@ class Rented:
         result = self._inner.launch(request)
         with self._lock:
             for vm in result.vms:
-                self._guests.setdefault(vm.vm_id, Guest(vm))
+                self._guests.setdefault(vm.vm_id, RentedVm(vm))
         return result
 
     def list_vms(self, job: str) -> Sequence[Vm]:
@@ -215,7 +215,7 @@ class Rented:
     # --- Connections ------------------------------------------------------------------
 
     def _for_each(
-        self, guests: Sequence[Guest], do: Callable[[Guest], None]
+        self, guests: Sequence[RentedVm], do: Callable[[RentedVm], None]
     ) -> list[Future[None]]:
         """Set about something for each of some VMs; nothing once we hang up."""
         with self._lock:
@@ -223,7 +223,7 @@ class Rented:
                 return []
             return [self._threads.submit(do, guest) for guest in guests]
 
-    def _guest(self, vm_id: str) -> Guest:
+    def _guest(self, vm_id: str) -> RentedVm:
         """Return a VM of the job.
 
         Raises:
@@ -249,15 +249,15 @@ class Rented:
                 guest.leave()
                 self._threads.submit(_hang_up, guest)
             for vm_id, vm in living.items():
-                self._guests.setdefault(vm_id, Guest(vm)).vm = vm
+                self._guests.setdefault(vm_id, RentedVm(vm)).vm = vm
         self._relays.care()
 
-    def _running(self) -> list[Guest]:
+    def _running(self) -> list[RentedVm]:
         with self._lock:
             guests = tuple(self._guests.values())
         return [g for g in guests if g.vm.state is VmState.RUNNING and not g.left]
 
-    def _enter(self, guest: Guest) -> Line | None:
+    def _enter(self, guest: RentedVm) -> HostConnection | None:
         """Return the line to a VM, None if its cloud cannot say yet how to enter it.
 
         Raises:
@@ -275,7 +275,7 @@ class Rented:
             before.hang_up()
         return line
 
-    def _fetch_logs(self, guest: Guest) -> None:
+    def _fetch_logs(self, guest: RentedVm) -> None:
         """Keep the logs of a VM, if there is a connection to it."""
         line, vm_id = guest.line, guest.vm.vm_id
         try:
@@ -287,7 +287,7 @@ class Rented:
 
     # --- How an agent is brought to life ------------------------------------------------
 
-    def _start(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
+    def _start(self, guest: RentedVm, bootstrap: AgentBootstrap) -> None:
         try:
             with guest.in_use(self._relays.may_hang_up):
                 self._bring_up(guest, bootstrap)
@@ -301,7 +301,7 @@ class Rented:
         guest.looked(runs=True)
         self._strikes.pop(_kind(guest.vm.offer), None)
 
-    def _bring_up(self, guest: Guest, bootstrap: AgentBootstrap) -> None:
+    def _bring_up(self, guest: RentedVm, bootstrap: AgentBootstrap) -> None:
         line = self._reach(guest)
         self._claim(line, guest.vm.vm_id)
         guest.doing = "software, setup and agent"
@@ -316,7 +316,7 @@ class Rented:
         same = self._memory.same_software
         bring_up(line, guest.vm.vm_id, bootstrap, tell, self._payload, same, note)
 
-    def _reach(self, guest: Guest) -> Line:
+    def _reach(self, guest: RentedVm) -> HostConnection:
         """Wait until a VM lets us in.
 
         Raises:
@@ -328,7 +328,7 @@ class Rented:
         deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
         while True:
             trouble, guest.doing = self._try(guest)
-            if isinstance(trouble, Line):
+            if isinstance(trouble, HostConnection):
                 return trouble
             if time.monotonic() > deadline_s:
                 raise trouble
@@ -338,7 +338,7 @@ class Rented:
                 raise UnreachableHostError(f"{guest.place}: the manager leaves")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _try(self, guest: Guest) -> tuple[Line | CloudError, str]:
+    def _try(self, guest: RentedVm) -> tuple[HostConnection | CloudError, str]:
         """Return the line to a VM that lets us in, or why it does not yet."""
         try:
             line = self._enter(guest)
@@ -357,7 +357,7 @@ class Rented:
             return error, str(error)
         return line, "connected"
 
-    def _claim(self, line: Line, vm_id: str) -> None:
+    def _claim(self, line: HostConnection, vm_id: str) -> None:
         """Note on the VM whose it is; again after a restart of the manager."""
         owner = self._memory.read().owner
         claim = {
@@ -368,7 +368,7 @@ class Rented:
         }
         line.session().call("claim", claim=claim)
 
-    def _give_back(self, guest: Guest, error: CloudError) -> None:
+    def _give_back(self, guest: RentedVm, error: CloudError) -> None:
         """Return a VM on which no agent can run; after some, rent no more of the kind."""
         logger.warning("%s", error)
         self.terminate([guest.vm.vm_id])
@@ -388,6 +388,6 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 443
 
 
-def _hang_up(guest: Guest) -> None:
+def _hang_up(guest: RentedVm) -> None:
     if guest.line is not None:
         guest.line.hang_up()

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.ssh.rented.vm import Guest
-from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.rented.vm import RentedVm
+from spottrain.cloud.ssh.transport.line import HostConnection
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _SETTLE_S = 20.0
 class Region:
     """How the calls of one region come."""
 
-    relay: Guest | None = None
+    relay: RentedVm | None = None
     address: str = ""
     """Where the relay takes calls."""
     changed_s: float = 0.0
@@ -84,11 +84,11 @@ class Relays:
 
     def __init__(
         self,
-        running: Callable[[], list[Guest]],
+        running: Callable[[], list[RentedVm]],
         set_about: Callable[
-            [Sequence[Guest], Callable[[Guest], None]], list[Future[None]]
+            [Sequence[RentedVm], Callable[[RentedVm], None]], list[Future[None]]
         ],
-        enter: Callable[[Guest], Line | None],
+        enter: Callable[[RentedVm], HostConnection | None],
     ) -> None:
         self._running = running
         self._set_about = set_about
@@ -145,12 +145,12 @@ class Relays:
             if excuses.get(guest.vm.offer.region)
         ]
 
-    def may_hang_up(self, guest: Guest) -> bool:
+    def may_hang_up(self, guest: RentedVm) -> bool:
         """Whether nobody's calls travel over the connection to a VM."""
         region = self._region(guest)
         return guest.told != "" and not (region.relay is guest and region.is_up)
 
-    def _look(self, guest: Guest) -> None:
+    def _look(self, guest: RentedVm) -> None:
         """Have an agent that runs know where to call, be it from before our time."""
         runs = guest.told != ""
         with guest.in_use(self.may_hang_up):
@@ -165,11 +165,13 @@ class Relays:
                 logger.debug("%s", error)
         guest.looked(runs=runs)
 
-    def _region(self, guest: Guest) -> Region:
+    def _region(self, guest: RentedVm) -> Region:
         with self._lock:
             return self._regions.setdefault(guest.vm.offer.region, Region())
 
-    def tell(self, guest: Guest, line: Line, manager: tuple[str, int]) -> None:
+    def tell(
+        self, guest: RentedVm, line: HostConnection, manager: tuple[str, int]
+    ) -> None:
         """Tell a VM's agent where its calls are taken; make the VM the relay if none is.
 
         Args:
@@ -197,12 +199,16 @@ class Relays:
         else:
             self._point(guest, line, region.address)
 
-    def _point(self, guest: Guest, line: Line, address: str) -> None:
+    def _point(self, guest: RentedVm, line: HostConnection, address: str) -> None:
         line.session().call("point", vm_id=guest.vm.vm_id, address=address)
         guest.told = address
 
     def _become(
-        self, region: Region, guest: Guest, line: Line, manager: tuple[str, int]
+        self,
+        region: Region,
+        guest: RentedVm,
+        line: HostConnection,
+        manager: tuple[str, int],
     ) -> None:
         address = line.carry(guest.vm.vm_id, manager, relay=True)
         with self._lock:
@@ -212,12 +218,12 @@ class Relays:
             region.changed_s = time.monotonic()
         logger.info("%s: carries the calls of %s", guest.place, guest.vm.offer.region)
 
-    def _untold(self) -> list[Guest]:
+    def _untold(self) -> list[RentedVm]:
         """Return the VMs to look at now; only the best ones while none is the relay."""
         manager = self._manager
         direct = manager and is_direct(manager) and f"{manager[0]}:{manager[1]}"
-        found: list[Guest] = []
-        without: dict[str, list[Guest]] = {}
+        found: list[RentedVm] = []
+        without: dict[str, list[RentedVm]] = {}
         for guest in self._running():
             region = self._region(guest)
             if not guest.may_be_looked_at:
@@ -250,7 +256,7 @@ def is_direct(manager: tuple[str, int]) -> bool:
     return manager[0] not in ("localhost", "127.0.0.1")
 
 
-def _ping(guest: Guest) -> None:
+def _ping(guest: RentedVm) -> None:
     """Ask a relay for a sign of life; without one its connection is given up."""
     try:
         if guest.line is not None:
@@ -259,7 +265,7 @@ def _ping(guest: Guest) -> None:
         logger.warning("%s: carries no calls any more: %s", guest.place, error)
 
 
-def _rank(guest: Guest) -> tuple[bool, bool, float]:
+def _rank(guest: RentedVm) -> tuple[bool, bool, float]:
     """Sort by who will be there longest, those in trouble last."""
     trouble = guest.line is not None and guest.line.trouble is not None
     return trouble, guest.vm.offer.spot, guest.vm.launched_at

@@ -14,14 +14,14 @@ from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import SshTarget, Vm
 from spottrain.cloud.ssh.transport.bastion import Bastion
 from spottrain.cloud.ssh.transport.hosts import Host
-from spottrain.cloud.ssh.transport.line import Line
+from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import Dial, dial
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class VmAccess:
     """How the VMs of a job are entered, whichever cloud they are from."""
 
     key_file: Path
@@ -62,11 +62,11 @@ class Access:
 
 
 @dataclass(eq=False, slots=True)
-class Guest:
+class RentedVm:
     """A VM; ``line`` is there once its cloud has said how it is entered."""
 
     vm: Vm
-    line: Line | None = None
+    line: HostConnection | None = None
     start: Future[None] | None = None
     look: Future[None] | None = None
     doing: str = "waiting for its turn"
@@ -88,10 +88,10 @@ class Guest:
         """How errors name it."""
         return self.line.host.place if self.line else f"VM {self.vm.vm_id}"
 
-    def enter(self, host: Host, dial: Dial) -> Line:
+    def enter(self, host: Host, dial: Dial) -> HostConnection:
         """Return the line; a new one if the VM is reached in another way than before."""
         if self.line is None or self.line.host != host:
-            self.line = Line(host, dial)
+            self.line = HostConnection(host, dial)
         return self.line
 
     def check_there(self) -> None:
@@ -109,7 +109,7 @@ class Guest:
         self.woken.set()
 
     @contextlib.contextmanager
-    def in_use(self, may_hang_up: Callable[[Guest], bool]) -> Iterator[None]:
+    def in_use(self, may_hang_up: Callable[[RentedVm], bool]) -> Iterator[None]:
         """Keep the connection that a caller needs; see afterwards if anybody else does.
 
         Args:

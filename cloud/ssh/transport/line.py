@@ -24,7 +24,7 @@ _END_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
-class Line:
+class HostConnection:
     """The manager's line to one host; opened on need, and again when it broke.
 
     ``lock`` is held over whatever looks at the host and notes what it saw, so that

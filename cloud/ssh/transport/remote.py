@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandResult:
     """How a command ended, and what it printed on stdout and stderr together."""
 
     code: int
@@ -59,7 +59,9 @@ class Remote:
     ) -> None:
         self._client.close()
 
-    def run(self, command: str, data: bytes = b"", timeout_s: float = CALL_S) -> Done:
+    def run(
+        self, command: str, data: bytes = b"", timeout_s: float = CALL_S
+    ) -> CommandResult:
         """Run a command to its end.
 
         Args:
@@ -94,7 +96,7 @@ class Remote:
             raise UnfitHostError(f"{self._host.place}: {done.last_line}")
         return done.output
 
-    def _run(self, command: str, data: bytes) -> Done:
+    def _run(self, command: str, data: bytes) -> CommandResult:
         transport = self._client.get_transport()
         if transport is None:
             raise EOFError("the connection is closed")
@@ -110,4 +112,4 @@ class Remote:
         code = channel.recv_exit_status()
         if code < 0:
             raise EOFError("the connection broke")
-        return Done(code, printed.decode(errors="replace"))
+        return CommandResult(code, printed.decode(errors="replace"))

@@ -111,7 +111,7 @@ class Session:
         self._client.close()
 
     def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
-        """Return what the host answers to an operation of ``on_host.Hands``.
+        """Return what the host answers to an operation of ``on_host.HostAgent``.
 
         Raises:
             VmNotFoundError: the VM that it is for is not on the host any more.

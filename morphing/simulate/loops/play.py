@@ -24,12 +24,12 @@ from spottrain.morphing.schedules.stage import (
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
 from spottrain.morphing.simulate.loops.recurrence import (
-    alike,
     equal,
-    leap,
-    links_alike,
+    fast_forward,
     pending,
     repetitions,
+    same_links,
+    same_state,
 )
 
 Wires: TypeAlias = tuple[Numbers, Numbers, Numbers]
@@ -177,13 +177,15 @@ def play(
             then_at, then, then_counts = now, stages.copy(), counts.copy()
             then_free = free.copy()
             then_pending = pending(heap, now, KINDS * depth * chunks)
-        elif then_at >= 0 and alike(then, then_at, stages, now):
-            if not links_alike(then_free, then_at, free, now):
+        elif then_at >= 0 and same_state(then, then_at, stages, now):
+            if not same_links(then_free, then_at, free, now):
                 continue
             if not equal(then_pending, pending(heap, now, KINDS * depth * chunks)):
                 continue
             times = repetitions(conduct, then, then_counts, stages, counts, runs)
             if times > 0:
-                leap(times, then, then_counts, then_at, stages, counts, free, heap, now)
+                fast_forward(
+                    times, then, then_counts, then_at, stages, counts, free, heap, now
+                )
                 now += times * (now - then_at)
                 seen, save_at, then_at = 0, FIRST_LOOK, -1

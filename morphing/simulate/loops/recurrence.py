@@ -64,7 +64,7 @@ def equal(a: Numbers, b: Numbers) -> bool:
 
 
 @part
-def alike(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
+def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
     """Whether all stages are at the same place in the same work."""
     for p in range(len(stages)):
         a, b = then[p], stages[p]
@@ -78,7 +78,7 @@ def alike(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
 
 
 @part
-def links_alike(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
+def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
     """Whether the carriers are taken for as long as they were."""
     for carrier in range(len(free)):
         if max(then[carrier] - then_at, 0) != max(free[carrier] - now, 0):
@@ -152,7 +152,7 @@ def _chunk_clear(a: Numbers, b: Numbers) -> int:
 
 
 @part
-def leap(
+def fast_forward(
     times: int,
     then: Numbers,
     then_counts: Numbers,

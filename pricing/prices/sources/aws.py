@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from spottrain.cloud.aws import prices as api
-from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.prices import ListPrice, SpotPrice
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.pricing.prices.price import Price
-from spottrain.pricing.prices.refresh import ON_DEMAND_TTL_S, TTL_S, Question
+from spottrain.pricing.prices.refresh import ON_DEMAND_TTL_S, TTL_S, PriceQuery
 
 _CALLS = 8
 """Calls at once: one a region, or one an instance type."""
 _TRIES, _ANSWER_S = 4, 20.0
 
 
-def aws_clients() -> Clients:
+def aws_clients() -> AwsClients:
     """Return clients for the account that boto3 finds; nothing is imported yet."""
-    return Clients(AwsSettings(instance_types=(), tries=_TRIES, answer_s=_ANSWER_S))
+    return AwsClients(AwsSettings(instance_types=(), tries=_TRIES, answer_s=_ANSWER_S))
 
 
 class AwsSpotPrices:
@@ -36,10 +36,10 @@ class AwsSpotPrices:
     markets = frozenset({True})
     ttl_s = TTL_S
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: AwsClients) -> None:
         self._clients = clients
 
-    def fetch(self, question: Question) -> Iterator[Price]:
+    def fetch(self, question: PriceQuery) -> Iterator[Price]:
         """Yield each price with the time over which it held.
 
         Raises:
@@ -69,10 +69,10 @@ class AwsPriceList:
     markets = frozenset({False})
     ttl_s = ON_DEMAND_TTL_S
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: AwsClients) -> None:
         self._clients = clients
 
-    def fetch(self, question: Question) -> Iterator[Price]:
+    def fetch(self, question: PriceQuery) -> Iterator[Price]:
         """Yield a price for each type and region.
 
         Raises:

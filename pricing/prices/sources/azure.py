@@ -9,7 +9,7 @@ import httpx
 from spottrain.cloud.azure.prices import NAME, retail_prices
 from spottrain.cloud.azure.settings import PRICES_URL
 from spottrain.pricing.prices.price import Price
-from spottrain.pricing.prices.refresh import TTL_S, Question
+from spottrain.pricing.prices.refresh import TTL_S, PriceQuery
 
 URL = PRICES_URL
 
@@ -30,7 +30,7 @@ class AzureRetailPrices:
     def __init__(self, client: httpx.Client, url: str = URL) -> None:
         self._client, self._url = client, url
 
-    def fetch(self, question: Question) -> Iterator[Price]:
+    def fetch(self, question: PriceQuery) -> Iterator[Price]:
         """Yield a price for each type, region and market.
 
         Raises:

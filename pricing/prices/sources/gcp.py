@@ -17,7 +17,7 @@ import httpx
 from spottrain.cloud.http import PriceSourceError, get_json
 from spottrain.pricing.prices.catalogue import GIB_BYTES, InstanceType
 from spottrain.pricing.prices.price import Price
-from spottrain.pricing.prices.refresh import TTL_S, Question
+from spottrain.pricing.prices.refresh import TTL_S, PriceQuery
 
 URL = "https://cloudbilling.googleapis.com"
 NAME = "gcp billing catalog"
@@ -85,7 +85,7 @@ class GcpBillingCatalog:
         self._client, self._url = client, url.rstrip("/")
         self._credentials = credentials
 
-    def fetch(self, question: Question) -> Iterator[Price]:
+    def fetch(self, question: PriceQuery) -> Iterator[Price]:
         """Yield a price for each type, region and market that has all its parts.
 
         Raises:

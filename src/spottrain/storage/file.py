@@ -12,11 +12,11 @@ from pathlib import Path
 from spottrain.storage.store import (
     UNFINISHED,
     Entries,
-    Entry,
     ExistsError,
     MissingError,
     Names,
     StorageError,
+    StoreEntry,
     unfinished,
 )
 
@@ -63,7 +63,7 @@ class FileStore:
 
     def list(self, prefix: str = "") -> Entries:
         """See ``Store``."""
-        found: list[Entry] = []
+        found: list[StoreEntry] = []
         for folder, _, files in os.walk(self.root / prefix):
             for file in files:
                 path = Path(folder, file)
@@ -71,7 +71,7 @@ class FileStore:
                 with contextlib.suppress(FileNotFoundError):
                     if not file.endswith(UNFINISHED) and not path.is_symlink():
                         name = path.relative_to(self.root).as_posix()
-                        found.append(Entry(name, path.stat().st_size))
+                        found.append(StoreEntry(name, path.stat().st_size))
         return sorted(found)
 
     def folders(self) -> Names:

@@ -21,12 +21,12 @@ from typing import Any
 from spottrain.storage.store import (
     DeniedError,
     Entries,
-    Entry,
     ExistsError,
     MissingError,
     Names,
-    Place,
     StorageError,
+    StoreEntry,
+    StoreUrl,
     UnreachableError,
     Version,
     unfinished,
@@ -47,7 +47,7 @@ _AZURE_SCOPE = "https://storage.azure.com/.default"
 Credentials = Callable[[], dict[str, Any]]
 
 
-def open_objects(place: Place, patience_s: float) -> ObjectStore:
+def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
     """Return the store at ``place``.
 
     Args:
@@ -85,7 +85,7 @@ def _endpoint(scheme: str) -> str:
     )
 
 
-def _open_s3(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_s3(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import S3Store
 
     region = place.options.get("region")
@@ -101,7 +101,7 @@ def _open_s3(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
     return S3Store(place.bucket, **settings)
 
 
-def _open_gs(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_gs(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import GCSStore
 
     if endpoint:
@@ -109,7 +109,7 @@ def _open_gs(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
     return GCSStore(place.bucket, **settings)
 
 
-def _open_az(place: Place, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_az(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
     account = place.options.get("account") or os.environ.get(
@@ -229,7 +229,9 @@ class ObjectStore:
 
         with _explained(f"{self.place}/{prefix}", "list"):
             pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
-            return sorted(Entry(x["path"], x["size"]) for page in pages for x in page)
+            return sorted(
+                StoreEntry(x["path"], x["size"]) for page in pages for x in page
+            )
 
     def versions(self, prefix: str = "") -> Sequence[Version]:
         """Return the objects below a folder as ``list`` does, with their ETags."""

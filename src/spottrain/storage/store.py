@@ -56,14 +56,14 @@ class ExistsError(StorageError):
     """There is something of that name already."""
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """One file or object in a listing."""
 
     name: str
     num_bytes: int
 
 
-Entries = list[Entry]
+Entries = list[StoreEntry]
 Names = list[str]
 
 
@@ -154,7 +154,7 @@ class Store(Protocol):
         ...
 
 
-class Place(NamedTuple):
+class StoreUrl(NamedTuple):
     """A URL of an object store, taken apart."""
 
     scheme: str
@@ -209,7 +209,7 @@ def local_folder(place: str) -> Path | None:
     return _local_path(place) if place.startswith("file://") else None
 
 
-def parse_url(url: str, options: Mapping[str, str] | None = None) -> Place:
+def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
     """Return the parts of an object store's URL.
 
     Raises:
@@ -234,7 +234,7 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> Place:
             f"store {scheme}://{bucket} knows the options {', '.join(OPTIONS)}: got "
             f"{unknown[0]!r}; credentials belong into the environment"
         )
-    return Place(scheme, bucket, unquote(parts.path).strip("/"), chosen)
+    return StoreUrl(scheme, bucket, unquote(parts.path).strip("/"), chosen)
 
 
 def check_writable(store: Store) -> None:

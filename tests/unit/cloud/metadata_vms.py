@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.metadata import FakeMetadata
 
 from spottrain.cloud.notices import hear
-from spottrain.cloud.notices.source import Source
+from spottrain.cloud.notices.source import NoticeSource
 
 TIMEOUT_S = 20
 _numbers = itertools.count()
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 class Ears:
     """One VM's."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: NoticeSource) -> None:
         self.name = name
         self.source = source
         self.heard: queue.Queue[hear.News] = queue.Queue()
@@ -48,7 +48,7 @@ class Vms:
         self.fake = fake
         self._patch = patch
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> NoticeSource:
         """Return what a VM asks."""
         self._patch.setenv(hear.URL_VARIABLE, self.fake.url(name))
         made = hear.source({"kind": self.cloud})

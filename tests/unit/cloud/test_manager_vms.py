@@ -10,7 +10,7 @@ from tests.fakes import aws as aws_fake
 from tests.fakes import azure as azure_fake
 from tests.fakes.gcp import running as running_gcp
 
-from spottrain.cloud.gcp.requests import Place, bulk_insert
+from spottrain.cloud.gcp.requests import GcpPlacement, bulk_insert
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import LaunchRequest, Offer
@@ -79,7 +79,7 @@ def test_google_is_asked_for_one_without_accelerators() -> None:
     with running_gcp() as fake:
         fake.reset()
         offer = next(iter(fake.provider().offers()))
-    place = Place(network="n", subnetwork="s", network_tags=())
+    place = GcpPlacement(network="n", subnetwork="s", network_tags=())
     asked = bulk_insert(wish_for(offer, machine), place, settings, 0)
     told = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
     assert told["machine_type"] == machine.instance_type

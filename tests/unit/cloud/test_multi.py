@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.cloud.toy_cloud import CountedCloud, ToyCloud
 
 from spottrain.cloud import multi
-from spottrain.cloud.multi import Branch, Several, split_vm_id
+from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider, split_vm_id
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     CarriesCalls,
@@ -30,11 +30,11 @@ from spottrain.cloud.port.provider import (
 from spottrain.errors import ConfigError, SpottrainError
 
 
-def both(*clouds: ToyCloud) -> Several:
+def both(*clouds: ToyCloud) -> MultiCloudProvider:
     def opener(cloud: ToyCloud) -> Callable[[], CloudProvider]:
-        return lambda: Branch(cloud)
+        return lambda: NamespacedProvider(cloud)
 
-    return Several({cloud.name: opener(cloud) for cloud in clouds})
+    return MultiCloudProvider({cloud.name: opener(cloud) for cloud in clouds})
 
 
 def wish(offer: Offer, token: str = "token", count: int = 1) -> LaunchRequest:
@@ -167,7 +167,7 @@ def test_a_cloud_that_cannot_be_opened_is_tried_again(
             raise trouble[0]
         return gcp
 
-    one = Several({"aws": lambda: Branch(aws), "gcp": opener})
+    one = MultiCloudProvider({"aws": lambda: NamespacedProvider(aws), "gcp": opener})
     assert {offer.cloud for offer in one.offers()} == {"aws"}
     with pytest.raises(CloudError, match=r"gcp: gcp\.project: no such project"):
         one.list_vms("job")
@@ -189,15 +189,18 @@ def test_a_cloud_that_was_never_used_need_not_be_opened_to_be_empty(
     def opener() -> CloudProvider:
         raise CloudError("no credentials")
 
-    openers: dict[str, multi.Opener] = {"aws": lambda: Branch(aws), "gcp": opener}
-    one: Any = Several(openers, unused={"gcp"})
+    openers: dict[str, multi.Opener] = {
+        "aws": lambda: NamespacedProvider(aws),
+        "gcp": opener,
+    }
+    one: Any = MultiCloudProvider(openers, unused={"gcp"})
     assert one.list_vms("job") == ()
     assert one.parts()["gcp"].list_vms("job") == ()
     one.release("job")
     assert aws.released == ["job"]
     with pytest.raises(CloudError, match="gcp: no credentials"):
         one.parts()["gcp"].offers()
-    used: Any = Several(openers)
+    used: Any = MultiCloudProvider(openers)
     for call in (used.list_vms, used.release):
         with pytest.raises(CloudError, match="no credentials"):
             call("job")
@@ -208,7 +211,7 @@ def test_where_no_cloud_can_be_opened_the_first_trouble_is_told() -> None:
         raise ConfigError("no project")
 
     with pytest.raises(ConfigError, match="no project"):
-        Several({"aws": opener, "gcp": opener})
+        MultiCloudProvider({"aws": opener, "gcp": opener})
 
 
 ACTIONS = st.one_of(

@@ -1,4 +1,4 @@
-"""A replica's mini-batch, played plainly with ``Progress`` and ``next_task``.
+"""A replica's mini-batch, played plainly with ``StageProgress`` and ``next_task``.
 
 What the loops of ``morphing.loops`` are compared with: the same rules, written down again
 over the very objects that the executor keeps.
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.schedules.schedule import (
-    Conduct,
-    Progress,
+    OrderPolicy,
+    StageProgress,
     StageSchedule,
     Task,
     Work,
@@ -34,14 +34,14 @@ class SlowReplica:
     lists: Sequence[StageSchedule]
     stages: Sequence[StageTimes]
     links: Sequence[Link]
-    conduct: Conduct
+    conduct: OrderPolicy
     bound: int | None = None
 
     def __post_init__(self) -> None:
         depth = len(self.lists)
         self.chunks = 1 + max(task.chunk for tasks in self.lists for task in tasks)
         self.progress = [
-            Progress(
+            StageProgress(
                 tasks,
                 first=p == 0,
                 last=p == depth - 1,
@@ -119,7 +119,7 @@ class SlowReplica:
     def send(self, run: int, way: int, now: int) -> None:
         """Send on what the sections of ``run`` have made."""
         p = run % len(self.lists)
-        if self.conduct is Conduct.ORIGINAL:
+        if self.conduct is OrderPolicy.ORIGINAL:
             self.waiting[p][way] += 1
             self.send_some(p, now)
             return

@@ -9,7 +9,7 @@ from functools import cache
 from tests.unit.morphing.plan.test_choose import measured, model
 
 from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.morphing.replay.traces import Trace, VmLife, parse_trace
+from spottrain.morphing.replay.traces import Trace, VmInterval, parse_trace
 
 GIB = 2**30
 
@@ -40,7 +40,7 @@ def lives(*spans: tuple[float, float], end_s: float) -> Trace:
     """A trace of VMs named a, b, c, …"""
     return Trace(
         lives=tuple(
-            VmLife(vm_id=chr(ord("a") + i), from_s=from_s, until_s=until_s)
+            VmInterval(vm_id=chr(ord("a") + i), from_s=from_s, until_s=until_s)
             for i, (from_s, until_s) in enumerate(spans)
         ),
         end_s=end_s,

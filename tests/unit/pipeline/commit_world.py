@@ -25,7 +25,7 @@ from typing import NamedTuple
 from spottrain.pipeline.state.agreement import (
     Agreement,
     Contribution,
-    Decision,
+    MinibatchDecision,
     RankRecord,
     SectionRecord,
     agree,
@@ -147,7 +147,9 @@ def record_of(
                     section, copy.version, copy.origin, generation, step, share
                 )
             )
-    stored = Decision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
+    stored = (
+        MinibatchDecision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
+    )
     return RankRecord(rank, tuple(records), stored)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.pricing.deadline.model import Fleet, Standing, Supply
+from spottrain.pricing.deadline.model import Fleet, JobStatus, Supply
 
 HOUR_S = 3600.0
 FLEET = Fleet(
@@ -22,9 +22,9 @@ def standing(
     work: float,
     usd: float | None = None,
     cap: float | None = None,
-) -> Standing:
+) -> JobStatus:
     """``work``: hours of the largest fleet."""
-    return Standing(
+    return JobStatus(
         now_s=0.0,
         deadline_s=None if hours is None else hours * HOUR_S,
         examples_left=work * HOUR_S * FLEET.rates[-1],

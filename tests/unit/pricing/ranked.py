@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.pricing.ranking.rank import Priced, Terms
-from spottrain.pricing.ranking.throughput import Machine, Paces
+from spottrain.pricing.ranking.rank import Priced, RankingTerms
+from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 
 SECTIONS = 4
 FACTS = wire.ModelFacts(
@@ -62,11 +62,11 @@ JOB = PlanInputs(
     microbatch_size=1,
     reduction="fast",
 )
-TERMS = Terms(examples=1e6, max_vms=4)
-PACES = Paces(JOB)
+TERMS = RankingTerms(examples=1e6, max_vms=4)
+PACES = ThroughputCache(JOB)
 """Of all tests: what was planned once is not planned again."""
-MACHINE = Machine(gpus=1, gpu_memory_bytes=10**9)
-TOO_SMALL = Machine(gpus=1, gpu_memory_bytes=10**7)
+MACHINE = MachineShape(gpus=1, gpu_memory_bytes=10**9)
+TOO_SMALL = MachineShape(gpus=1, gpu_memory_bytes=10**7)
 
 
 def offer(**changes: Any) -> Offer:
@@ -84,14 +84,14 @@ def offer(**changes: Any) -> Offer:
     return Offer(**{**values, **changes})
 
 
-def priced(machine: Machine | None = MACHINE, **changes: Any) -> Priced:
+def priced(machine: MachineShape | None = MACHINE, **changes: Any) -> Priced:
     beside = {"losses_per_hour", "boot_s", "most_vms", "is_estimate", "is_stale"}
     own = {key: changes.pop(key) for key in beside & changes.keys()}
     return Priced(offer=offer(**changes), machine=machine, **own)
 
 
 machines = st.builds(
-    Machine,
+    MachineShape,
     gpus=st.sampled_from([1, 2, 4]),
     gpu_memory_bytes=st.sampled_from([10**7, 10**8, 10**9]),
     speed=st.sampled_from([0.5, 1.0, 2.0]),
@@ -119,7 +119,7 @@ def markets(draw: st.DrawFn) -> list[Priced]:
 
 
 terms = st.builds(
-    Terms,
+    RankingTerms,
     examples=st.sampled_from([1e3, 1e6]),
     max_vms=st.sampled_from([1, 3, 5]),
     max_usd_per_hour=st.sampled_from([None, 4.0]),

@@ -18,13 +18,13 @@ from tests.fakes.prices import (
     gcp_sku,
 )
 
-from spottrain.cloud.aws.clients import Clients
+from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.http import PriceSourceError
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.price import Price
-from spottrain.pricing.prices.refresh import PriceSource, Question
+from spottrain.pricing.prices.refresh import PriceQuery, PriceSource
 from spottrain.pricing.prices.sources.aws import AwsPriceList, AwsSpotPrices
 from spottrain.pricing.prices.sources.registry import AZURE_URL, GCP_URL, price_sources
 
@@ -63,7 +63,7 @@ def ask(
     since_s: float = NOW_S - 7 * DAY_S,
 ) -> list[Price]:
     kinds = catalogue().matching(clouds=[source.cloud], names=names)
-    question = Question(kinds=kinds, regions=regions, now_s=NOW_S, since_s=since_s)
+    question = PriceQuery(kinds=kinds, regions=regions, now_s=NOW_S, since_s=since_s)
     return sorted(source.fetch(question), key=lambda p: (p.name, p.since_s))
 
 
@@ -364,6 +364,6 @@ def test_aws_that_cannot_be_reached_is_a_cloud_error(
     monkeypatch: pytest.MonkeyPatch, sources: dict[str, PriceSource]
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    impatient = AwsSpotPrices(Clients(AwsSettings(instance_types=(), tries=1)))
+    impatient = AwsSpotPrices(AwsClients(AwsSettings(instance_types=(), tries=1)))
     with pytest.raises(CloudError, match="AWS cannot be reached, asking for spot"):
         ask(impatient, "p4d.24xlarge", regions=["us-east-1"])

@@ -16,8 +16,8 @@ import uvicorn
 from spottrain import wire
 from spottrain.varuna_manager.agent.client import ManagerClient
 from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.daemon.server import Channel, listen, make_server
-from spottrain.varuna_manager.daemon.sessions import Links
+from spottrain.varuna_manager.daemon.server import ControlChannel, listen, make_server
+from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
     Identity,
     ensure_identity,
@@ -88,11 +88,11 @@ class Manager:
         self.identity: Identity = ensure_identity(job_dir, ("127.0.0.1",))
         self.desk = Desk()
         self.heard: list[str] = []
-        self.links = Links(time.monotonic, self.heard.append)
+        self.links = AgentSessions(time.monotonic, self.heard.append)
         archive = job_dir / "workdir.tar.gz"
         if not archive.exists():
             write_workdir(archive, {"train.py": "x = 1\n"})
-        self.channel = Channel(
+        self.channel = ControlChannel(
             self.desk, self.links, spec, archive, self.identity.admin_token()
         )
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -19,12 +19,12 @@ from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.simulation.evaluate import (
     FREE,
     Case,
-    blind_row,
-    examine_all,
+    evaluate_all,
     kept,
+    online_bound_row,
     rows,
 )
-from spottrain.pricing.simulation.scenarios import World, from_trace, synthetic
+from spottrain.pricing.simulation.scenarios import Scenario, from_trace, synthetic
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -88,7 +88,7 @@ def promise(
     if not groups:
         raise ConfigError("nothing to play: got no --trace and --markets 0; give one")
     worlds = [world for group in groups.values() for world in group]
-    found = iter(examine_all(worlds, processes or os.cpu_count() or 1))
+    found = iter(evaluate_all(worlds, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
     document = {name: _document(group) for name, group in cases.items()}
     if output is Output.JSON:
@@ -98,7 +98,7 @@ def promise(
             show(*_parts(name, part))
 
 
-def on_trace(file: Path) -> list[World]:
+def on_trace(file: Path) -> list[Scenario]:
     """Return the jobs that are played on a trace."""
     try:
         played = parse_trace(file.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def on_trace(file: Path) -> list[World]:
     ]
 
 
-def _trace_job(name: str, played: Trace, size: int, slack: float) -> World:
+def _trace_job(name: str, played: Trace, size: int, slack: float) -> Scenario:
     rates = [vms / (1 + TRACE_FRICTION * (vms - 1)) for vms in range(1, size + 1)]
     fleet = Fleet(examples_per_s=(0.0, *rates))
     title = f"{name}, {size} VMs, {slack:g} times the time"
@@ -131,7 +131,9 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
     ]
     finish, usd = kept(told for case in cases for told in case.foretold)
     soon = kept(told for case in cases for told in case.foretold_in_haste)
-    ours = sorted(cases, key=lambda case: case.outcomes[0].usd / case.bound_usd)
+    ours = sorted(
+        cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd
+    )
     worst = ours[-1]
     return {
         "rules": [asdict(row) for row in rows(cases)],
@@ -146,10 +148,10 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
             "finish_in_haste": soon[0],
             "usd_in_haste": soon[1],
         },
-        "one_zone": asdict(blind) if (blind := blind_row(cases)) else None,
+        "one_zone": asdict(blind) if (blind := online_bound_row(cases)) else None,
         "worst": {
             "world": worst.world,
-            "over_bound": worst.outcomes[0].usd / worst.bound_usd,
+            "over_bound": worst.outcomes[0].usd / worst.offline_optimum_usd,
         },
         "broken": [
             f"{outcome.world}, {outcome.rule}"

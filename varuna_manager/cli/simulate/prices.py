@@ -22,9 +22,9 @@ from spottrain.pricing.simulation.price_ladder import (
     DURATIONS_V100_DAYS,
     THROUGHPUTS,
     Ladder,
+    LadderTerms,
     Rung,
     Strategy,
-    Terms,
 )
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -109,7 +109,7 @@ def prices(
         raise ConfigError(f"{file.name}: {error}") from None
     for notice in found.notices:
         say(f"{file.name}: {notice}")
-    everything = Terms(
+    everything = LadderTerms(
         frictions=Frictions(
             boot_s=boot_s,
             lost_s=lost_s,
@@ -139,7 +139,7 @@ def _read(path: Path) -> PriceFile:
         raise ConfigError(f"{path.name}: {error}") from None
 
 
-def _steps(everything: Terms) -> dict[str, Terms]:
+def _steps(everything: LadderTerms) -> dict[str, LadderTerms]:
     """Return what is assumed, from nothing to everything, a friction at a time."""
     full = everything.frictions
     boot = Frictions(boot_s=full.boot_s, cloud_usd_per_gb=full.cloud_usd_per_gb)
@@ -152,14 +152,20 @@ def _steps(everything: Terms) -> dict[str, Terms]:
         "+ egress of checkpoints": (moved, losses),
         "+ egress of the dataset": (full, losses),
     }
-    return {PAPER: Terms()} | {
-        name: Terms(frictions=frictions, rule=everything.rule, losses_per_day=often)
+    return {PAPER: LadderTerms()} | {
+        name: LadderTerms(
+            frictions=frictions, rule=everything.rule, losses_per_day=often
+        )
         for name, (frictions, often) in steps.items()
     }
 
 
 def _document(
-    name: str, found: PriceFile, ladder: Ladder, v100_days: float, everything: Terms
+    name: str,
+    found: PriceFile,
+    ladder: Ladder,
+    v100_days: float,
+    everything: LadderTerms,
 ) -> dict[str, Any]:
     steps = {
         step: {model: ladder.climb(model, v100_days, terms) for model in THROUGHPUTS}
@@ -185,7 +191,7 @@ def _document(
     }
 
 
-def _ends(everything: Terms) -> dict[str, Terms]:
+def _ends(everything: LadderTerms) -> dict[str, LadderTerms]:
     """Return the first and the last step."""
     steps = _steps(everything)
     return {name: steps[name] for name in (PAPER, list(steps)[-1])}
@@ -206,7 +212,7 @@ def _rungs(rungs: dict[Strategy, Rung]) -> list[dict[str, Any]]:
     ]
 
 
-def _gains(ladder: Ladder, terms: Terms) -> dict[str, list[float]]:
+def _gains(ladder: Ladder, terms: LadderTerms) -> dict[str, list[float]]:
     """Return, by model, what dynamic saves over the best fixed choice, by duration."""
     gains: dict[str, list[float]] = {}
     for model in THROUGHPUTS:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.replay import Outcome, Room, Spent
+from spottrain.morphing.replay.replay import CostModel, ReplayResult, TimeUse
 from spottrain.morphing.replay.rules import Comparison, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
@@ -27,7 +27,7 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.wire import ModelFacts, Profile, decode
 
-ROOM = Room()
+ROOM = CostModel()
 CURRENCY = 1_000_000
 """Examples that a price is told for."""
 
@@ -110,7 +110,7 @@ def trace(
         profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour
     )
     try:
-        room = Room(
+        room = CostModel(
             morph_s=morph_s,
             join_s=join_s,
             restart_s=restart_s,
@@ -197,7 +197,11 @@ def _decode(cls: Any, text: str, path: Path) -> Any:
 
 
 def _document(
-    name: str, played: Trace, workload: Workload, room: Room, comparison: Comparison
+    name: str,
+    played: Trace,
+    workload: Workload,
+    room: CostModel,
+    comparison: Comparison,
 ) -> dict[str, Any]:
     profile, most = workload.profile, comparison.most_examples
     return {
@@ -217,9 +221,9 @@ def _document(
     }
 
 
-def _row(outcome: Outcome, most: int) -> dict[str, Any]:
+def _row(outcome: ReplayResult, most: int) -> dict[str, Any]:
     examples, usd = outcome.examples, outcome.usd
-    lost = {k: v for k, v in outcome.seconds.items() if k is not Spent.TRAINING}
+    lost = {k: v for k, v in outcome.seconds.items() if k is not TimeUse.TRAINING}
     return {
         "rule": outcome.rule,
         "examples": examples,
@@ -227,7 +231,7 @@ def _row(outcome: Outcome, most: int) -> dict[str, Any]:
         "usd": usd,
         "usd_per_million_examples": usd / examples * CURRENCY if examples else None,
         "morphs": outcome.morphs,
-        "training_s": outcome.seconds[Spent.TRAINING],
+        "training_s": outcome.seconds[TimeUse.TRAINING],
         "lost_s": lost,
     }
 
@@ -235,7 +239,7 @@ def _row(outcome: Outcome, most: int) -> dict[str, Any]:
 def _parts(document: dict[str, Any]) -> list[Any]:
     length_s = document["trace_s"]
     measured = document["profile_origin"]
-    causes = [spent for spent in Spent if spent is not Spent.TRAINING]
+    causes = [spent for spent in TimeUse if spent is not TimeUse.TRAINING]
     table = Table("rule", "examples", "of possible", "$/million", "morphs", *causes)
     for row in document["rules"]:
         share, usd = row["share_of_all_knowing"], row["usd_per_million_examples"]

@@ -16,7 +16,7 @@ from spottrain.varuna_manager.core.model.records import (
     Progress,
     SlowVm,
 )
-from spottrain.varuna_manager.core.model.transition import Turn
+from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Evaluated, MinibatchCommitted, Slot
 
 _Item = TypeVar("_Item")
@@ -27,7 +27,9 @@ def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
     return (*items, item)[-KEPT:]
 
 
-def interrupted(turn: Turn, kind: InterruptionKind, vm_id: str, reason: str) -> None:
+def interrupted(
+    turn: Transition, kind: InterruptionKind, vm_id: str, reason: str
+) -> None:
     """Count an interruption; it cost nothing if the VM had no part in training."""
     state = turn.state
     generation = state.generation
@@ -59,7 +61,7 @@ def interrupted(turn: Turn, kind: InterruptionKind, vm_id: str, reason: str) -> 
     turn.say(f"{vm_id}: {reason}")
 
 
-def cancelled(turn: Turn, vm_id: str) -> None:
+def cancelled(turn: Transition, vm_id: str) -> None:
     """Take back that a VM was noticed; what has been done about it stays done."""
     state, tally = turn.state, turn.state.tally
     turn.state = replace(
@@ -77,7 +79,7 @@ def cancelled(turn: Turn, vm_id: str) -> None:
     turn.say(f"{vm_id}: stays, its notice was cancelled")
 
 
-def _cancelled(turn: Turn, hit: Interruption) -> Interruption:
+def _cancelled(turn: Transition, hit: Interruption) -> Interruption:
     idle = turn.state.progress.paused_since_s is None
     return replace(
         hit,
@@ -94,7 +96,7 @@ def _trainers(generation: Generation) -> Iterable[Slot]:
     return generation.ranks
 
 
-def replaced(turn: Turn, slow: SlowVm) -> None:
+def replaced(turn: Transition, slow: SlowVm) -> None:
     """Count a slow VM that others do without now."""
     state, tally = turn.state, turn.state.tally
     turn.state = replace(
@@ -104,7 +106,9 @@ def replaced(turn: Turn, slow: SlowVm) -> None:
     )
 
 
-def committed(turn: Turn, generation: Generation, report: MinibatchCommitted) -> None:
+def committed(
+    turn: Transition, generation: Generation, report: MinibatchCommitted
+) -> None:
     """Note a rank's mini-batch; it counts once every section has been reported.
 
     Varuna's design section 6 (e): committed means reported by a live rank of every
@@ -130,7 +134,7 @@ def committed(turn: Turn, generation: Generation, report: MinibatchCommitted) ->
 
 
 def _progress(
-    turn: Turn, progress: Progress, step: int, report: MinibatchCommitted
+    turn: Transition, progress: Progress, step: int, report: MinibatchCommitted
 ) -> Progress:
     if progress.paused_since_s is not None:
         cost_s = max(0.0, turn.now_s - progress.paused_since_s - report.step_s)
@@ -152,7 +156,7 @@ def _progress(
     )
 
 
-def _settle_interruptions(turn: Turn, cost_s: float) -> None:
+def _settle_interruptions(turn: Transition, cost_s: float) -> None:
     """Training has gone on: the interruptions since the last commit are over."""
     turn.state = replace(
         turn.state,
@@ -163,7 +167,7 @@ def _settle_interruptions(turn: Turn, cost_s: float) -> None:
     )
 
 
-def evaluated(turn: Turn, report: Evaluated) -> None:
+def evaluated(turn: Transition, report: Evaluated) -> None:
     """Note a held-out loss."""
     progress = turn.state.progress
     first = progress.heldout_first

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.deadline.model import Decision, Fleet
-from spottrain.pricing.deadline.outlook import Outlook
+from spottrain.pricing.deadline.model import Fleet, FleetDecision
+from spottrain.pricing.deadline.outlook import MarketOutlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class FleetTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class DeadlineState:
     """What was decided last, and what it was decided by."""
 
     terms: FleetTerms | None = None
     """None: not known yet."""
-    outlook: Outlook = field(default_factory=Outlook)
-    decision: Decision | None = None
+    outlook: MarketOutlook = field(default_factory=MarketOutlook)
+    decision: FleetDecision | None = None
     """None: nothing is promised, or nothing is known."""
     seen: tuple[object, ...] = ()
     """What the decision depends on beside time: it is made anew when that changes."""

@@ -16,7 +16,7 @@ from pydantic import Field
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.morphing.plan.choose import Candidate
-from spottrain.morphing.plan.inputs import Question
+from spottrain.morphing.plan.inputs import PlanQuestion
 from spottrain.pricing.ranking.cooldowns import Refusal
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
@@ -146,7 +146,7 @@ class OffersSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffersWeighed:
+class OffersRanked:
     """What the offers are worth to the job; fed before those that it is about."""
 
     at_s: float
@@ -154,7 +154,7 @@ class OffersWeighed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetWeighed:
+class FleetRated:
     """What fleets do for the job; fed where it has a deadline or a least throughput."""
 
     at_s: float
@@ -312,7 +312,7 @@ class PlanComputed:
     plan, those that came nearest to one."""
     why_not: str = ""
     """One line: why there is no plan; empty if there is one."""
-    question: Question | None = None
+    question: PlanQuestion | None = None
     """What was asked; facts are in the journal's first event, the profile in its newest
     ``Calibrated``."""
 
@@ -355,8 +355,8 @@ Event = (
     | CheckpointsListed
     | ProfilesListed
     | OffersSeen
-    | OffersWeighed
-    | FleetWeighed
+    | OffersRanked
+    | FleetRated
     | LaunchIntended
     | VmsLaunched
     | LaunchRefused

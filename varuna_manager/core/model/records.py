@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.adapt.balance import Controller
-from spottrain.morphing.adapt.stragglers import Watch
+from spottrain.morphing.adapt.balance import ShareBalancer
+from spottrain.morphing.adapt.stragglers import StragglerWatch
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
@@ -190,11 +190,11 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class RankTimings:
     """How fast the ranks of a generation are, mini-batch by mini-batch."""
 
-    watch: Watch
-    controller: Controller | None
+    watch: StragglerWatch
+    controller: ShareBalancer | None
     """Shares the mini-batch; None where there is nothing to share."""
     pending: Mapping[int, Mapping[Slot, MinibatchCommitted]]
     """Reports of mini-batches that some ranks have not told of, by step."""
@@ -242,7 +242,7 @@ class Generation:
     abandoned: bool = False
     """Whether its last ranks have been told to give up."""
     step_times_s: tuple[float, ...] = ()
-    pulse: Pulse | None = None
+    pulse: RankTimings | None = None
     """How fast its ranks are; None until the first of them has told."""
     share: ShareMinibatch | None = None
     """The newest share of the mini-batch that its ranks were told, if any."""

@@ -19,7 +19,7 @@ from spottrain.pricing.billing.money import Money, Rate, total, total_rate
 from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.core.model.deadline_state import Promise
+from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
 from spottrain.varuna_manager.core.model.records import (
     BudgetAlert,
@@ -80,7 +80,7 @@ class State:
     offers_seen_at_s: float = 0.0
     worths: Mapping[str, OfferWorth] = field(default_factory=dict)
     """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
-    promise: Promise = field(default_factory=Promise)
+    promise: DeadlineState = field(default_factory=DeadlineState)
     """What deadline or throughput ask for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused of late, by scope (``pricing.scopes``): it is left alone."""

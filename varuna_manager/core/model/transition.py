@@ -11,7 +11,7 @@ from spottrain.varuna_manager.core.model.records import Generation, VmRecord
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 
 
-class Turn:
+class Transition:
     """A scratch pad that lives for one ``core.step``; states themselves are frozen.
 
     Args:

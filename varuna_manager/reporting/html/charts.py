@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.varuna_manager.format import dollars, duration, step_time
-from spottrain.varuna_manager.reporting.history import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
 from spottrain.varuna_manager.reporting.html import lines, plot
 from spottrain.varuna_manager.reporting.html.plot import Frame
 from spottrain.varuna_manager.reporting.series import thinned
-from spottrain.varuna_manager.reporting.time_split import Rental, Stretch
+from spottrain.varuna_manager.reporting.time_split import Interval, Rental
 from spottrain.varuna_manager.reporting.timeline import LANES
 
 MOST_MARKS = 400
@@ -38,9 +38,9 @@ class Scene:
 
     report: Mapping[str, Any]
     """As ``views.report`` gives it."""
-    past: Chronicle
+    past: JobHistory
     rented: Sequence[Rental]
-    stretches: Sequence[Stretch]
+    stretches: Sequence[Interval]
     from_s: float
     to_s: float
 

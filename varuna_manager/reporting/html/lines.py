@@ -8,7 +8,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.reporting.history import PriceLine
 from spottrain.varuna_manager.reporting.html.plot import Frame, Point
 from spottrain.varuna_manager.reporting.series import thinned
-from spottrain.varuna_manager.reporting.time_split import Rental, Stretch
+from spottrain.varuna_manager.reporting.time_split import Interval, Rental
 
 MOST_POINTS = 1024
 """Of one line."""
@@ -68,7 +68,7 @@ def held(rented: Iterable[Rental]) -> list[Point]:
     )
 
 
-def working(stretches: Iterable[Stretch]) -> list[Point]:
+def working(stretches: Iterable[Interval]) -> list[Point]:
     """Return on how many VMs a generation trained from when on."""
     return _counted(
         change

@@ -16,7 +16,7 @@ import spottrain
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting.costs import rentals
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.style import STYLE
 from spottrain.varuna_manager.reporting.html.text import (
@@ -47,7 +47,7 @@ class PageError(SpottrainError):
 
 
 def write_page(
-    path: Path, report: dict[str, Any], state: State, past: Chronicle
+    path: Path, report: dict[str, Any], state: State, past: JobHistory
 ) -> None:
     """Write a job's page, whole or not at all.
 
@@ -70,7 +70,7 @@ def write_page(
         ) from None
 
 
-def page(report: dict[str, Any], state: State, past: Chronicle) -> str:
+def page(report: dict[str, Any], state: State, past: JobHistory) -> str:
     """Return a job's report as HTML; the arguments are those of ``write_page``."""
     at_s = state.submitted_at_s + report["wall_s"]
     scene = pictures.Scene(

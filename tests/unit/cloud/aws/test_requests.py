@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.fakes.aws import FakeFacts
 
 from spottrain.cloud.aws import requests
-from spottrain.cloud.aws.requests import Place
+from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.provider import LaunchRequest, VmState
 
 FACTS = FakeFacts()
 SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
-PLACE = Place("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
+PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 
 
 def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
@@ -92,7 +92,7 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
 
 def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
     settings = AwsSettings(instance_types=(), instance_profile="role")
-    place = Place("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
+    place = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
     asked = requests.run_instances(wish(), place, settings)
     assert asked["IamInstanceProfile"] == {"Name": "role"}
     assert "KeyName" not in asked

@@ -7,7 +7,7 @@ from botocore import exceptions as boto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.aws.translate import explained, translate
+from spottrain.cloud.aws.translate import translate, translating_errors
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
@@ -85,7 +85,7 @@ def test_a_throttle_says_how_long_to_wait() -> None:
 def test_a_call_that_got_no_answer_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
-    with pytest.raises(CloudError) as told, explained("listing"):
+    with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind
     assert "\n" not in str(told.value)

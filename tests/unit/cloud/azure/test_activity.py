@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes.azure import ZONE, FakeAzure
 from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
 
-from spottrain.cloud.azure.activity import Event, Life, event_of, lives
+from spottrain.cloud.azure.activity import ActivityEvent, VmLifetime, event_of, lives
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.port.errors import CloudError, NoCapacityError
 from spottrain.cloud.port.provider import Vm, VmState
@@ -41,25 +41,25 @@ def test_an_event_is_read_whatever_the_case_of_its_letters() -> None:
     assert event_of(told(operationName={"value": ""})) is None
 
 
-def step(at_s: float, what: str, change: str = "a", vm_id: str = "vm") -> Event:
+def step(at_s: float, what: str, change: str = "a", vm_id: str = "vm") -> ActivityEvent:
     """Return an event written as ``+Started`` (of a launch) or ``-Succeeded``."""
-    return Event(f"{at_s}{what}", change, at_s, vm_id, what[0] == "-", what[1:])
+    return ActivityEvent(f"{at_s}{what}", change, at_s, vm_id, what[0] == "-", what[1:])
 
 
 @pytest.mark.parametrize(
     ("steps", "life"),
     [
-        (("+Accepted", "+Succeeded", "-Accepted", "-Succeeded"), Life(0.0, 3.0)),
-        (("-Succeeded",), Life(None, 0.0)),
-        (("+Accepted", "-Succeeded", "+Succeeded", "-Succeeded"), Life(0.0, 1.0)),
+        (("+Accepted", "+Succeeded", "-Accepted", "-Succeeded"), VmLifetime(0.0, 3.0)),
+        (("-Succeeded",), VmLifetime(None, 0.0)),
+        (("+Accepted", "-Succeeded", "+Succeeded", "-Succeeded"), VmLifetime(0.0, 1.0)),
         (("+Accepted", "+Succeeded", "-Accepted"), None),
         (("+Accepted", "+Failed", "-Accepted", "-Succeeded"), None),
-        (("+Accepted", "-Failed", "-Accepted", "-Succeeded"), Life(0.0, 3.0)),
+        (("+Accepted", "-Failed", "-Accepted", "-Succeeded"), VmLifetime(0.0, 3.0)),
         (("+Accepted", "-Succeeded", "+Accepted"), None),
     ],
 )
 def test_a_life_is_from_the_launch_to_the_first_end(
-    steps: tuple[str, ...], life: Life | None
+    steps: tuple[str, ...], life: VmLifetime | None
 ) -> None:
     found = lives(step(at_s, what) for at_s, what in enumerate(steps))
     assert found == ({} if life is None else {"vm": life})
@@ -68,7 +68,7 @@ def test_a_life_is_from_the_launch_to_the_first_end(
 def test_a_launch_that_is_repeated_and_refused_does_not_undo_the_first() -> None:
     again = (step(1, "+Started", "b"), step(2, "+Failed", "b"))
     assert lives((step(0, "+Accepted"), *again, step(3, "-Succeeded"))) == {
-        "vm": Life(0, 3)
+        "vm": VmLifetime(0, 3)
     }
 
 
@@ -88,7 +88,7 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.randoms())
 def test_lives_do_not_depend_on_the_order_of_the_answer_or_on_other_vms(
-    events: list[Event], chance: Any
+    events: list[ActivityEvent], chance: Any
 ) -> None:
     shuffled = [*events, *events]
     chance.shuffle(shuffled)

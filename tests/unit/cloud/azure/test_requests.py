@@ -14,7 +14,7 @@ from tests.fakes.azure_model import check
 from tests.fakes.azure_rules import check_body
 
 from spottrain.cloud.azure import answers, requests
-from spottrain.cloud.azure.requests import Place
+from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.provider import LaunchRequest
@@ -23,7 +23,7 @@ from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"
 SETTINGS = AzureSettings(instance_types=(KIND,), public_key="ssh-ed25519 AAAA")
-PLACE = Place("/net/subnets/vms", "/identity", accelerated=True)
+PLACE = AzurePlacement("/net/subnets/vms", "/identity", accelerated=True)
 KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
 
@@ -47,7 +47,7 @@ def wish(
 
 def vm(
     asked: LaunchRequest | None = None,
-    place: Place = PLACE,
+    place: AzurePlacement = PLACE,
     settings: AzureSettings = SETTINGS,
 ) -> dict[str, Any]:
     return requests.virtual_machine(asked or wish(), "vm-0", place, KEY, settings)
@@ -141,7 +141,7 @@ def test_a_vm_boots_with_one_host_key_and_a_lease() -> None:
 
 
 def test_without_an_identity_a_vm_can_only_switch_itself_off() -> None:
-    body = vm(place=Place("/net", "", accelerated=False))
+    body = vm(place=AzurePlacement("/net", "", accelerated=False))
     assert "identity" not in body
     assert boot_of(body)["runcmd"][0][2] == lease.boot_script(600.5)
 

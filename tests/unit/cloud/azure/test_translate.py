@@ -12,7 +12,7 @@ from azure.identity import CredentialUnavailableError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.azure.translate import explained, translate
+from spottrain.cloud.azure.translate import translate, translating_errors
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
@@ -123,7 +123,7 @@ def test_a_throttle_says_how_long_to_wait_whatever_its_code() -> None:
 def test_a_call_that_got_no_sense_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
-    with pytest.raises(CloudError) as told, explained("listing"):
+    with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind
     assert "\n" not in str(told.value)

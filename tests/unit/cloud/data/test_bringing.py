@@ -19,7 +19,7 @@ from spottrain.cloud.data.running import Running
 from spottrain.cloud.data.wish import (
     DataAwayError,
     DataError,
-    Wish,
+    DataRequest,
     from_json,
     to_json,
 )
@@ -34,9 +34,9 @@ def web() -> Iterator[Web]:
 
 def test_wishes_travel_as_json() -> None:
     wishes = (
-        Wish(name="a", url="s3://b/a", unpack=True, sha256="0" * 64),
-        Wish(name="b", path="/data"),
-        Wish(name="c", mount="server:/", type="nfs4", options="ro"),
+        DataRequest(name="a", url="s3://b/a", unpack=True, sha256="0" * 64),
+        DataRequest(name="b", path="/data"),
+        DataRequest(name="c", mount="server:/", type="nfs4", options="ro"),
     )
     assert from_json(to_json(wishes)) == wishes
     with pytest.raises(DataError, match="is the software here another"):
@@ -46,8 +46,8 @@ def test_wishes_travel_as_json() -> None:
 def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     wishes = (
-        Wish(name="web", url=f"{web.url}/a"),
-        Wish(name="own", path=str(tmp_path / "own")),
+        DataRequest(name="web", url=f"{web.url}/a"),
+        DataRequest(name="own", path=str(tmp_path / "own")),
     )
     found = bring(wishes, Cache(tmp_path / "cache"))
     assert found.keys() == {"SPOTTRAIN_DATA_WEB", "SPOTTRAIN_DATA_OWN"}
@@ -57,10 +57,12 @@ def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data own \(/nowhere\): is not there"):
-        bring([Wish(name="own", path="/nowhere")], Cache(tmp_path))
+        bring([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
 
 
-def run(folder: Path, *wishes: Wish, limit_s: float = 60.0) -> tuple[int, list[str]]:
+def run(
+    folder: Path, *wishes: DataRequest, limit_s: float = 60.0
+) -> tuple[int, list[str]]:
     running = Running(
         folder / "cache", folder / "log", os.environ, to_json(wishes), limit_s
     )
@@ -69,7 +71,7 @@ def run(folder: Path, *wishes: Wish, limit_s: float = 60.0) -> tuple[int, list[s
 
 
 def test_its_process_says_the_environment_last(web: Web, tmp_path: Path) -> None:
-    code, lines = run(tmp_path, Wish(name="web", url=f"{web.url}/a"))
+    code, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}/a"))
     assert code == 0
     assert lines[:-1] == [
         "web: 0 bytes of 12 bytes are here",
@@ -86,7 +88,7 @@ def test_its_exit_code_says_whether_it_may_be_tried_again(
     web: Web, tmp_path: Path, path: str, says: int | None, code: int
 ) -> None:
     web.says = says
-    got, lines = run(tmp_path, Wish(name="web", url=f"{web.url}{path}"))
+    got, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}{path}"))
     assert got == code
     assert len(lines) == 1
     assert lines[0].startswith(f"data web ({web.url}{path}): its server says")
@@ -118,7 +120,9 @@ def has_own_mounts() -> bool:
 @pytest.mark.skipif(not has_own_mounts(), reason="needs root and unshare")
 def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
     bringing = f"{sys.executable} -m spottrain.cloud.data {tmp_path}/cache 60"
-    wishes = to_json([Wish(name="own", mount="none", type="tmpfs", options="size=1m")])
+    wishes = to_json(
+        [DataRequest(name="own", mount="none", type="tmpfs", options="size=1m")]
+    )
     (tmp_path / "wishes").write_text(wishes)
     twice = f"{bringing} <wishes && {bringing} <wishes && grep {tmp_path} /proc/mounts"
     done = subprocess.run(
@@ -135,7 +139,7 @@ def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
     assert [line.split()[1:3] for line in mounts] == [[target, "tmpfs"]]
 
 
-NFS = Wish(name="shared", mount="server:/", type="nfs4", options="ro,hard")
+NFS = DataRequest(name="shared", mount="server:/", type="nfs4", options="ro,hard")
 
 
 @pytest.fixture

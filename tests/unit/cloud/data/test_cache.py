@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.data.cache import Cache, missing, num_bytes
-from spottrain.cloud.data.sources import File
-from spottrain.cloud.data.wish import DataAwayError, DataError, Wish
+from spottrain.cloud.data.sources import SourceFile
+from spottrain.cloud.data.wish import DataAwayError, DataError, DataRequest
 
-WISH = Wish(name="corpus", url="s3://bucket/corpus/")
+WISH = DataRequest(name="corpus", url="s3://bucket/corpus/")
 
 
 @dataclass
@@ -34,12 +34,13 @@ class Shelf:
     fetched: list[str] = field(default_factory=list)
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[SourceFile, ...]:
         return tuple(
-            File(name, len(data), self.version) for name, data in self.content.items()
+            SourceFile(name, len(data), self.version)
+            for name, data in self.content.items()
         )
 
-    def fetch(self, file: File, target: Path) -> None:
+    def fetch(self, file: SourceFile, target: Path) -> None:
         if file.name in self.away:
             raise DataAwayError(f"{file.name} is away")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ class Shelf:
         self.fetched.append(file.name)
 
 
-def bring(cache: Cache, shelf: Shelf, wish: Wish = WISH) -> Path:
+def bring(cache: Cache, shelf: Shelf, wish: DataRequest = WISH) -> Path:
     return cache.bring(wish, shelf, lambda line: None)
 
 
@@ -111,8 +112,8 @@ def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> N
     @dataclass
     class Huge(Shelf):
         @property
-        def files(self) -> tuple[File, ...]:
-            return (File("a", 10**18, "1"),)
+        def files(self) -> tuple[SourceFile, ...]:
+            return (SourceFile("a", 10**18, "1"),)
 
     with pytest.raises(
         DataError, match=r"needs 1,000,000\.0 TB, [\d,.]+ [GMT]B are free in"
@@ -123,7 +124,7 @@ def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> N
 def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
     @dataclass
     class Full(Shelf):
-        def fetch(self, file: File, target: Path) -> None:
+        def fetch(self, file: SourceFile, target: Path) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; make room"):
@@ -156,7 +157,7 @@ def test_room_is_made_by_what_was_unused_for_longest(
     (tmp_path / "not-ours").mkdir()
     paths = []
     for n, name in enumerate(("first", "second")):
-        wish = Wish(name=name, url=f"s3://bucket/{name}/")
+        wish = DataRequest(name=name, url=f"s3://bucket/{name}/")
         paths.append(bring(Cache(tmp_path), Shelf({name: b"x" * 40}), wish))
         os.utime(paths[-1], (n, n))
     cache = Cache(tmp_path, may_evict=may_evict)
@@ -174,7 +175,7 @@ def test_what_the_job_uses_itself_makes_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path, may_evict=True)
-    bring(cache, Shelf({"a": b"1"}), Wish(name="a", url="s3://bucket/a/"))
+    bring(cache, Shelf({"a": b"1"}), DataRequest(name="a", url="s3://bucket/a/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0))
     with pytest.raises(DataError, match="make room"):
         bring(cache, Shelf({"b": b"1"}))
@@ -195,7 +196,7 @@ def archive(path: Path, kind: str) -> bytes:
     return (path / "made").read_bytes()
 
 
-UNPACKED = Wish(name="images", url="s3://bucket/images.tar", unpack=True)
+UNPACKED = DataRequest(name="images", url="s3://bucket/images.tar", unpack=True)
 
 
 @pytest.mark.parametrize("kind", ["", "gz", "zip"])
@@ -236,7 +237,7 @@ def test_who_waits_for_the_lock_finds_what_the_other_brought(tmp_path: Path) -> 
 
     @dataclass
     class Slow(Shelf):
-        def fetch(self, file: File, target: Path) -> None:
+        def fetch(self, file: SourceFile, target: Path) -> None:
             reached.set()
             assert may_go.wait(20)
             super().fetch(file, target)
@@ -268,7 +269,7 @@ def test_missing_is_what_is_not_there_in_full(
         if not any(other.startswith(f"{name}/") for other in wanted)
     }
     folder = tmp_path_factory.mktemp("folder")
-    files = [File(name, len(data), "") for name, (data, _) in wanted.items()]
+    files = [SourceFile(name, len(data), "") for name, (data, _) in wanted.items()]
     for name, (data, is_there) in wanted.items():
         if is_there:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.fakes.object_store import S3
 from tests.fakes.web import Web, serve_web
 
-from spottrain.cloud.data.sources import File, files_of, look
+from spottrain.cloud.data.sources import SourceFile, files_of, look
 from spottrain.cloud.data.wish import (
     DataAwayError,
     DataError,
+    DataRequest,
     NothingThereError,
-    Wish,
 )
 from spottrain.storage.store import Version, open_store
 
@@ -28,8 +28,8 @@ def web() -> Iterator[Web]:
         yield web
 
 
-def wish(url: str, **what: str) -> Wish:
-    return Wish(name="corpus", url=url, **what)  # type: ignore[arg-type]
+def wish(url: str, **what: str) -> DataRequest:
+    return DataRequest(name="corpus", url=url, **what)  # type: ignore[arg-type]
 
 
 def put(s3: S3, **content: bytes) -> None:
@@ -207,5 +207,5 @@ def test_no_name_ever_leads_out_of_the_folder(names: list[str]) -> None:
             (file,) = files_of(wish("s3://b/"), versions(name, num_bytes=1))
         except DataError:
             continue
-        assert isinstance(file, File)
+        assert isinstance(file, SourceFile)
         assert (folder / file.name).resolve().is_relative_to(folder)

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.data.unpacking import unpack
-from spottrain.cloud.data.wish import DataError, Wish
+from spottrain.cloud.data.wish import DataError, DataRequest
 
-WISH = Wish(name="images", url="s3://bucket/images.tar", unpack=True)
+WISH = DataRequest(name="images", url="s3://bucket/images.tar", unpack=True)
 CONTENT = {
     "below/a.bin": Random(0).randbytes(3000),
     "below/b.txt": b"hello " * 500,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.gcp import ATTACHED, KIND, PROJECT, PUBLIC_KEY, ZONE, FakeFacts
 
 from spottrain.cloud.gcp import answers, requests
-from spottrain.cloud.gcp.requests import Place
+from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.provider import LaunchRequest
@@ -21,7 +21,9 @@ from spottrain.cloud.port.provider import LaunchRequest
 SETTINGS = GcpSettings(
     project=PROJECT, instance_types=(KIND,), public_key=PUBLIC_KEY, max_run_s=3600.5
 )
-PLACE = Place("projects/p/global/networks/n", "projects/p/regions/r/subnetworks/n", ())
+PLACE = GcpPlacement(
+    "projects/p/global/networks/n", "projects/p/regions/r/subnetworks/n", ()
+)
 LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -135,9 +137,9 @@ def test_a_vm_with_an_account_of_its_own_deletes_itself() -> None:
 
 
 def test_gpus_are_attached_to_machines_that_have_none() -> None:
-    assert requests.kind_of(KIND) == requests.Kind(KIND)
+    assert requests.kind_of(KIND) == requests.GcpInstanceKind(KIND)
     kind = requests.kind_of("n1-standard-32+4xP100")
-    assert kind == requests.Kind("n1-standard-32", "nvidia-tesla-p100", 4)
+    assert kind == requests.GcpInstanceKind("n1-standard-32", "nvidia-tesla-p100", 4)
     assert answers.family_of("n1-standard-32+4xP100") == "NVIDIA_P100_GPUS"
     assert answers.family_of("a2-ultragpu-8g") == "NVIDIA_A100_80GB_GPUS"
     assert answers.family_of("x9-huge") == "x9-huge"

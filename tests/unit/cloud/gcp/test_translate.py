@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.gcp.translate import (
-    explained,
     may_pass,
     raise_failed,
     translate,
+    translating_errors,
 )
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -154,7 +154,7 @@ def test_a_throttle_says_how_long_to_wait() -> None:
 def test_a_call_that_got_no_answer_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
-    with pytest.raises(CloudError) as told, explained("listing"):
+    with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind
     assert "\n" not in str(told.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.lag.recent import Recent
+from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 OFFER = Offer(
@@ -42,7 +42,7 @@ class Clock:
 
 def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
     clock = Clock()
-    recent = Recent(10, clock)
+    recent = RecentCalls(10, clock)
     recent.launched([vm("a")])
     assert recent.amend("j", []) == (vm("a"),)
     assert recent.amend("another", []) == ()
@@ -56,7 +56,7 @@ def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
 
 def test_what_was_terminated_never_runs_again() -> None:
     clock = Clock()
-    recent = Recent(10, clock)
+    recent = RecentCalls(10, clock)
     recent.launched([vm("a"), vm("b")])
     recent.terminated(["a", "b"])
     (listed,) = recent.amend("j", [vm("a", VmState.RUNNING)])
@@ -74,7 +74,7 @@ def test_what_was_terminated_never_runs_again() -> None:
 def test_nothing_is_doubled_and_only_the_dead_are_left_out(
     launched: set[str], terminated: set[str], listed: set[str]
 ) -> None:
-    recent = Recent(10, Clock())
+    recent = RecentCalls(10, Clock())
     recent.launched(vm(name) for name in sorted(launched))
     recent.terminated(sorted(terminated))
     seen = recent.amend("j", [vm(name, VmState.RUNNING) for name in sorted(listed)])
@@ -87,7 +87,7 @@ def test_nothing_is_doubled_and_only_the_dead_are_left_out(
 
 
 def test_what_is_not_listed_is_looked_at_where_that_can_be_done() -> None:
-    recent = Recent(10, Clock())
+    recent = RecentCalls(10, Clock())
     recent.launched([vm("a"), vm("b"), vm("c")])
     recent.terminated(["c"])
     asked: list[str] = []

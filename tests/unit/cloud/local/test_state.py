@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
-from spottrain.cloud.local.state import LocalCloud, Settings, vm_from_data
+from spottrain.cloud.local.state import LocalCloud, LocalSettings, vm_from_data
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, VmState
 
@@ -21,7 +21,7 @@ ZONE = ZoneSpec(
     spot_usd_per_hour=1.0,
     on_demand_usd_per_hour=3.0,
 )
-SETTINGS = Settings(
+SETTINGS = LocalSettings(
     job="job",
     market=MarketSpec(zones=(ZONE, replace(ZONE, name="b", boot_s=5.0))),
     agent_argv=("agent",),

@@ -13,7 +13,7 @@ from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices import hear
 from spottrain.cloud.notices.hear import AtRisk, Kept, Taken
-from spottrain.cloud.notices.source import Notice, Outlook
+from spottrain.cloud.notices.source import PreemptionNotice, VmOutlook
 from spottrain.cloud.port.errors import CloudError
 
 MAIN = {"aws": "action", "azure": "events", "gcp": "preempted"}
@@ -215,16 +215,16 @@ def test_a_request_with_anything_missing_or_wrong_is_refused(vms: Vms) -> None:
 
 
 def test_news_are_what_has_changed() -> None:
-    early, late = Notice("a", 30.0), Notice("b", 9.0)
+    early, late = PreemptionNotice("a", 30.0), PreemptionNotice("b", 9.0)
     for before, now, told in (
-        (Outlook(), Outlook(), ()),
-        (Outlook(), Outlook(early), (Taken(30.0),)),
-        (Outlook(early), Outlook(Notice("a", 20.0)), ()),
-        (Outlook(early), Outlook(late), (Taken(9.0),)),
-        (Outlook(early), Outlook(), (Kept(),)),
-        (Outlook(), Outlook(at_risk=True), (AtRisk(),)),
-        (Outlook(at_risk=True), Outlook(early, at_risk=True), (Taken(30.0),)),
-        (Outlook(early, at_risk=True), Outlook(), (Kept(),)),
+        (VmOutlook(), VmOutlook(), ()),
+        (VmOutlook(), VmOutlook(early), (Taken(30.0),)),
+        (VmOutlook(early), VmOutlook(PreemptionNotice("a", 20.0)), ()),
+        (VmOutlook(early), VmOutlook(late), (Taken(9.0),)),
+        (VmOutlook(early), VmOutlook(), (Kept(),)),
+        (VmOutlook(), VmOutlook(at_risk=True), (AtRisk(),)),
+        (VmOutlook(at_risk=True), VmOutlook(early, at_risk=True), (Taken(30.0),)),
+        (VmOutlook(early, at_risk=True), VmOutlook(), (Kept(),)),
     ):
         assert hear.news(before, now) == told
 

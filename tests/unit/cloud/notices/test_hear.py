@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spottrain.cloud.notices import hear
-from spottrain.cloud.notices.source import Outlook
+from spottrain.cloud.notices.source import VmOutlook
 from spottrain.cloud.port.errors import CloudError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_nobody_gives_notice_where_nobody_rents_out() -> None:
     source = hear.source({"kind": "none"})
-    assert source.ask() == Outlook()
+    assert source.ask() == VmOutlook()
     hear.acknowledge(source)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.morphing.adapt.balance import LEAST_OBSERVATIONS, Controller, start
+from spottrain.morphing.adapt.balance import LEAST_OBSERVATIONS, ShareBalancer, start
 from spottrain.morphing.errors import PlanError
 
 Cluster = Callable[[Sequence[int]], list[float]]
@@ -20,12 +20,12 @@ def cores(*speeds: float, fixed_s: float = 0.0) -> Cluster:
 
 
 def run(
-    controller: Controller,
+    controller: ShareBalancer,
     cluster: Cluster,
     minibatches: int,
     noise: Random | None = None,
     relative: float = 0.1,
-) -> tuple[Controller, list[tuple[int, ...]]]:
+) -> tuple[ShareBalancer, list[tuple[int, ...]]]:
     """Return where it ended and the shares after each change."""
     changes = []
     for _ in range(minibatches):

@@ -13,8 +13,8 @@ from tests.unit.morphing.plan.test_choose import inputs
 from spottrain.morphing.adapt.policy import (
     CAUTION,
     UNSEEN_SHARE,
-    Outlook,
-    Way,
+    FleetOutlook,
+    MorphOption,
     break_even_s,
     handicap,
     handover_at_s,
@@ -24,16 +24,16 @@ from spottrain.morphing.adapt.policy import (
 )
 from spottrain.morphing.plan.choose import choose_plan
 
-CALM = Outlook(since_s=0.0, losses_at_s=(), changed_at_s=0.0, debounce_s=2.0)
-SLOW = Way(examples_per_s=10.0)
-FAST = Way(examples_per_s=20.0, cost_s=10.0)
+CALM = FleetOutlook(since_s=0.0, losses_at_s=(), changed_at_s=0.0, debounce_s=2.0)
+SLOW = MorphOption(examples_per_s=10.0)
+FAST = MorphOption(examples_per_s=20.0, cost_s=10.0)
 """Has made up for its cost after 20 s."""
 times = st.floats(0.0, 1e6)
 rates = st.floats(0.1, 1e3)
 moments = st.lists(times, max_size=20).map(sorted)
 
 
-def outlook(losses_at_s: list[float], changed_at_s: float = 0.0) -> Outlook:
+def outlook(losses_at_s: list[float], changed_at_s: float = 0.0) -> FleetOutlook:
     return replace(CALM, losses_at_s=losses_at_s, changed_at_s=changed_at_s)
 
 
@@ -67,7 +67,7 @@ def test_a_fleet_that_still_changes_is_waited_for() -> None:
 
 
 def test_a_plan_that_does_nothing_is_left_at_once() -> None:
-    broken = Way(examples_per_s=0.0)
+    broken = MorphOption(examples_per_s=0.0)
     assert morph_at_s(broken, FAST, outlook([], changed_at_s=9.0), left_s=1.0) == 0.0
 
 
@@ -84,8 +84,8 @@ def test_when_it_pays_the_quiet_time_to_expect_makes_up_for_the_cost(
     losses_at_s: list[float], changed_at_s: float, slow: float, more: float, cost: float
 ) -> None:
     seen = outlook(losses_at_s, changed_at_s)
-    new = Way(examples_per_s=slow + more, cost_s=cost)
-    at_s = morph_at_s(Way(examples_per_s=slow), new, seen, left_s=math.inf)
+    new = MorphOption(examples_per_s=slow + more, cost_s=cost)
+    at_s = morph_at_s(MorphOption(examples_per_s=slow), new, seen, left_s=math.inf)
     last_s = max([0.0, *losses_at_s])
     quiet_s = seen.quiet_s(max(at_s, last_s) + 1e-6)  # past what it outlasts
     gained = (slow + more) * (quiet_s - cost) - slow * quiet_s
@@ -111,8 +111,8 @@ def test_there_is_no_earlier_time_from_which_so_much_quiet_can_be_expected(
 def test_what_costs_more_never_pays_sooner(
     losses_at_s: list[float], slow: float, more: float, cost: float, factor: float
 ) -> None:
-    seen, present = outlook(losses_at_s), Way(examples_per_s=slow)
-    cheap = Way(examples_per_s=slow + more, cost_s=cost)
+    seen, present = outlook(losses_at_s), MorphOption(examples_per_s=slow)
+    cheap = MorphOption(examples_per_s=slow + more, cost_s=cost)
     dear = replace(cheap, cost_s=cost * factor)
     assert morph_at_s(present, cheap, seen, math.inf) <= morph_at_s(
         present, dear, seen, math.inf

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.morphing.adapt.shares import Pace, pace_of, share_virtual_nodes
+from spottrain.morphing.adapt.shares import ReplicaSpeed, pace_of, share_virtual_nodes
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.schedules.schedule import make_schedule
@@ -135,4 +135,4 @@ def test_the_pace_of_a_pipeline_is_that_of_its_simulation(
 
 def test_links_lengthen_the_way_but_not_the_pace() -> None:
     pace = pace_of([2.0, 3.0], [0.5])
-    assert pace == Pace(fixed_s=2.5, per_virtual_node_s=3.0)
+    assert pace == ReplicaSpeed(fixed_s=2.5, per_virtual_node_s=3.0)

@@ -14,8 +14,8 @@ from spottrain.morphing.adapt.stragglers import (
     MARGIN,
     OUTLYING,
     WINDOW,
-    Beat,
-    Watch,
+    RankSample,
+    StragglerWatch,
     expected_busy_s,
     slowness_of,
 )
@@ -29,13 +29,13 @@ FEW = 20
 
 def minibatches(
     draw: random.Random, depth: int, width: int, slow: dict[int, float]
-) -> Iterator[list[Beat]]:
+) -> Iterator[list[RankSample]]:
     """Mini-batches of a plan whose stages and shares differ; ``slow`` ranks are slow."""
     shares = [draw.randint(1, 8) for _ in range(width)]
     stage_s = [draw.uniform(0.1, 1.0) for _ in range(depth)]
     while True:
         yield [
-            Beat(
+            RankSample(
                 busy_s=shares[rank // depth]
                 * stage_s[rank % depth]
                 * slow.get(rank, 1.0)
@@ -47,7 +47,7 @@ def minibatches(
         ]
 
 
-def convicted(watch: Watch) -> list[int]:
+def convicted(watch: StragglerWatch) -> list[int]:
     return [verdict.rank for verdict in watch.verdicts()]
 
 
@@ -73,25 +73,31 @@ def test_ranks_that_scatter_wildly_are_not_convicted(depth: int, width: int) -> 
     """As workers that share too few cores: all are slower than others half the time."""
     for seed in range(10):
         draw = random.Random(seed)
-        watch = Watch(pipeline_depth=depth)
+        watch = StragglerWatch(pipeline_depth=depth)
         for _ in range(300):
             times_s = [draw.lognormvariate(0.0, 0.4) for _ in range(depth * width)]
             watch = watch.observe(
-                [Beat(busy_s=s, expected_s=1.0, microbatches=1) for s in times_s]
+                [RankSample(busy_s=s, expected_s=1.0, microbatches=1) for s in times_s]
             )
             assert watch.verdicts() == (), f"seed {seed}"
 
 
 def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
-    watch = Watch(pipeline_depth=3)
+    watch = StragglerWatch(pipeline_depth=3)
     for _ in range(5 * WINDOW):
         watch = watch.observe(
-            [Beat(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 1.7)]
+            [
+                RankSample(busy_s=s, expected_s=1.0, microbatches=4)
+                for s in (1.0, 1.9, 1.7)
+            ]
         )
         assert watch.verdicts() == ()
     for _ in range(WINDOW):
         watch = watch.observe(
-            [Beat(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 2.5)]
+            [
+                RankSample(busy_s=s, expected_s=1.0, microbatches=4)
+                for s in (1.0, 1.9, 2.5)
+            ]
         )
     assert convicted(watch) == [2]
 
@@ -108,7 +114,7 @@ def test_a_rank_that_is_thirty_per_cent_slower_is_found(depth: int, width: int) 
     for seed in range(40):
         draw = random.Random(seed)
         slow = draw.randrange(depth * width)
-        watch = Watch(pipeline_depth=depth)
+        watch = StragglerWatch(pipeline_depth=depth)
         for _, beats in zip(
             range(WINDOW), minibatches(draw, depth, width, {}), strict=False
         ):
@@ -156,12 +162,12 @@ def test_neither_the_order_of_replicas_nor_a_wrong_profile_matters(
     assert slowness_of(biased, 2) == pytest.approx(seen)
 
 
-def steady(busy_s: list[float], shares: list[int], depth: int) -> Watch:
-    watch = Watch(pipeline_depth=depth)
+def steady(busy_s: list[float], shares: list[int], depth: int) -> StragglerWatch:
+    watch = StragglerWatch(pipeline_depth=depth)
     for _ in range(WINDOW):
         watch = watch.observe(
             [
-                Beat(
+                RankSample(
                     busy_s=s,
                     expected_s=shares[r // depth],
                     microbatches=shares[r // depth],
@@ -187,9 +193,9 @@ def test_a_replacement_saves_also_where_the_others_have_taken_work_over() -> Non
 
 
 def test_nothing_is_said_before_enough_was_seen() -> None:
-    watch = Watch(pipeline_depth=1)
+    watch = StragglerWatch(pipeline_depth=1)
     assert watch.verdicts() == ()
-    beats = [Beat(busy_s=b, expected_s=1.0, microbatches=1) for b in (1.0, 5.0)]
+    beats = [RankSample(busy_s=b, expected_s=1.0, microbatches=1) for b in (1.0, 5.0)]
     for _ in range(OUTLYING - 1):
         watch = watch.observe(beats)
     assert watch.verdicts() == ()
@@ -198,7 +204,7 @@ def test_nothing_is_said_before_enough_was_seen() -> None:
 
 def test_a_vm_that_is_fast_again_is_let_off() -> None:
     watch = steady([1.0, 5.0], [1, 1], 1)
-    even = [Beat(busy_s=1.0, expected_s=1.0, microbatches=1)] * 2
+    even = [RankSample(busy_s=1.0, expected_s=1.0, microbatches=1)] * 2
     for _ in range(WINDOW - OUTLYING + 1):
         watch = watch.observe(even)
     assert watch.verdicts() == ()

@@ -8,7 +8,7 @@ from tests.unit.morphing.steps import FACTS, plan
 from spottrain.morphing.memory.handover import handover_bytes
 from spottrain.morphing.memory.memory import PAGE_BYTES, megabytes
 from spottrain.morphing.plan.choose import PlanInputs, choose_plan
-from spottrain.morphing.plan.modes import Fleet
+from spottrain.morphing.plan.modes import DeviceFleet
 from spottrain.wire import Plan
 
 SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
@@ -90,6 +90,6 @@ def test_a_plan_that_cannot_go_on_is_left_all_the_same() -> None:
 def test_the_shape_that_runs_is_always_weighed() -> None:
     case = replace(inputs(vms=7, virtual_nodes=32), schedule="varuna", recompute=True)
     before = running(1, 6, (0, 8))
-    assert 6 not in Fleet(case).widths(1, 32)
-    assert 6 in Fleet(replace(case, previous=before)).widths(1, 32)
-    assert 6 not in Fleet(replace(case, previous=before)).widths(2, 32)
+    assert 6 not in DeviceFleet(case).widths(1, 32)
+    assert 6 in DeviceFleet(replace(case, previous=before)).widths(1, 32)
+    assert 6 not in DeviceFleet(replace(case, previous=before)).widths(2, 32)

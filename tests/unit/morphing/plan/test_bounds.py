@@ -10,8 +10,13 @@ from tests.unit.morphing.plan.test_choose import inputs
 
 from spottrain.morphing.memory.loads import stage_loads
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.layouts import Layout, Layouts
-from spottrain.morphing.plan.modes import RUNNABLE, Draft, Manner, manners
+from spottrain.morphing.plan.layouts import Layouts, PlanLayout
+from spottrain.morphing.plan.modes import (
+    RUNNABLE,
+    Draft,
+    ExecutionMode,
+    execution_modes,
+)
 from spottrain.wire import (
     LinkProfile,
     Profile,
@@ -79,7 +84,7 @@ def cases(draw: st.DrawFn) -> PlanInputs:
 def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) -> None:
     layouts = Layouts(case, 4)
     depth = data.draw(st.integers(1, min(len(case.facts.sections), len(case.slots))))
-    manner = data.draw(st.sampled_from(manners(case, depth)))
+    manner = data.draw(st.sampled_from(execution_modes(case, depth)))
     if manner.chunks == 1:
         bound = data.draw(st.integers(0, 5))
         manner = replace(manner, in_flight_bound=bound)
@@ -90,7 +95,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     bounds_s = layouts.least_steps_s(depth, manner, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
         layout = layouts.lay_out(Draft(depth, width, manner))
-        if isinstance(layout, Layout):
+        if isinstance(layout, PlanLayout):
             assert bound_s <= layouts.simulate(layout).predicted_step_s
 
 
@@ -113,7 +118,7 @@ def test_1f1b_has_no_more_in_flight_than_the_bound_takes_for_granted(
     depth: int, count: int
 ) -> None:
     case = inputs(sections=depth, vms=depth, virtual_nodes=count)
-    places = Layouts(case, 4).places(depth, Manner(1, 1, 0, False))
+    places = Layouts(case, 4).places(depth, ExecutionMode(1, 1, 0, False))
     assert places is not None
     loads = stage_loads("1f1b", depth, count, False)
     assert [load.in_flight for load in loads] == [min(p, count) for p in places]

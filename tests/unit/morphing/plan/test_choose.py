@@ -16,8 +16,8 @@ from spottrain.morphing.plan.choose import (
     PlanInputs,
     choose_plan,
 )
-from spottrain.morphing.plan.layouts import Layout, Layouts
-from spottrain.morphing.plan.modes import RUNNABLE, Draft, manners
+from spottrain.morphing.plan.layouts import Layouts, PlanLayout
+from spottrain.morphing.plan.modes import RUNNABLE, Draft, execution_modes
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.simulator import (
     Link,
@@ -380,13 +380,13 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
         widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
         for width in range(1, widest + 1):
-            for manner in manners(case, depth):
+            for manner in execution_modes(case, depth):
                 draft = Draft(depth, width, manner)
                 groups, rest = divmod(layouts.virtual_nodes, depth)
                 if manner.chunks > 1 and (rest or groups < width):
                     continue
                 layout = layouts.lay_out(draft)
-                if isinstance(layout, Layout):
+                if isinstance(layout, PlanLayout):
                     steps_s.append(layouts.simulate(layout).predicted_step_s)
     if steps_s:
         assert plan is not None

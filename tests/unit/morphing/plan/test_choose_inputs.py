@@ -19,7 +19,7 @@ from tests.unit.morphing.plan.test_choose import (
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import Choice, Device, PlanInputs, choose_plan
-from spottrain.morphing.plan.inputs import Question, question_of
+from spottrain.morphing.plan.inputs import PlanQuestion, question_of
 from spottrain.wire import MicrobatchProfile, Profile, Slot, decode, encode
 
 
@@ -74,7 +74,7 @@ def test_inputs_and_choice_travel_as_json() -> None:
     again = replace(given_inputs, previous=choice.plan)
     assert decode(PlanInputs, encode(again)) == again
     assert decode(Choice, encode(choice)) == choice
-    assert decode(Question, encode(question_of(again))) == question_of(again)
+    assert decode(PlanQuestion, encode(question_of(again))) == question_of(again)
 
 
 def test_a_question_names_the_model_and_the_profile_it_was_about() -> None:

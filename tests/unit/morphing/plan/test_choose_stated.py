@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from spottrain.morphing.plan.choose import Candidate, PlanInputs, choose_plan
-from spottrain.morphing.plan.layouts import Layout, Layouts
-from spottrain.morphing.plan.modes import RUNNABLE, Draft, Manner
+from spottrain.morphing.plan.layouts import Layouts, PlanLayout
+from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
 from spottrain.wire import decode
@@ -66,11 +66,11 @@ def test_shapes_of_the_2_5_billion_model_rank_as_measured(
     """Varuna, table 3; mini-batches of 8192 as in its table 7, its own schedule."""
     case = replace(stated("gpt2-2.5b-v100", gpus), minibatch_size=8192)
     layouts = Layouts(case, 2)
-    varuna = Manner(RUNNABLE.index("varuna"), 1, 0, True)
+    varuna = ExecutionMode(RUNNABLE.index("varuna"), 1, 0, True)
 
     def step_s(shape: tuple[int, int]) -> float:
         layout = layouts.lay_out(Draft(*shape, varuna))
-        assert isinstance(layout, Layout)
+        assert isinstance(layout, PlanLayout)
         return layouts.simulate(layout).predicted_step_s
 
     assert step_s(faster) * (1.02 if strictly else 1.0) <= step_s(slower)

@@ -15,7 +15,14 @@ from tests.unit.morphing.conftest import REPOSITORY
 from tests.unit.morphing.spot import lives, shapes, spot_group, workload
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.replay import Outcome, Room, Rule, Spent, View, replay
+from spottrain.morphing.replay.replay import (
+    CostModel,
+    FleetView,
+    MorphRule,
+    ReplayResult,
+    TimeUse,
+    replay,
+)
 from spottrain.morphing.replay.rules import (
     RULES,
     AtEveryChange,
@@ -29,7 +36,7 @@ from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.wire import decode
 
 FOREVER = math.inf
-QUICK = Room(morph_s=5.0, join_s=0.0, restart_s=50.0, checkpoint_every_s=100.0)
+QUICK = CostModel(morph_s=5.0, join_s=0.0, restart_s=50.0, checkpoint_every_s=100.0)
 
 
 class Fixed:
@@ -61,13 +68,13 @@ class TwoDeep(Fixed):
 
 
 def play(
-    trace: Trace, known: object, rule: type[AtEveryChange], room: Room = QUICK
-) -> Outcome:
+    trace: Trace, known: object, rule: type[AtEveryChange], room: CostModel = QUICK
+) -> ReplayResult:
     assert isinstance(known, Shapes | Fixed)
     return replay(trace, known, rule(known), room)  # type: ignore[arg-type]
 
 
-def spent(outcome: Outcome) -> dict[str, float]:
+def spent(outcome: ReplayResult) -> dict[str, float]:
     return {k.value: v for k, v in outcome.seconds.items() if v}
 
 
@@ -110,7 +117,7 @@ def test_a_loss_of_both_holders_of_a_stage_falls_back_and_of_others_does_not() -
     def after(*lost: int) -> float:
         spans = [(0, 61.0 if i in lost else FOREVER) for i in range(4)]
         outcome = play(lives(*spans, end_s=100), TwoDeep(), WhenItPays)
-        return outcome.seconds[Spent.RECOMPUTED]
+        return outcome.seconds[TimeUse.RECOMPUTED]
 
     # VMs a and b hold stage 0, c and d stage 1.
     assert [after(0, 1), after(2, 3)] == [50.0, 50.0]
@@ -121,9 +128,9 @@ def test_a_notice_of_a_mini_batchs_time_saves_it() -> None:
     trace = lives((0, FOREVER), (0, 58), end_s=100)
     known = Fixed(n1=10.0, n2=5.0)
     noticed = play(trace, known, WhenItPays, replace(QUICK, notice_s=6.0))
-    assert noticed.seconds[Spent.DROPPED] == 0
+    assert noticed.seconds[TimeUse.DROPPED] == 0
     late = play(trace, known, WhenItPays, replace(QUICK, notice_s=2.0))
-    assert late.seconds[Spent.DROPPED] == 3.0
+    assert late.seconds[TimeUse.DROPPED] == 3.0
 
 
 def test_a_vm_that_only_passes_by_is_never_used() -> None:
@@ -145,7 +152,7 @@ def test_width_only_keeps_the_first_depth() -> None:
     depths = set()
 
     class Seen(WidthOnly):
-        def mend(self, view: View) -> Shape | None:
+        def mend(self, view: FleetView) -> Shape | None:
             shape = super().mend(view)
             depths.add(shape.depth if shape else None)
             return shape
@@ -176,7 +183,7 @@ def test_a_trace_with_too_few_vms_says_how_many_are_needed() -> None:
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_constants_that_make_no_sense_are_refused(name: str, value: float) -> None:
     with pytest.raises(PlanError, match=f"{name} must be"):
-        Room(**{name: value})
+        CostModel(**{name: value})
 
 
 @settings(deadline=None, max_examples=60)
@@ -246,7 +253,7 @@ def test_on_real_traces_ours_is_within_a_tenth_of_the_bound_on_the_mean(
 ) -> None:
     shares = []
     for name in ("aws-p3-us-east.csv", "gcp-a100-us-east1-b.txt"):
-        comparison = compare(real(name), large, Room())
+        comparison = compare(real(name), large, CostModel())
         ours, *others = (o.examples for o in comparison.outcomes)
         shares.append(ours / comparison.most_examples)
         # On the calm trace a morph at every change does as well.
@@ -258,7 +265,7 @@ def test_the_p3_trace_is_replayed_within_five_seconds(large: Shapes) -> None:
     trace = real("aws-p3-us-east.csv")
     fresh = Shapes(large.workload)
     began_s = time.process_time()
-    compare(trace, fresh, Room())
+    compare(trace, fresh, CostModel())
     assert time.process_time() - began_s < 5
 
 
@@ -274,5 +281,5 @@ def test_the_example_agrees_with_the_published_times(large: Shapes) -> None:
 
 
 def test_every_rule_is_a_rule(large: Shapes) -> None:
-    rules: list[Rule] = [rule(large) for rule in RULES]
+    rules: list[MorphRule] = [rule(large) for rule in RULES]
     assert len({rule.name for rule in rules}) == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.morphing.spot import spot_group
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.traces import VmLife, parse_trace
+from spottrain.morphing.replay.traces import VmInterval, parse_trace
 
 EVENTS = "1000,add,a\n1000,add,b\n4000,remove,a\n5000,add,c\n11000,remove,c\n"
 COUNTS = "2021-12-11, 00:00:00, 3\n2021-12-11, 00:00:10, 1\n2021-12-11, 00:01:00, 2\n"
@@ -20,9 +20,9 @@ COUNTS = "2021-12-11, 00:00:00, 3\n2021-12-11, 00:00:10, 1\n2021-12-11, 00:01:00
 def test_events_become_lives_from_the_first_row_on() -> None:
     trace = parse_trace(EVENTS)
     assert trace.lives == (
-        VmLife(vm_id="a", from_s=0.0, until_s=3.0),
-        VmLife(vm_id="b", from_s=0.0, until_s=math.inf),
-        VmLife(vm_id="c", from_s=4.0, until_s=10.0),
+        VmInterval(vm_id="a", from_s=0.0, until_s=3.0),
+        VmInterval(vm_id="b", from_s=0.0, until_s=math.inf),
+        VmInterval(vm_id="c", from_s=4.0, until_s=10.0),
     )
     assert trace.end_s == 10.0
     assert trace.notices == ()

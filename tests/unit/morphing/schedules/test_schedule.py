@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.schedule import (
-    Progress,
+    StageProgress,
     StageSchedule,
     Task,
     Work,
@@ -144,9 +144,9 @@ def test_peaks_of_1f1b_and_gpipe_are_known(depth: int, count: int) -> None:
 # --- next_task --------------------------------------------------------------------------
 
 
-def progress(text: str, *, bound: int | None = None, done: str = "") -> Progress:
+def progress(text: str, *, bound: int | None = None, done: str = "") -> StageProgress:
     """A middle stage where everything in ``done`` has arrived and been run."""
-    stage = Progress(tasks(text), first=False, last=False, bound=bound)
+    stage = StageProgress(tasks(text), first=False, last=False, bound=bound)
     for task in tasks(done):
         if task.work is Work.FORWARD:
             stage.activation_arrived()
@@ -236,7 +236,7 @@ def test_a_stage_without_recompute_keeps_every_graph() -> None:
 class Watched:
     """A stage, what it ran, and the graphs it must hold for that."""
 
-    def __init__(self, stage: Progress) -> None:
+    def __init__(self, stage: StageProgress) -> None:
         self.stage = stage
         self.history: list[Task] = []
         self.graphs: set[int] = set()
@@ -281,7 +281,7 @@ def test_any_delays_leave_memory_bounded_orders_ascending_and_all_done(
     random: Random,
 ) -> None:
     stages = [
-        Watched(Progress(tasks, first=p == 0, last=p == depth - 1, bound=bound))
+        Watched(StageProgress(tasks, first=p == 0, last=p == depth - 1, bound=bound))
         for p, tasks in enumerate(
             make_schedule(kind, depth, count, recompute=recompute)
         )

@@ -12,8 +12,8 @@ from tests.unit.morphing.pipelines import few, kinds, links_of, stage_times
 from tests.unit.morphing.slow_replica import SlowReplica
 
 from spottrain.morphing.schedules.schedule import (
-    Conduct,
-    Progress,
+    OrderPolicy,
+    StageProgress,
     StageSchedule,
     Task,
     Unit,
@@ -47,7 +47,7 @@ class Stage:
     """A stage, what is on its links and what it holds."""
 
     def __init__(self, lists: tuple[StageSchedule, ...], p: int) -> None:
-        self.progress = Progress(lists[p], first=p == 0, last=p == len(lists) - 1)
+        self.progress = StageProgress(lists[p], first=p == 0, last=p == len(lists) - 1)
         self.awaited = tuple(map(iter, arrivals(lists, p)))
         self.links: tuple[deque[Unit], deque[Unit]] = deque(), deque()
         self.history: list[Task] = []
@@ -117,7 +117,7 @@ def test_without_chunks_micro_batches_come_in_their_order(
 
 def test_a_list_with_chunks_is_followed_in_order_whatever_is_asked_for() -> None:
     lists = make_schedule("interleaved", 2, 2, recompute=False, chunks=2)
-    stage = Progress(lists[0], first=True, last=False, conduct=Conduct.FREE)
+    stage = StageProgress(lists[0], first=True, last=False, conduct=OrderPolicy.FREE)
     for microbatch in (0, 1):
         stage.completed(Task(Work.FORWARD, microbatch))
 
@@ -131,7 +131,7 @@ def test_only_the_last_chunk_of_the_last_stage_keeps_graphs_when_others_recomput
     None
 ):
     lists = make_schedule("interleaved", 2, 4, recompute=True, chunks=2)
-    stage = Progress(lists[1], first=False, last=True)
+    stage = StageProgress(lists[1], first=False, last=True)
 
     assert not stage.keeps_graph(Task(Work.FORWARD, 0))
     assert stage.keeps_graph(Task(Work.FORWARD, 0, 1))
@@ -147,7 +147,7 @@ def test_the_simulators_loops_go_the_executors_way(
 
     run = simulate_pipeline(lists, stages, links)
 
-    slow = SlowReplica(lists, stages, links, Conduct.IN_ORDER).run()
+    slow = SlowReplica(lists, stages, links, OrderPolicy.IN_ORDER).run()
     assert run.finish_s == pytest.approx(slow.finish_s)
     assert run.busy_s == pytest.approx(slow.busy_s)
     assert run.peak_in_flight == slow.peak_in_flight

@@ -24,7 +24,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import IN_ORDER
-from spottrain.morphing.schedules.schedule import Conduct, expand, make_schedule
+from spottrain.morphing.schedules.schedule import OrderPolicy, expand, make_schedule
 from spottrain.morphing.simulate.loops.play import play
 from spottrain.morphing.simulate.replica import (
     Conditions,
@@ -54,7 +54,7 @@ def test_what_is_simulated_is_what_next_task_says(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
 ) -> None:
     schedule, stages, links = pipeline
-    slow = SlowReplica(expand(schedule), stages, links, Conduct.FREE, bound)
+    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.FREE, bound)
     assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
 
 
@@ -64,7 +64,9 @@ def test_in_order_too(
 ) -> None:
     schedule, stages, links = pipeline
     got = simulate_pipeline(schedule, stages, links, conditions=Conditions.IN_ORDER)
-    assert got == SlowReplica(expand(schedule), stages, links, Conduct.IN_ORDER).run()
+    assert (
+        got == SlowReplica(expand(schedule), stages, links, OrderPolicy.IN_ORDER).run()
+    )
 
 
 @given(
@@ -89,7 +91,9 @@ def test_in_the_originals_conditions_too_where_no_two_things_coincide(
     links = [Link(latency_s=odd_s()) for _ in range(depth - 1)]
     schedule = compact_schedule(kind, depth, count, recompute=recompute)
     got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
-    assert got == SlowReplica(expand(schedule), stages, links, Conduct.ORIGINAL).run()
+    assert (
+        got == SlowReplica(expand(schedule), stages, links, OrderPolicy.ORIGINAL).run()
+    )
 
 
 @given(pipelines(), st.sampled_from(Conditions))

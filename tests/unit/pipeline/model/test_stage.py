@@ -12,7 +12,7 @@ from torch import nn
 
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
@@ -61,11 +61,11 @@ BATCH = torch.arange(8.0).reshape(2, 4)
 
 
 @pytest.fixture(scope="module")
-def layout() -> Layout:
+def layout() -> ModelLayout:
     return trace(JOB)
 
 
-def tensors_of(layout: Layout) -> dict[int, dict[str, torch.Tensor]]:
+def tensors_of(layout: ModelLayout) -> dict[int, dict[str, torch.Tensor]]:
     model = materialise(JOB, seed=1)
     return {
         section: {
@@ -77,7 +77,7 @@ def tensors_of(layout: Layout) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def make_stage(
-    layout: Layout, sections: range = range(4), job: TrainingJob = JOB
+    layout: ModelLayout, sections: range = range(4), job: TrainingJob = JOB
 ) -> StageModel:
     return StageModel(job, layout, sections, tensors_of(layout))
 
@@ -95,7 +95,7 @@ def loss_of(stage: StageModel, seeds: Any = seeds) -> torch.Tensor:
 # --- Random numbers -----------------------------------------------------------------------
 
 
-def test_dropout_depends_on_nothing_but_the_sections_seeds(layout: Layout) -> None:
+def test_dropout_depends_on_nothing_but_the_sections_seeds(layout: ModelLayout) -> None:
     stage = make_stage(layout)
     torch.manual_seed(1)
     first = loss_of(stage)
@@ -106,7 +106,7 @@ def test_dropout_depends_on_nothing_but_the_sections_seeds(layout: Layout) -> No
         assert not torch.equal(other, first)
 
 
-def test_sections_seed_all_that_user_code_draws_from(layout: Layout) -> None:
+def test_sections_seed_all_that_user_code_draws_from(layout: ModelLayout) -> None:
     stage = make_stage(layout)
     drawn = []
     for state in (1, 2):
@@ -117,7 +117,9 @@ def test_sections_seed_all_that_user_code_draws_from(layout: Layout) -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_evaluation_mode_turns_dropout_off_and_training_mode_on(layout: Layout) -> None:
+def test_evaluation_mode_turns_dropout_off_and_training_mode_on(
+    layout: ModelLayout,
+) -> None:
     stage = make_stage(layout)
     stage.eval()
     calm = loss_of(stage)
@@ -126,7 +128,9 @@ def test_evaluation_mode_turns_dropout_off_and_training_mode_on(layout: Layout) 
     assert not torch.equal(loss_of(stage), calm)
 
 
-def test_each_section_is_seeded_once_in_order_after_section_0(layout: Layout) -> None:
+def test_each_section_is_seeded_once_in_order_after_section_0(
+    layout: ModelLayout,
+) -> None:
     seen: list[int] = []
 
     def recording(section: int) -> int:
@@ -140,7 +144,9 @@ def test_each_section_is_seeded_once_in_order_after_section_0(layout: Layout) ->
 # --- What a stage owns --------------------------------------------------------------------
 
 
-def test_a_tied_parameter_is_one_of_its_own_in_each_section(layout: Layout) -> None:
+def test_a_tied_parameter_is_one_of_its_own_in_each_section(
+    layout: ModelLayout,
+) -> None:
     tensors = tensors_of(layout)
     stage = StageModel(JOB, layout, range(4), tensors)
     first, last = (dict(stage.parameters_of(k))["embed.weight"] for k in (0, 3))
@@ -154,14 +160,14 @@ def test_a_tied_parameter_is_one_of_its_own_in_each_section(layout: Layout) -> N
     assert not torch.equal(first.grad, last.grad)
 
 
-def test_parameters_come_in_the_order_of_the_layout(layout: Layout) -> None:
+def test_parameters_come_in_the_order_of_the_layout(layout: ModelLayout) -> None:
     stage = make_stage(layout, range(1, 3))
     for section in stage.sections:
         names = [name for name, _ in stage.parameters_of(section)]
         assert tuple(names) == layout.parameters[section]
 
 
-def test_a_stage_materialises_only_its_own_parameters(layout: Layout) -> None:
+def test_a_stage_materialises_only_its_own_parameters(layout: ModelLayout) -> None:
     stage = make_stage(layout, range(1, 2))
     one_number = {
         name
@@ -171,7 +177,7 @@ def test_a_stage_materialises_only_its_own_parameters(layout: Layout) -> None:
     assert one_number == layout.specs.keys() - set(layout.parameters[1])
 
 
-def test_a_changed_storage_changes_the_result_at_once(layout: Layout) -> None:
+def test_a_changed_storage_changes_the_result_at_once(layout: ModelLayout) -> None:
     tensors = tensors_of(layout)
     stage = StageModel(JOB, layout, range(4), tensors)
     before = loss_of(stage)
@@ -198,14 +204,16 @@ def test_frozen_parameters_stay_frozen() -> None:
     assert frozen == ["blocks.2.0.weight", "blocks.2.0.bias"]
 
 
-def test_storage_of_the_wrong_shape_is_refused(layout: Layout) -> None:
+def test_storage_of_the_wrong_shape_is_refused(layout: ModelLayout) -> None:
     tensors = tensors_of(layout)
     tensors[0]["embed.weight"] = torch.zeros(3)
     with pytest.raises(SpottrainError, match=r"embed\.weight in section 0 must be"):
         StageModel(JOB, layout, range(1), tensors)
 
 
-def test_the_first_stage_takes_no_activation_and_later_ones_do(layout: Layout) -> None:
+def test_the_first_stage_takes_no_activation_and_later_ones_do(
+    layout: ModelLayout,
+) -> None:
     with pytest.raises(SpottrainError, match="takes no activation"):
         make_stage(layout, range(1, 2)).forward(BATCH, None, seeds)
     with pytest.raises(SpottrainError, match="takes no activation"):
@@ -225,7 +233,7 @@ def test_the_first_stage_takes_no_activation_and_later_ones_do(layout: Layout) -
 )
 def test_misbehaving_user_code_is_reported(
     monkeypatch: pytest.MonkeyPatch,
-    layout: Layout,
+    layout: ModelLayout,
     mode: str,
     sections: range,
     message: str,
@@ -253,7 +261,7 @@ def test_blocks_that_run_again_in_backward_are_refused() -> None:
         loss.backward()
 
 
-def test_a_stage_works_again_after_an_error(layout: Layout) -> None:
+def test_a_stage_works_again_after_an_error(layout: ModelLayout) -> None:
     stage = make_stage(layout)
     good = loss_of(stage)
     with pytest.raises(UserCodeError, match="loss raised"):
@@ -264,7 +272,9 @@ def test_a_stage_works_again_after_an_error(layout: Layout) -> None:
 @pytest.mark.parametrize(
     "result", [None, (1.0, 2.0), (torch.ones(2), 1.0), (torch.ones(()), "many")]
 )
-def test_a_loss_of_the_wrong_kind_is_refused(layout: Layout, result: object) -> None:
+def test_a_loss_of_the_wrong_kind_is_refused(
+    layout: ModelLayout, result: object
+) -> None:
     def loss(model: nn.Module, batch: Any) -> Any:
         model(batch)
         return result

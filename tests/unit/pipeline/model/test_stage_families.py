@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
 import transformers as hf
 
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
@@ -224,7 +224,9 @@ def seeds(section: int) -> int:
     return 7_000 + section
 
 
-def tensors_of(job: TrainingJob, layout: Layout) -> dict[int, dict[str, torch.Tensor]]:
+def tensors_of(
+    job: TrainingJob, layout: ModelLayout
+) -> dict[int, dict[str, torch.Tensor]]:
     model = materialise(job, seed=1)
     return {
         section: {
@@ -237,7 +239,7 @@ def tensors_of(job: TrainingJob, layout: Layout) -> dict[int, dict[str, torch.Te
 
 def run(
     job: TrainingJob,
-    layout: Layout,
+    layout: ModelLayout,
     bounds: list[int],
     batch: Any,
     tensors: dict[int, dict[str, torch.Tensor]],

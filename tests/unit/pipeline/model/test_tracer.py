@@ -13,7 +13,7 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import Layout
+from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
@@ -61,7 +61,7 @@ def plain(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.head(x)  # type: ignore[no-any-return]
 
 
-def loss_in_stages(job: TrainingJob, layout: Layout) -> torch.Tensor:
+def loss_in_stages(job: TrainingJob, layout: ModelLayout) -> torch.Tensor:
     """Run the job's model with one section a stage."""
     model, batch = materialise(job, 0), job.collate([job.dataset[0], job.dataset[1]])
     activation: Any = None

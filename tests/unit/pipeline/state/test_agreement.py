@@ -12,7 +12,7 @@ from spottrain.errors import WireError
 from spottrain.pipeline.state.agreement import (
     Agreement,
     Contribution,
-    Decision,
+    MinibatchDecision,
     Move,
     RankRecord,
     SectionRecord,
@@ -39,13 +39,13 @@ def copy(
 
 
 def rank(
-    number: int, *sections: SectionRecord, decision: Decision | None = None
+    number: int, *sections: SectionRecord, decision: MinibatchDecision | None = None
 ) -> RankRecord:
     return RankRecord(number, sections, decision)
 
 
-def decided(generation: int, step: int) -> Decision:
-    return Decision(generation, step, 0.0, 0.0, 5.0, False, False)
+def decided(generation: int, step: int) -> MinibatchDecision:
+    return MinibatchDecision(generation, step, 0.0, 0.0, 5.0, False, False)
 
 
 # --- agree, case by case ------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 
 from spottrain.pipeline.model.sections import TensorSpec
-from spottrain.pipeline.state.agreement import Contribution, Decision
+from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import (
     ALIGNMENT_BYTES,
     UNUSABLE,
@@ -159,7 +159,7 @@ def test_undo_of_the_first_update_takes_back_that_there_is_state(
 
 
 def test_decisions_and_the_undo_mark_survive(holder: LocalHolder) -> None:
-    decision = Decision(3, 9, 1.5, 2.5, 3.5, False, True)
+    decision = MinibatchDecision(3, 9, 1.5, 2.5, 3.5, False, True)
     control = ControlBlock(holder)
     assert control.decision is None
     assert control.undo_section is None

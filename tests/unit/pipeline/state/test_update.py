@@ -20,7 +20,7 @@ from spottrain.pipeline.base.faults import (
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.optimizer import optimizer_state_spec
 from spottrain.pipeline.model.sections import TensorSpec
-from spottrain.pipeline.state.agreement import Decision
+from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import ParameterSpec, SectionArena
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
@@ -102,7 +102,7 @@ def fill(arena: SectionArena, seed: int, tensors: dict[str, torch.Tensor]) -> No
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
 
 
-def decision(step: int, **changes: Any) -> Decision:
+def decision(step: int, **changes: Any) -> MinibatchDecision:
     values: dict[str, Any] = {
         "generation": 1,
         "step": step,
@@ -112,7 +112,7 @@ def decision(step: int, **changes: Any) -> Decision:
         "overflow": False,
         "stop": False,
     }
-    return Decision(**{**values, **changes})
+    return MinibatchDecision(**{**values, **changes})
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
 
-from spottrain.pricing.deadline.best_case import SOONEST, best, conceivable, too_slow
-from spottrain.pricing.deadline.model import Held
+from spottrain.pricing.deadline.best_case import (
+    SOONEST,
+    best_case,
+    conceivable,
+    too_slow,
+)
+from spottrain.pricing.deadline.model import Holdings
 
 
 def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
-    found = best(standing(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
+    found = best_case(standing(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
     assert found is not None
     assert (found.vms, found.usd_per_hour) == (4, 0.5)
     assert found.takes_s == pytest.approx(100.0 + SOONEST * 10 * HOUR_S)
@@ -25,14 +30,16 @@ def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
 
 def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
     at = replace(standing(hours=None, work=10), kept_s=720.0)
-    found = best(at, FLEET, (spot(),), (Held(name="spot", ready=0, booting=1),))
+    found = best_case(
+        at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),)
+    )
     assert found is not None
     assert found.takes_s == pytest.approx(SOONEST * 10 * HOUR_S)
     assert found.usd == pytest.approx(SOONEST * 34 + 0.2)
 
 
 def test_the_hourly_cap_bounds_the_fleet() -> None:
-    found = best(standing(hours=None, work=10, cap=2.0), FLEET, (spot(),))
+    found = best_case(standing(hours=None, work=10, cap=2.0), FLEET, (spot(),))
     assert found is not None
     assert found.vms == 2
 
@@ -41,7 +48,7 @@ def test_the_hourly_cap_bounds_the_fleet() -> None:
 def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
     at = standing(hours=1, work=1000, usd=1.0, cap=cap)
     supplies = () if cap is None else (spot(),)
-    assert best(at, FLEET, supplies) is None
+    assert best_case(at, FLEET, supplies) is None
     answer = conceivable(at, FLEET, supplies)
     assert (answer.possible, answer.reason) == (True, "")
     fast = replace(at, min_examples_per_s=3.4 / SOONEST)

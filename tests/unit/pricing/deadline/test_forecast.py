@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
 
-from spottrain.pricing.deadline.forecast import project
-from spottrain.pricing.deadline.model import Held, Supply
-from spottrain.pricing.deadline.outlook import Outlook
+from spottrain.pricing.deadline.forecast import forecast
+from spottrain.pricing.deadline.model import Holdings, Supply
+from spottrain.pricing.deadline.outlook import MarketOutlook
 
 SPOT_ONLY = (spot(),)
 BOTH = (spot(), ON_DEMAND)
-SEEN = Outlook(looks=(((1.0, 4),),) * 9, looked_at_s=0.0)
+SEEN = MarketOutlook(looks=(((1.0, 4),),) * 9, looked_at_s=0.0)
 
 
 @pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
@@ -25,44 +25,44 @@ def test_where_the_hourly_cap_bears_no_vm_there_is_no_end(
     supplies: tuple[Supply, ...], hours: float | None
 ) -> None:
     at = standing(hours=hours, work=5, cap=0.5)
-    told = project(at, FLEET, supplies, (), SEEN, thrifty=False)
+    told = forecast(at, FLEET, supplies, (), SEEN, thrifty=False)
     assert told.finish_s.expected == told.finish_s.high == math.inf
     assert told.usd.expected == math.inf
 
 
 def test_the_hourly_cap_slows_the_job_down() -> None:
     at = standing(hours=None, work=5, cap=2.0)
-    held = (Held(name="spot", ready=2),)
+    held = (Holdings(name="spot", ready=2),)
     for supplies in (SPOT_ONLY, (spot("b", 3.0), *SPOT_ONLY)):
-        told = project(at, FLEET, supplies, held, SEEN)
+        told = forecast(at, FLEET, supplies, held, SEEN)
         assert told.finish_s.expected == pytest.approx(5 * HOUR_S * 3.4 / 1.9)
 
 
 def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
     at = standing(hours=None, work=5, cap=4.0)
     risky = replace(spot(), losses_per_hour=0.5)
-    seen = Outlook(looks=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
-    told = project(at, FLEET, (risky,), (), seen)
+    seen = MarketOutlook(looks=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
+    told = forecast(at, FLEET, (risky,), (), seen)
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
 
 
 @pytest.mark.parametrize("thrifty", [True, False])
 def test_spot_vms_alone_have_no_latest_finish(thrifty: bool) -> None:
     at = standing(hours=9, work=5)
-    told = project(at, FLEET, SPOT_ONLY, (), SEEN, thrifty=thrifty)
+    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN, thrifty=thrifty)
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
     assert told.finish_s.high == math.inf
 
 
 def test_spot_vms_that_are_late_say_when_they_would_be_done() -> None:
     at = standing(hours=1, work=5000)
-    told = project(at, FLEET, SPOT_ONLY, (), SEEN)
+    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN)
     assert 1 * HOUR_S < told.finish_s.low < told.finish_s.expected < math.inf
     assert told.finish_s.high == math.inf
 
 
 def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None:
-    told = project(standing(hours=1, work=5000), FLEET, BOTH, (), SEEN)
+    told = forecast(standing(hours=1, work=5000), FLEET, BOTH, (), SEEN)
     finish = told.finish_s
     assert finish.low < finish.expected < finish.high < math.inf
     assert finish.high - finish.low > 0.1 * finish.expected
@@ -71,7 +71,7 @@ def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None
 @pytest.mark.parametrize("hours", [None, 1e6])
 def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> None:
     at = replace(standing(hours=hours, work=5000, usd=5.0), kept_s=900.0)
-    told = project(at, FLEET, BOTH, (), SEEN)
+    told = forecast(at, FLEET, BOTH, (), SEEN)
     assert told.finish_s.low == told.finish_s.expected == told.finish_s.high == math.inf
     # A quarter of an hour of four VMs is kept back.
     assert (told.usd.low, told.usd.expected, told.usd.high) == (4.0, 4.0, 5.0)
@@ -106,9 +106,9 @@ def test_every_interval_is_one_and_costs_no_more_than_there_is(
     at = standing(hours=hours, work=work, usd=usd, cap=cap)
     at = replace(at, kept_s=kept_s)
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
-    held = (Held(name="spot", ready=ready),)
-    outlook = Outlook(looks=tuple((look,) for look in looks))
-    told = project(at, FLEET, supplies, held, outlook, thrifty=thrifty)
+    held = (Holdings(name="spot", ready=ready),)
+    outlook = MarketOutlook(looks=tuple((look,) for look in looks))
+    told = forecast(at, FLEET, supplies, held, outlook, thrifty=thrifty)
     for one in (told.finish_s, told.usd):
         assert 0 <= one.low <= one.expected
         assert one.low <= one.high

@@ -11,22 +11,28 @@ from hypothesis import strategies as st
 from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.deadline.fallback import feasible, net
-from spottrain.pricing.deadline.model import Decision, Fleet, Held, Standing, Supply
-from spottrain.pricing.deadline.outlook import KEPT, SAMPLE_S, Outlook, look
+from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
+from spottrain.pricing.deadline.model import (
+    Fleet,
+    FleetDecision,
+    Holdings,
+    JobStatus,
+    Supply,
+)
+from spottrain.pricing.deadline.outlook import KEPT, SAMPLE_S, MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
 
-NOTHING: tuple[Held, ...] = ()
+NOTHING: tuple[Holdings, ...] = ()
 DRY = spot(available=0)
 
 
 def decided(
-    at: Standing,
+    at: JobStatus,
     supplies: tuple[Supply, ...] = (spot(), ON_DEMAND),
-    held: tuple[Held, ...] = NOTHING,
-    outlook: Outlook | None = None,
-) -> Decision:
-    return decide(at, FLEET, supplies, held, outlook or Outlook())
+    held: tuple[Holdings, ...] = NOTHING,
+    outlook: MarketOutlook | None = None,
+) -> FleetDecision:
+    return decide(at, FLEET, supplies, held, outlook or MarketOutlook())
 
 
 def test_spot_vms_are_rented_while_there_is_time() -> None:
@@ -45,7 +51,7 @@ def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
 
 
 def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() -> None:
-    seen = Outlook(looks=(((1.0, 4),),) * 50, looked_at_s=0.0)
+    seen = MarketOutlook(looks=(((1.0, 4),),) * 50, looked_at_s=0.0)
     decision = decided(standing(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
     assert decision.mode == "wait"
     assert decision.wanted == ()
@@ -53,7 +59,7 @@ def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() 
 
 def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
     at = standing(hours=5.07, work=5)
-    held = (Held(name="spot", ready=1),)
+    held = (Holdings(name="spot", ready=1),)
     decision = decided(at, (DRY, ON_DEMAND), held)
     assert decision.mode == "edge"
     assert dict(decision.wanted) == {"on-demand": 3, "spot": 1}
@@ -74,9 +80,9 @@ def test_with_no_slack_left_all_vms_are_on_demand() -> None:
 
 def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
     at = standing(hours=5 + 125 / HOUR_S, work=5)
-    held = (Held(name="spot", ready=4),)
+    held = (Holdings(name="spot", ready=4),)
     assert dict(decided(at, held=held).wanted) == {"on-demand": 4, "spot": 4}
-    booted = (*held, Held(name="on-demand", ready=4))
+    booted = (*held, Holdings(name="on-demand", ready=4))
     assert dict(decided(at, held=booted).wanted) == {"on-demand": 4}
 
 
@@ -90,7 +96,7 @@ def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
 
 
 def test_a_vm_elsewhere_must_be_clearly_cheaper_than_one_that_is_held() -> None:
-    at, held = standing(hours=6, work=5), (Held(name="a", ready=4),)
+    at, held = standing(hours=6, work=5), (Holdings(name="a", ready=4),)
     near = decided(at, (spot("a"), spot("b", 0.9), ON_DEMAND), held)
     assert near.count("b") == 0
     far = decided(at, (spot("a"), spot("b", 0.5), ON_DEMAND), held)
@@ -125,7 +131,7 @@ def test_a_rate_below_the_least_one_rents_on_demand_until_spot_suffices() -> Non
     )
     lacking = decided(at, (spot(available=1), ON_DEMAND))
     assert dict(lacking.wanted) == {"on-demand": 2, "spot": 1}
-    held = (Held(name="spot", ready=3), Held(name="on-demand", ready=2))
+    held = (Holdings(name="spot", ready=3), Holdings(name="on-demand", ready=2))
     fine = replace(at, recent_examples_per_s=2.7)
     assert decided(fine, (spot(available=0), ON_DEMAND), held).count("on-demand") == 0
 
@@ -141,12 +147,14 @@ def test_a_job_that_is_late_goes_on_with_all_it_has(hours: float) -> None:
 
 
 def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> None:
-    held = (Held(name="on-demand", ready=4),)
+    held = (Holdings(name="on-demand", ready=4),)
 
     def hastened(hours: float) -> dict[str, int]:
         at = standing(hours=hours, work=5)
         supplies = (spot(), ON_DEMAND)
-        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+        return dict(
+            decide(at, FLEET, supplies, held, MarketOutlook(), thrifty=False).wanted
+        )
 
     assert hastened(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
     assert hastened(5 + 400 / HOUR_S) == {"on-demand": 4}, "just off it"
@@ -154,27 +162,29 @@ def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> No
 
 
 def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
-    def hastened(*supplies: Supply, held: tuple[Held, ...] = ()) -> dict[str, int]:
+    def hastened(*supplies: Supply, held: tuple[Holdings, ...] = ()) -> dict[str, int]:
         at = standing(hours=20, work=5, usd=500.0)
-        return dict(decide(at, FLEET, supplies, held, Outlook(), thrifty=False).wanted)
+        return dict(
+            decide(at, FLEET, supplies, held, MarketOutlook(), thrifty=False).wanted
+        )
 
     dear = spot(usd=3.0, available=0)
     assert hastened(DRY, ON_DEMAND) == {}
     assert hastened(dear, ON_DEMAND) == {"on-demand": 4}
     assert hastened(ON_DEMAND) == {"on-demand": 4}
-    training = (Held(name="spot", ready=3),)
+    training = (Holdings(name="spot", ready=3),)
     assert hastened(dear, ON_DEMAND, held=training) == {"spot": 3, "on-demand": 1}
-    rented = (Held(name="on-demand", ready=4),)
+    rented = (Holdings(name="on-demand", ready=4),)
     assert hastened(spot(), ON_DEMAND, held=rented)["spot"] == 4
 
 
 def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> None:
     at = standing(hours=5 + 294 / HOUR_S, work=5)
-    four = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=4),))
+    four = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=4),))
     assert (four.mode, four.count("on-demand")) == ("edge", 2)
-    one = decided(at, (DRY, ON_DEMAND), (Held(name="spot", ready=1),))
+    one = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=1),))
     assert dict(one.wanted) == {"on-demand": 3, "spot": 1}
-    rented = (Held(name="spot", ready=1), Held(name="on-demand", ready=3))
+    rented = (Holdings(name="spot", ready=1), Holdings(name="on-demand", ready=3))
     assert dict(decided(at, (DRY, ON_DEMAND), rented).wanted) == dict(one.wanted)
 
 
@@ -319,7 +329,7 @@ def test_a_decision_asks_for_nothing_that_is_not_there_nor_above_the_cap(
     if allowed:
         supplies.append(replace(ON_DEMAND, available=free[2]))
     held = tuple(
-        Held(name=supply.name, ready=ready[n], booting=booting[n])
+        Holdings(name=supply.name, ready=ready[n], booting=booting[n])
         for n, supply in enumerate(supplies)
     )
     at = standing(hours=hours, work=work, usd=usd, cap=cap)
@@ -372,18 +382,20 @@ def test_a_number_that_is_none_is_refused_where_the_job_stands() -> None:
 
 
 def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
-    outlook = Outlook()
+    outlook = MarketOutlook()
     for number in range(2 * KEPT):
-        outlook = look(outlook, number * SAMPLE_S, FLEET, (spot(),), {})
-        outlook = look(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), {})
+        outlook = observe(outlook, number * SAMPLE_S, FLEET, (spot(),), {})
+        outlook = observe(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), {})
     assert len(outlook.looks) == KEPT
     assert outlook.looks[0] == ((1.0, 4),)
 
 
 def test_the_net_counts_boots_of_those_that_are_not_rented_yet() -> None:
     at = standing(hours=9, work=5)
-    fresh = net(at, FLEET, (ON_DEMAND,), ())
-    paid = net(at, FLEET, (ON_DEMAND,), (Held(name="on-demand", ready=4),))
+    fresh = on_demand_fallback(at, FLEET, (ON_DEMAND,), ())
+    paid = on_demand_fallback(
+        at, FLEET, (ON_DEMAND,), (Holdings(name="on-demand", ready=4),)
+    )
     boot_usd = 4 * 3.0 * (FLEET.boot_s + FLEET.morph_s) / HOUR_S
     work = at.examples_left
     assert fresh.usd(4, work) - paid.usd(4, work) == pytest.approx(boot_usd)

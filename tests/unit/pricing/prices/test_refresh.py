@@ -17,9 +17,9 @@ from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
     TTL_S,
-    Question,
+    PriceQuery,
+    PriceRequest,
     Refreshed,
-    Wish,
     known,
     on_demand_prices,
     refresh,
@@ -53,9 +53,9 @@ class Market:
     markets: frozenset[bool] = frozenset({True, False})
     ttl_s: float = TTL_S
     down: bool = False
-    questions: list[Question] = field(default_factory=list)
+    questions: list[PriceQuery] = field(default_factory=list)
 
-    def fetch(self, question: Question) -> Iterator[Price]:
+    def fetch(self, question: PriceQuery) -> Iterator[Price]:
         self.questions.append(question)
         if self.down:
             raise PriceSourceError("the API is down")
@@ -72,14 +72,14 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def ask(market: Market, history: History, now_s: float, **more: Any) -> Refreshed:
-    wish = more.pop("wish", Wish(kinds=[P4D]))
+    wish = more.pop("wish", PriceRequest(kinds=[P4D]))
     return refresh([market], history, FACTS, wish, now_s, **more)
 
 
 def spot(history: History) -> list[Price]:
     return [
         p
-        for p in known(history, FACTS, Wish(kinds=[P4D, P5]), LATER_S).prices
+        for p in known(history, FACTS, PriceRequest(kinds=[P4D, P5]), LATER_S).prices
         if p.spot
     ]
 
@@ -96,14 +96,14 @@ def test_what_was_asked_a_moment_ago_is_not_asked_again(history: History) -> Non
 def test_only_what_is_due_is_asked_for(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S)
-    ask(market, history, NOW_S, wish=Wish(kinds=[P4D, P5, T4]))
-    ask(market, history, NOW_S, wish=Wish(kinds=[P5], regions=["us-east-1"]))
+    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P4D, P5, T4]))
+    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P5], regions=["us-east-1"]))
     assert [list(q.kinds) for q in market.questions] == [[P4D], [P5]]
 
 
 def test_a_region_that_was_asked_for_alone_is_not_everywhere(history: History) -> None:
     market = Market([PRICE])
-    ask(market, history, NOW_S, wish=Wish(kinds=[P4D], regions=["us-east-1"]))
+    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P4D], regions=["us-east-1"]))
     ask(market, history, NOW_S)
     assert [list(q.regions) for q in market.questions] == [["us-east-1"], []]
 
@@ -131,7 +131,7 @@ def test_a_cloud_that_does_not_answer_costs_its_own_prices_only(
     )
     azure = Market([azure_price], cloud="azure", name="azure test")
     later_s = NOW_S + 2 * HOUR_S
-    wish = Wish(kinds=[P4D, T4])
+    wish = PriceRequest(kinds=[P4D, T4])
     answers = refresh([aws, azure], history, FACTS, wish, later_s)
     assert answers.failures == {"aws": "the API is down"}
     newest = {p.cloud: p for p in known(history, FACTS, wish, LATER_S).prices if p.spot}
@@ -149,19 +149,19 @@ def test_what_cannot_be_a_price_is_named_and_not_remembered(history: History) ->
 
 
 def test_what_ships_is_known_until_something_newer_is(history: History) -> None:
-    wish = Wish(kinds=[P4D], regions=["us-east-1"])
+    wish = PriceRequest(kinds=[P4D], regions=["us-east-1"])
     (shipped,) = known(history, FACTS, wish, LATER_S).prices
     assert (shipped.source, shipped.usd_per_hour) == ("published", 21.957642)
     newer = replace(PRICE, spot=False, zone="us-east-1", usd_per_hour=20.0)
     history.record_prices([newer])
     assert known(history, FACTS, wish, LATER_S) == Sifted((newer,), ())
-    elsewhere = Wish(kinds=[P4D], regions=["eu-west-1"])
+    elsewhere = PriceRequest(kinds=[P4D], regions=["eu-west-1"])
     assert known(history, FACTS, elsewhere, LATER_S).prices == ()
 
 
 def test_spot_as_dear_as_the_list_is_not_known(history: History) -> None:
     history.record_prices([replace(PRICE, usd_per_hour=21.96)])
-    believed = known(history, FACTS, Wish(kinds=[P4D]), LATER_S)
+    believed = known(history, FACTS, PriceRequest(kinds=[P4D]), LATER_S)
     assert not any(p.spot for p in believed.prices)
     assert "no usable spot" in believed.warnings[0]
 
@@ -173,7 +173,7 @@ def test_what_a_clock_that_was_ahead_has_noted_is_not_believed(
     dear = replace(PRICE, usd_per_hour=2 * PRICE.usd_per_hour)
     history.record_prices([replace(PRICE, since_s=ahead_s, seen_s=ahead_s)])
     history.record_prices([replace(dear, since_s=NOW_S, seen_s=NOW_S)])
-    wish = Wish(kinds=[P4D])
+    wish = PriceRequest(kinds=[P4D])
     (known_now,) = [p for p in known(history, FACTS, wish, NOW_S).prices if p.spot]
     assert (known_now.usd_per_hour, known_now.seen_s) == (dear.usd_per_hour, NOW_S)
 
@@ -183,14 +183,14 @@ def test_a_price_that_a_wrong_clock_confirmed_was_seen_when_it_began(
 ) -> None:
     history.record_prices([replace(PRICE, since_s=NOW_S, seen_s=NOW_S)])
     history.record_prices([replace(PRICE, seen_s=NOW_S + 30 * DAY_S)])
-    wish, now_s = Wish(kinds=[P4D]), NOW_S + 2 * DAY_S
+    wish, now_s = PriceRequest(kinds=[P4D]), NOW_S + 2 * DAY_S
     (price,) = [p for p in known(history, FACTS, wish, now_s).prices if p.spot]
     assert price.is_stale(now_s)
 
 
 def test_nonsense_in_the_cache_is_named_and_not_believed(history: History) -> None:
     history.record_prices([replace(PRICE, usd_per_hour=-5.0)])
-    believed = known(history, FACTS, Wish(kinds=[P4D]), LATER_S)
+    believed = known(history, FACTS, PriceRequest(kinds=[P4D]), LATER_S)
     assert not any(p.spot for p in believed.prices)
     assert "got -5 USD per hour" in believed.warnings[0]
 

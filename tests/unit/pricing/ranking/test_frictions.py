@@ -15,8 +15,8 @@ from spottrain.pricing.ranking.frictions import (
     Frictions,
     Place,
     Quote,
-    Standing,
     SwitchingRule,
+    SwitchingState,
     decide,
 )
 
@@ -39,8 +39,8 @@ def quote(
     )
 
 
-def standing(hours: float = 100.0, held: Place | None = HERE) -> Standing:
-    return Standing(
+def standing(hours: float = 100.0, held: Place | None = HERE) -> SwitchingState:
+    return SwitchingState(
         examples=hours * HOUR, held=held, checkpoint=held, copies=frozenset({"aws"})
     )
 

@@ -25,16 +25,16 @@ from spottrain.pricing.ranking.order import offer_key
 from spottrain.pricing.ranking.rank import (
     Priced,
     Ranking,
-    Terms,
+    RankingTerms,
     fleet_size,
     greedy_fleet,
     rank,
     worth_of,
 )
-from spottrain.pricing.ranking.throughput import Pace, Paces
+from spottrain.pricing.ranking.throughput import FleetThroughput, ThroughputCache
 
-FOR_MONEY = Paces(replace(JOB, objective="examples_per_dollar"))
-PACE = Pace(
+FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
+PACE = FleetThroughput(
     vms=4, pipeline_depth=2, data_parallel_width=2, step_s=2.0, examples_per_s=8.0
 )
 
@@ -46,7 +46,7 @@ def names(ranking: Ranking) -> list[str]:
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.integers(1, 4), st.sampled_from([PACES, FOR_MONEY]))
 def test_the_first_rows_are_those_of_planning_everything(
-    market: list[Priced], asked: Terms, exact: int, paces: Paces
+    market: list[Priced], asked: RankingTerms, exact: int, paces: ThroughputCache
 ) -> None:
     whole = rank(market, paces, asked, exact=len(market))
     short = rank(market, paces, asked, exact=exact)
@@ -62,7 +62,7 @@ def test_the_first_rows_are_those_of_planning_everything(
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.randoms())
 def test_the_order_of_offers_does_not_count(
-    market: list[Priced], asked: Terms, draw: random.Random
+    market: list[Priced], asked: RankingTerms, draw: random.Random
 ) -> None:
     mixed = list(market)
     draw.shuffle(mixed)
@@ -72,7 +72,7 @@ def test_the_order_of_offers_does_not_count(
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms)
 def test_what_is_ranked_first_trains_most_for_a_dollar(
-    market: list[Priced], asked: Terms
+    market: list[Priced], asked: RankingTerms
 ) -> None:
     rows = [r for r in rank(market, PACES, asked, exact=99).rows if r.worth]
     values = [row.worth.examples_per_usd for row in rows if row.worth]
@@ -256,7 +256,7 @@ def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.integers(1, 5))
 def test_no_fleet_costs_more_an_hour_than_the_cap(
-    market: list[Priced], asked: Terms, min_vms: int
+    market: list[Priced], asked: RankingTerms, min_vms: int
 ) -> None:
     asked = replace(asked, min_vms=min(min_vms, asked.max_vms))
     cap = asked.max_usd_per_hour or math.inf

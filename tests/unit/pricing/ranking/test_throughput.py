@@ -14,14 +14,16 @@ from tests.unit.pricing.ranked import (
     machines,
 )
 
-from spottrain.pricing.ranking.throughput import Machine, Paces
+from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 
-FOR_MONEY = Paces(replace(JOB, objective="examples_per_dollar"))
+FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 
 
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(machines, st.integers(1, 5), st.sampled_from([PACES, FOR_MONEY]))
-def test_no_plan_beats_the_bounds(machine: Machine, vms: int, paces: Paces) -> None:
+def test_no_plan_beats_the_bounds(
+    machine: MachineShape, vms: int, paces: ThroughputCache
+) -> None:
     exact = paces.of(machine, vms)
     if exact.why_not:
         return
@@ -33,7 +35,7 @@ def test_no_plan_beats_the_bounds(machine: Machine, vms: int, paces: Paces) -> N
 
 
 def test_a_fleet_is_planned_once() -> None:
-    paces = Paces(JOB)
+    paces = ThroughputCache(JOB)
     first = paces.of(MACHINE, 2)
     assert paces.of(MACHINE, 2) is first
     assert paces.made == 1
@@ -58,12 +60,12 @@ def test_machines_that_a_plan_for_money_leaves_out_are_not_paid_for() -> None:
     slow_links = replace(MACHINE, network_bytes_per_s=1e6)
     assert FOR_MONEY.of(slow_links, 4).vms < 4
     assert PACES.of(slow_links, 4).vms == 4
-    held = Paces(replace(JOB, objective="examples_per_dollar"), min_vms=3)
+    held = ThroughputCache(replace(JOB, objective="examples_per_dollar"), min_vms=3)
     assert held.of(slow_links, 4).vms >= 3
 
 
 def test_all_that_vms_send_each_other_counts() -> None:
-    paces = Paces(replace(JOB, schedule="varuna"))
+    paces = ThroughputCache(replace(JOB, schedule="varuna"))
     pace = paces.of(MACHINE, 2)
     assert pace.shape in ("1x2", "2x1")
     gradients, activations = 2 * 4 * 16 * 10**6, 2 * 16 * 10**6

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.pricing.simulation.offline_optimum import SLOT_S, Supply, least_usd
+from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply, least_usd
 
 RATES = (0.0, 1.0, 1.8)
 
 
 def usd(
-    supplies: list[Supply], examples: float, slots: float, boot_s: float = 0.0
+    supplies: list[KnownSupply], examples: float, slots: float, boot_s: float = 0.0
 ) -> float:
     return least_usd(supplies, RATES, boot_s, examples, slots * SLOT_S)
 
 
-def always(*prices: float) -> Supply:
-    return Supply(lives=None, usd_per_hour=prices)
+def always(*prices: float) -> KnownSupply:
+    return KnownSupply(lives=None, usd_per_hour=prices)
 
 
 def test_work_is_done_in_the_cheapest_hours() -> None:
@@ -39,7 +39,9 @@ def test_the_second_vm_costs_more_an_example_than_the_first_one() -> None:
 
 
 def test_every_rise_pays_for_a_boot() -> None:
-    spot = Supply(lives=[(0.0, SLOT_S), (2 * SLOT_S, 3 * SLOT_S)], usd_per_hour=[2.0])
+    spot = KnownSupply(
+        lives=[(0.0, SLOT_S), (2 * SLOT_S, 3 * SLOT_S)], usd_per_hour=[2.0]
+    )
     boot_s = 360.0
     work = 2 * (SLOT_S - boot_s)
     # Each life trains after its boot: two half hours, less what the second one shares
@@ -54,11 +56,11 @@ def test_what_cannot_be_done_in_time_has_no_price() -> None:
 
 
 @st.composite
-def markets(draw: st.DrawFn) -> tuple[list[Supply], int, float]:
+def markets(draw: st.DrawFn) -> tuple[list[KnownSupply], int, float]:
     slots = draw(st.integers(2, 5))
     rng = random.Random(draw(st.integers(0, 10**6)))
     spot = [
-        Supply(
+        KnownSupply(
             lives=[
                 (a * SLOT_S, b * SLOT_S)
                 for a in range(slots)
@@ -72,7 +74,7 @@ def markets(draw: st.DrawFn) -> tuple[list[Supply], int, float]:
     return [*spot, always(1.5)], slots, rng.uniform(0.1, 0.95) * slots * RATES[-1]
 
 
-def by_brute_force(supplies: list[Supply], slots: int, work: float) -> float:
+def by_brute_force(supplies: list[KnownSupply], slots: int, work: float) -> float:
     """Try all numbers of VMs of each supply in each slot; boots take no time here."""
     choices = []
     for slot in range(slots):
@@ -105,7 +107,7 @@ def by_brute_force(supplies: list[Supply], slots: int, work: float) -> float:
 @given(markets())
 @settings(max_examples=60, deadline=None)
 def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
-    market: tuple[list[Supply], int, float],
+    market: tuple[list[KnownSupply], int, float],
 ) -> None:
     supplies, slots, work = market
     least = usd(supplies, work * SLOT_S, slots)
@@ -119,7 +121,7 @@ def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
 @given(markets(), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
 def test_with_boots_the_bound_never_passes_what_a_plan_of_lives_costs(
-    market: tuple[list[Supply], int, float], seed: int
+    market: tuple[list[KnownSupply], int, float], seed: int
 ) -> None:
     supplies, slots, _ = market
     draw, boot_s = random.Random(seed), 600.0

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
-from spottrain.pricing.simulation.baselines import Haste, Promise, SpotOnlyWait
-from spottrain.pricing.simulation.evaluate import blind_usd
-from spottrain.pricing.simulation.offline_optimum import Supply
+from spottrain.pricing.simulation.baselines import (
+    CostOptimal,
+    SpotOnlyWait,
+    TimeOptimal,
+)
+from spottrain.pricing.simulation.evaluate import online_bound_usd
+from spottrain.pricing.simulation.offline_optimum import KnownSupply
 from spottrain.pricing.simulation.online_bound import CELLS_A_BOOT, Job, least_usd
 from spottrain.pricing.simulation.replay import play
 from spottrain.pricing.simulation.scenarios import synthetic
@@ -40,10 +44,10 @@ def job(rates: tuple[float, ...], cells: int, **changes: Any) -> Job:
     return replace(made, **changes)
 
 
-def zone(lives: Iterable[tuple[int, int]]) -> Supply:
+def zone(lives: Iterable[tuple[int, int]]) -> KnownSupply:
     """``lives``: the cells in which VMs can train."""
     spans = [(a * CELL_S, BOOT_S + b * CELL_S) for a, b in lives]
-    return Supply(lives=spans, usd_per_hour=[USD])
+    return KnownSupply(lives=spans, usd_per_hour=[USD])
 
 
 class Ways:
@@ -192,12 +196,12 @@ def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
 def test_no_rule_costs_less_on_the_mean_over_the_draws(seed: int) -> None:
     world = synthetic(seed)
     (place,) = world.zones
-    least = blind_usd(world)
+    least = online_bound_usd(world)
     assert least is not None
     draws = [
         replace(world, zones=(replace(place, name=f"draw {n}"),)) for n in range(2)
     ]
-    for rule in (Promise, Haste, SpotOnlyWait):
+    for rule in (CostOptimal, TimeOptimal, SpotOnlyWait):
         outcomes = [play(drawn, rule()) for drawn in draws]
         if all(outcome.in_time for outcome in outcomes):
             assert fmean(outcome.usd for outcome in outcomes) >= least

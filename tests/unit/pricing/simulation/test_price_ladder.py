@@ -17,9 +17,9 @@ from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_pr
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
     Ladder,
+    LadderTerms,
     Rung,
     Strategy,
-    Terms,
 )
 
 settings.register_profile("no hurry", deadline=None)
@@ -49,8 +49,10 @@ def single_start(*more: Price) -> Ladder:
     return Ladder(market(*(v100(day, 1.0) for day in range(7)), *more), "us-east-1")
 
 
-def first_usd(ladder: Ladder, strategy: Strategy, terms: Terms | None = None) -> float:
-    return ladder.climb(MODEL, 2.0, terms or Terms())[strategy].runs[0].usd
+def first_usd(
+    ladder: Ladder, strategy: Strategy, terms: LadderTerms | None = None
+) -> float:
+    return ladder.climb(MODEL, 2.0, terms or LadderTerms())[strategy].runs[0].usd
 
 
 def test_starts_are_the_baselines_days_but_the_last_five() -> None:
@@ -61,14 +63,14 @@ def test_starts_are_the_baselines_days_but_the_last_five() -> None:
 
 def test_a_job_pays_each_days_price_for_the_hours_it_needs() -> None:
     ladder = Ladder(market(*(v100(day, 1.0 + day) for day in range(6))), "us-east-1")
-    [run] = ladder.climb(MODEL, 2.5, Terms())[Strategy.SINGLE].runs
+    [run] = ladder.climb(MODEL, 2.5, LadderTerms())[Strategy.SINGLE].runs
     assert run.usd == pytest.approx(24 * 1 + 24 * 2 + 12 * 3)
     assert run.hours == pytest.approx(60)
 
 
 def test_the_last_price_stays() -> None:
     ladder = Ladder(market(*(v100(day, 1.0 + day) for day in range(6))), "us-east-1")
-    [run] = ladder.climb(MODEL, 8.0, Terms())[Strategy.SINGLE].runs
+    [run] = ladder.climb(MODEL, 8.0, LadderTerms())[Strategy.SINGLE].runs
     assert run.usd == pytest.approx(24 * (1 + 2 + 3 + 4 + 5 + 6 * 3))
 
 
@@ -92,7 +94,7 @@ def test_a_fixed_choice_stays_though_another_becomes_cheap() -> None:
 
 def test_a_price_not_seen_that_day_stays_as_it_was() -> None:
     ladder = single_start(("azure", "us_east", "NC6s v3", 0, 0.5))
-    rungs = ladder.climb(MODEL, 2.0, Terms())
+    rungs = ladder.climb(MODEL, 2.0, LadderTerms())
     assert rungs[Strategy.DYNAMIC].runs[0].usd == pytest.approx(24)
     assert rungs[Strategy.DYNAMIC].runs[0].switches == 0
 
@@ -105,7 +107,7 @@ def test_boot_interruptions_and_egress_are_paid() -> None:
         checkpoint_bytes=10e9,
         dataset_bytes=100e9,
     )
-    terms = Terms(frictions=frictions, losses_per_day=1.0)
+    terms = LadderTerms(frictions=frictions, losses_per_day=1.0)
     ladder = single_start(("azure", "us_east", "NC6s v3", 1, 0.1))
     rungs = ladder.climb(MODEL, 2.0, terms)
     wasted = 1 + 2 / 24
@@ -123,7 +125,7 @@ def test_boot_interruptions_and_egress_are_paid() -> None:
 
 
 def test_a_move_that_does_not_pay_is_not_made() -> None:
-    terms = Terms(frictions=Frictions(dataset_bytes=1000e9))
+    terms = LadderTerms(frictions=Frictions(dataset_bytes=1000e9))
     ladder = single_start(("azure", "us_east", "NC6s v3", 1, 0.1))
     assert first_usd(ladder, Strategy.DYNAMIC, terms) == pytest.approx(48)
 
@@ -147,7 +149,7 @@ def test_each_day_the_dynamic_choice_is_paid_no_more_than_any_other(
 ) -> None:
     prices = [v100(day, usd) for day, usd in enumerate(ours)]
     prices += [("azure", "us_east", "NC6s v3", day, p) for day, p in enumerate(theirs)]
-    rungs = Ladder(market(*prices), "us-east-1").climb(model, days, Terms())
+    rungs = Ladder(market(*prices), "us-east-1").climb(model, days, LadderTerms())
     # On equal GPUs all take equally long: day by day, the cheaper of two is cheaper.
     for strategy in Strategy:
         for run, other in zip(
@@ -166,7 +168,7 @@ def test_scaled_prices_scale_every_cost(
             ("azure", "us_east", "NC6", day, usd * scale)
             for day, usd in enumerate(theirs)
         ]
-        return Ladder(market(*prices), "us-east-1").climb(MODEL, 2.0, Terms())
+        return Ladder(market(*prices), "us-east-1").climb(MODEL, 2.0, LadderTerms())
 
     plain, scaled = climb(1.0), climb(factor)
     for strategy in Strategy:
@@ -242,7 +244,7 @@ FIGURE_6_6 = {
     ("days", "model"), [(d, m) for d, rows in FIGURE_6_5.items() for m in rows]
 )
 def test_the_ladder_of_figure_6_5(us_east_1: Ladder, days: float, model: str) -> None:
-    rungs = us_east_1.climb(model, days, Terms())
+    rungs = us_east_1.climb(model, days, LadderTerms())
     base = rungs[Strategy.SINGLE].usd
     got = tuple(round(base / rung.usd, 2) for rung in rungs.values())
     assert got == (1.00, *FIGURE_6_5[days][model])
@@ -252,19 +254,21 @@ def test_the_ladder_of_figure_6_5(us_east_1: Ladder, days: float, model: str) ->
 def test_the_gain_of_moving_of_figure_6_6(us_east_1: Ladder, model: str) -> None:
     gains = []
     for days in (0.125, 0.25, 0.5, 1, 2, 4, 8):
-        rungs = us_east_1.climb(model, days, Terms())
+        rungs = us_east_1.climb(model, days, LadderTerms())
         gains.append(rungs[Strategy.DYNAMIC].gain_over(rungs[Strategy.MULTI_CLOUD]))
     assert tuple(round(gain, 2) for gain in gains) == FIGURE_6_6[model]
 
 
 def test_the_mean_dollars_and_moves_of_2020(us_east_1: Ladder) -> None:
-    rungs = us_east_1.climb("A3C", 4.0, Terms())
+    rungs = us_east_1.climb("A3C", 4.0, LadderTerms())
     dollars = [rungs[s].usd for s in (Strategy.SINGLE, Strategy.DYNAMIC)]
     assert dollars == pytest.approx([95.52, 27.08], abs=0.005)
     assert us_east_1.starts[0] == date(2020, 2, 18)
     assert us_east_1.starts[-1] == date(2020, 3, 18)
     most = {
-        model: us_east_1.climb(model, 4.0, Terms())[Strategy.DYNAMIC].most_switches
+        model: us_east_1.climb(model, 4.0, LadderTerms())[
+            Strategy.DYNAMIC
+        ].most_switches
         for model in THROUGHPUTS
     }
     assert max(most.values()) == 3
@@ -273,8 +277,8 @@ def test_the_mean_dollars_and_moves_of_2020(us_east_1: Ladder) -> None:
 def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> None:
     rule = SwitchingRule(hysteresis=0.05)
     for model, row in FIGURE_6_5[4.0].items():
-        plain = us_east_1.climb(model, 4.0, Terms())
-        calm = us_east_1.climb(model, 4.0, Terms(rule=rule))
+        plain = us_east_1.climb(model, 4.0, LadderTerms())
+        calm = us_east_1.climb(model, 4.0, LadderTerms(rule=rule))
         base = plain[Strategy.SINGLE].usd
         assert base / calm[Strategy.DYNAMIC].usd == pytest.approx(row[-1], abs=0.005)
         moves = [
@@ -285,5 +289,7 @@ def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> Non
 
 def test_each_rung_is_no_dearer_than_the_one_before(us_east_1: Ladder) -> None:
     for model in THROUGHPUTS:
-        costs = [rung.usd for rung in us_east_1.climb(model, 4.0, Terms()).values()]
+        costs = [
+            rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()
+        ]
         assert costs == sorted(costs, reverse=True)

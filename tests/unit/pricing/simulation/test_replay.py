@@ -11,32 +11,32 @@ from hypothesis import strategies as st
 from tests.unit.pricing.promised import FLEET, HOUR_S, spot, standing
 from tests.unit.pricing.promised import ON_DEMAND as VMS
 
-from spottrain.pricing.deadline.forecast import project
-from spottrain.pricing.deadline.model import Held
-from spottrain.pricing.deadline.outlook import Outlook
+from spottrain.pricing.deadline.forecast import forecast
+from spottrain.pricing.deadline.model import Holdings
+from spottrain.pricing.deadline.outlook import MarketOutlook
 from spottrain.pricing.simulation.baselines import (
+    CostOptimal,
     GreedyFailover,
     OnDemandOnly,
-    Promise,
     SpotOnlyWait,
     UniformProgress,
 )
 from spottrain.pricing.simulation.evaluate import (
     FREE,
-    blind_row,
-    blind_usd,
-    bound_usd,
-    examine,
+    evaluate,
     kept,
+    offline_optimum_usd,
+    online_bound_row,
+    online_bound_usd,
     rows,
 )
 from spottrain.pricing.simulation.replay import ON_DEMAND, play
-from spottrain.pricing.simulation.scenarios import World, Zone, prolonged, synthetic
+from spottrain.pricing.simulation.scenarios import Scenario, Zone, prolonged, synthetic
 
 
-def world(lives: list[tuple[float, float]], *, hours: float, work: float) -> World:
+def world(lives: list[tuple[float, float]], *, hours: float, work: float) -> Scenario:
     """``work``: hours of the largest fleet."""
-    return World(
+    return Scenario(
         name="by hand",
         zones=(Zone(name="spot", lives=tuple(lives), usd_per_hour=(1.0,)),),
         on_demand_usd_per_hour=3.0,
@@ -72,7 +72,7 @@ def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
 
 
 def test_without_spot_vms_the_net_alone_is_in_time() -> None:
-    outcome = play(world([], hours=6, work=5), Promise())
+    outcome = play(world([], hours=6, work=5), CostOptimal())
     assert outcome.in_time
     assert outcome.on_demand_usd == pytest.approx(outcome.usd)
 
@@ -80,7 +80,7 @@ def test_without_spot_vms_the_net_alone_is_in_time() -> None:
 def test_a_storm_at_the_worst_moment_does_not_break_the_promise() -> None:
     for storm_h in (0.5, 1.0, 2.0, 4.0, 5.0):
         lives = [(0.0, storm_h * HOUR_S)] * 4
-        outcome = play(world(lives, hours=5.2, work=5), Promise())
+        outcome = play(world(lives, hours=5.2, work=5), CostOptimal())
         assert outcome.in_time, storm_h
 
 
@@ -90,10 +90,10 @@ def test_the_promise_holds_on_any_market_and_costs_no_less_than_the_bound(
     seed: int,
 ) -> None:
     market = synthetic(seed)
-    outcome = play(market, Promise())
+    outcome = play(market, CostOptimal())
     assert outcome.in_time
     assert outcome.in_budget
-    assert outcome.usd >= bound_usd(market) * (1 - 1e-6)
+    assert outcome.usd >= offline_optimum_usd(market) * (1 - 1e-6)
 
 
 @given(st.integers(10**6, 10**9), st.floats(0.0, 0.05), st.floats(0.0, 0.05))
@@ -104,7 +104,7 @@ def test_the_promise_holds_with_next_to_no_slack_of_time_and_money(
     market = synthetic(seed)
     paid_s, usd = market.on_demand()
     tight = replace(market, deadline_s=paid_s * (1 + time), max_usd=usd * (1 + money))
-    outcome = play(tight, Promise())
+    outcome = play(tight, CostOptimal())
     assert outcome.in_time
     assert outcome.in_budget
 
@@ -150,33 +150,33 @@ def test_markets_begin_anew_for_those_who_are_late() -> None:
 def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> None:
     dry = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
     gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
-    cases = [examine(one) for one in (world(STEADY, hours=9, work=5), dry, gone)]
+    cases = [evaluate(one) for one in (world(STEADY, hours=9, work=5), dry, gone)]
     found = {row.rule: row for row in rows(cases)}
     row, ours = found["spot only, wait"], found["promise"]
     assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
     assert row.late_by == pytest.approx(cases[1].outcomes[3].late_by)
     easy = cases[0]
     assert row.in_time_over_bound == pytest.approx(
-        easy.outcomes[3].usd / easy.bound_usd
+        easy.outcomes[3].usd / easy.offline_optimum_usd
     )
-    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.bound_usd)
+    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.offline_optimum_usd)
     assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
 
 
 def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
     lives = [(at_h * HOUR_S, (at_h + 2) * HOUR_S) for at_h in (0, 0, 1, 2, 3, 4)]
     market = world(lives, hours=6, work=2)
-    assert blind_usd(replace(market, zones=market.zones * 2)) is None
-    row = blind_row([examine(market)])
+    assert online_bound_usd(replace(market, zones=market.zones * 2)) is None
+    row = online_bound_row([evaluate(market)])
     assert row is not None
     assert row.jobs == 1
     assert row.over_bound > row.blind_over_bound
     assert row.over_blind == pytest.approx(row.over_bound / row.blind_over_bound)
-    assert blind_row([]) is None
+    assert online_bound_row([]) is None
 
 
 def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
-    cases = [examine(world(STEADY, hours=9, work=5))]
+    cases = [evaluate(world(STEADY, hours=9, work=5))]
     found = {row.rule: row for row in rows(cases)}
     assert found["promise"].in_time == 1
     assert found["on-demand only"].on_demand == pytest.approx(1.0)
@@ -195,7 +195,9 @@ def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
 
 def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> None:
     at = standing(hours=9, work=5)
-    told = project(at, FLEET, (spot(), VMS), (Held(name="spot", ready=4),), Outlook())
+    told = forecast(
+        at, FLEET, (spot(), VMS), (Holdings(name="spot", ready=4),), MarketOutlook()
+    )
     finish, usd = told.finish_s, told.usd
     assert 5 * HOUR_S <= finish.low <= finish.expected <= finish.high <= 9 * HOUR_S
     assert usd.low <= usd.expected <= usd.high <= 4 * 3 * 5.1
@@ -204,24 +206,24 @@ def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> Non
 def test_a_job_that_is_late_costs_what_on_demand_vms_cost() -> None:
     at = standing(hours=2, work=5)
     for thrifty in (True, False):
-        told = project(at, FLEET, (spot(), VMS), (), Outlook(), thrifty=thrifty)
+        told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook(), thrifty=thrifty)
         assert told.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
         assert told.usd.low < told.usd.expected < told.usd.high
 
 
 def test_without_a_deadline_the_end_is_open() -> None:
     at = standing(hours=None, work=5, usd=99.0)
-    told = project(at, FLEET, (spot(), VMS), (), Outlook())
+    told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
     assert told.finish_s.high == math.inf
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
     assert told.usd.high == 99.0
-    dry = project(at, FLEET, (spot(available=0), VMS), (), Outlook())
+    dry = forecast(at, FLEET, (spot(available=0), VMS), (), MarketOutlook())
     assert dry.finish_s.expected == math.inf
 
 
 def test_a_finished_job_costs_no_more() -> None:
     at = standing(hours=5, work=0)
-    told = project(at, FLEET, (spot(), VMS), (), Outlook())
+    told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
     assert (told.usd.high, told.finish_s.high) == (0.0, 0.0)
 
 

@@ -27,8 +27,8 @@ from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.manager_location import Away
-from spottrain.varuna_manager.jobs.replication import begin_copy
+from spottrain.varuna_manager.jobs.manager_location import RemoteManager
+from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.submit import check_name, submit
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,7 +90,9 @@ def job(aws: FakeAws, tmp_path: Path) -> JobDir:
     )
     (vm,) = provider.launch(request).vms
     nobody = SshTarget(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 A",), port=9)
-    there = Away(requests=(request,), networks=(), vm_id=vm.vm_id, target=nobody)
+    there = RemoteManager(
+        requests=(request,), networks=(), vm_id=vm.vm_id, target=nobody
+    )
     manager_location.write(job, replace(there, started=True))
     return job
 
@@ -105,7 +107,7 @@ def copied(job: JobDir, folder: Path, *events: e.Event) -> None:
     journal.close()
 
     async def copy() -> None:
-        made = begin_copy(there)
+        made = begin_replication(there)
         assert made is not None
         assert await made.finish()
         made.close()

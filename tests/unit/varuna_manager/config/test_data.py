@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spottrain.cloud.data.wish import Wish
+from spottrain.cloud.data.wish import DataRequest
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.data import wishes
+from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig, load_config, parse_config
 
 JOB: dict[str, Any] = {
@@ -37,7 +37,9 @@ def parse(data: dict[str, Any], provider: dict[str, Any] = AWS) -> JobConfig:
 
 def test_a_text_is_a_url() -> None:
     config = parse({"corpus": "s3://bucket/corpus/"})
-    assert wishes(config.data) == (Wish(name="corpus", url="s3://bucket/corpus/"),)
+    assert data_requests(config.data) == (
+        DataRequest(name="corpus", url="s3://bucket/corpus/"),
+    )
 
 
 def test_what_machines_are_told_is_what_the_job_file_says() -> None:
@@ -47,9 +49,9 @@ def test_what_machines_are_told_is_what_the_job_file_says() -> None:
             "shared": {"mount": "fs-1:/", "type": "nfs4", "options": "ro"},
         }
     )
-    assert wishes(config.data) == (
-        Wish(name="images", url="gs://b/i.tar", unpack=True, sha256=SHA256),
-        Wish(name="shared", mount="fs-1:/", type="nfs4", options="ro"),
+    assert data_requests(config.data) == (
+        DataRequest(name="images", url="gs://b/i.tar", unpack=True, sha256=SHA256),
+        DataRequest(name="shared", mount="fs-1:/", type="nfs4", options="ro"),
     )
 
 
@@ -60,7 +62,7 @@ def test_it_is_the_same_after_a_restart() -> None:
 
 def test_a_file_url_is_a_path() -> None:
     config = parse({"own": "file:///data/own", "other": {"path": "/x"}}, SSH)
-    assert [wish.path for wish in wishes(config.data)] == ["/data/own", "/x"]
+    assert [wish.path for wish in data_requests(config.data)] == ["/data/own", "/x"]
 
 
 def test_paths_here_are_relative_to_the_job_file(tmp_path: Path) -> None:

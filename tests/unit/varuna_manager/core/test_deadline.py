@@ -17,8 +17,8 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Turn
-from spottrain.varuna_manager.reporting.deadline import promise_line, promise_view
+from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FOUR = ("a", "b", "c", "d")
 SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
@@ -44,14 +44,14 @@ def story(left_s: float | None, **settings: Any) -> Story:
 
 
 def weigh(told: Story, terms: FleetTerms = TERMS) -> None:
-    told.tell(e.FleetWeighed, terms=terms)
+    told.tell(e.FleetRated, terms=terms)
 
 
 def test_a_job_that_promises_nothing_decides_nothing() -> None:
     told = story(None)
     weigh(told)
     assert told.state.promise.decision is None
-    assert promise_view(told.state, told.now_s) is None
+    assert deadline_view(told.state, told.now_s) is None
 
 
 def test_before_it_is_known_what_vms_do_none_are_rented_on_demand_but_to_begin() -> (
@@ -75,7 +75,7 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
     told = story(10 * TRAIN_S)
     weigh(told)
-    turn = Turn(told.state, told.now_s)
+    turn = Transition(told.state, told.now_s)
     assert best_offer(turn, 1) == (None, 0)
     assert best_offer(turn, 1, told.state.vms["a"]) == (OFFER, 1)
 
@@ -213,14 +213,14 @@ def test_a_nearer_deadline_is_decided_over_at_once() -> None:
 def test_what_is_promised_is_shown_with_an_interval() -> None:
     told = story(3 * TRAIN_S, max_usd=50.0)
     weigh(told)
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
     assert shown["mode"] == "spot"
     finish, usd = shown["finish_s"], shown["usd"]
     assert told.now_s < finish["low"] <= finish["expected"] <= finish["high"]
     assert finish["high"] <= told.state.job.deadline_s
     assert 0 < usd["low"] <= usd["expected"] <= usd["high"] <= 50.0
-    line = promise_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, told.state.job.deadline_s)
     assert "of slack" in line
     assert " in all" in line
 
@@ -228,7 +228,7 @@ def test_what_is_promised_is_shown_with_an_interval() -> None:
 def test_a_job_in_haste_is_expected_as_soon_as_its_fleet_can_do_it() -> None:
     told = story(100 * TRAIN_S)
     weigh(told)
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
     finish = shown["finish_s"]
     assert finish["expected"] - told.now_s == pytest.approx(TRAIN_S, rel=0.05)
@@ -238,9 +238,9 @@ def test_a_job_in_haste_is_expected_as_soon_as_its_fleet_can_do_it() -> None:
 def test_a_deadline_that_cannot_be_kept_any_more_is_told_so() -> None:
     told = story(TRAIN_S / 2)
     weigh(told)
-    late = promise_view(told.state, told.now_s)
+    late = deadline_view(told.state, told.now_s)
     assert late is not None
-    assert "cannot be kept" in promise_line(late, told.state.job.deadline_s)
+    assert "cannot be kept" in deadline_line(late, told.state.job.deadline_s)
 
 
 def test_where_the_hourly_cap_bears_no_vm_no_end_is_in_sight() -> None:
@@ -251,29 +251,29 @@ def test_where_the_hourly_cap_bears_no_vm_no_end_is_in_sight() -> None:
         by="a person",
         limits=(Limit(name="max_usd_per_hour", value=1e-6),),
     )
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
     assert shown["finish_s"]["expected"] is shown["finish_s"]["high"] is None
-    line = promise_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, told.state.job.deadline_s)
     assert line.endswith("not promised · no end in sight")
 
 
 def test_without_on_demand_vms_nobody_knows_the_latest_finish() -> None:
     told = story(3 * TRAIN_S, allow_on_demand=False)
     weigh(told)
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
     assert shown["finish_s"]["expected"] is not None
     assert shown["finish_s"]["high"] is None
-    assert "90 %: by ?" in promise_line(shown, told.state.job.deadline_s)
+    assert "90 %: by ?" in deadline_line(shown, told.state.job.deadline_s)
 
 
 def test_spot_vms_that_would_be_late_at_their_best_are_told_so() -> None:
     told = story(TRAIN_S / 2, allow_on_demand=False)
     weigh(told)
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
-    assert "cannot be kept" in promise_line(shown, told.state.job.deadline_s)
+    assert "cannot be kept" in deadline_line(shown, told.state.job.deadline_s)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_a_least_rate_out_of_reach_is_taken_and_told_to_be_so() -> None:
         by="a person",
         limits=(Limit(name="min_examples_per_s", value=1e300),),
     )
-    shown = promise_view(told.state, told.now_s)
+    shown = deadline_view(told.state, told.now_s)
     assert shown is not None
-    line = promise_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, told.state.job.deadline_s)
     assert "slo.min_examples_per_s: 1e+300 is out of reach: 4 VMs train" in line
 
 

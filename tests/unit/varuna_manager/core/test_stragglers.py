@@ -11,7 +11,7 @@ from spottrain import wire
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import Pulse
+from spottrain.varuna_manager.core.model.records import RankTimings
 
 FOUR = ("a", "b", "c", "d")
 SECTION = wire.SectionProfile(
@@ -75,7 +75,7 @@ def beat(
             )
 
 
-def pulse(story: Story) -> Pulse:
+def pulse(story: Story) -> RankTimings:
     found = story.generation.pulse
     assert found is not None
     return found

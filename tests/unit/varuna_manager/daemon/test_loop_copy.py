@@ -19,13 +19,13 @@ from spottrain.varuna_manager.core.model.events import (
     LaunchRefused,
     TimerFired,
 )
-from spottrain.varuna_manager.daemon.loop import Shell
+from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.daemon.sessions import OutOfStepError
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication import begin_copy
+from spottrain.varuna_manager.jobs.replication import begin_replication
 
 LONG_S = 30.0
 
@@ -73,7 +73,7 @@ async def run(
     cloud: Cloud,
     *,
     replaced: bool = False,
-    story: Callable[[Shell], Awaitable[None]] | None = None,
+    story: Callable[[ManagerLoop], Awaitable[None]] | None = None,
 ) -> None:
     """Manage until the cloud has been asked for VMs, or the shell gives up.
 
@@ -83,13 +83,15 @@ async def run(
         replaced: Another machine takes it over at once.
         story: What happens in the end.
     """
-    copy = begin_copy(job, durable=True)
+    copy = begin_replication(job, durable=True)
     assert copy is not None
     if replaced:
         stored(job).claim("another folder", take_over=True)
     journal = Journal(job.journal)
     identity = ensure_identity(job.path, ("localhost",))
-    shell = Shell(journal, cloud, identity, "https://localhost", job.workdir, copy)
+    shell = ManagerLoop(
+        journal, cloud, identity, "https://localhost", job.workdir, copy
+    )
     managing = asyncio.create_task(shell.run())
     asked = asyncio.create_task(asyncio.to_thread(cloud.asked.wait, LONG_S))
     try:
@@ -116,7 +118,7 @@ def test_where_a_checkpoint_cannot_be_read_the_store_is_looked_through_again(
     damaged = wire.CheckpointDamaged(name="step-5", reason="it is gone")
     batch = wire.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
 
-    async def story(shell: Shell) -> None:
+    async def story(shell: ManagerLoop) -> None:
         with pytest.raises(OutOfStepError):  # the VM is a stranger
             await shell.receive(batch)
 

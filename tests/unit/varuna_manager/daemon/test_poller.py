@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import pytest
 from tests.unit.cloud.toy_cloud import ToyCloud
 from tests.unit.varuna_manager.story import SETTINGS
 
-from spottrain.cloud.multi import Branch, Several
+from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import LaunchRequest
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
-from spottrain.varuna_manager.daemon.poller import Looks
+from spottrain.varuna_manager.daemon.poller import CloudPoller
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +61,18 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def looking(
     clouds: list[ToyCloud],
-    story: Callable[[Desk, Looks], Awaitable[None]],
+    story: Callable[[Desk, CloudPoller], Awaitable[None]],
     ask: Callable[..., Coroutine[Any, Any, Any]] = call,
 ) -> None:
     """Let a story happen while all clouds are looked at."""
 
     async def run() -> None:
         desk = Desk()
-        parts = Several(
-            {cloud.name: lambda cloud=cloud: Branch(cloud) for cloud in clouds}  # type: ignore[misc]
-        ).parts()
-        looks = Looks(desk, parts, ask, MarketWatch(desk))
+        makers = {
+            cloud.name: functools.partial(NamespacedProvider, cloud) for cloud in clouds
+        }
+        parts = MultiCloudProvider(makers).parts()
+        looks = CloudPoller(desk, parts, ask, MarketWatch(desk))
         watching = asyncio.create_task(looks.look_around())
         await story(desk, looks)
         watching.cancel()
@@ -81,7 +83,7 @@ def looking(
 
 
 def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
-    async def story(desk: Desk, _: Looks) -> None:
+    async def story(desk: Desk, _: CloudPoller) -> None:
         await desk.until(lambda: len(desk.of(e.VmsListed)) == 2)
         await desk.until(lambda: desk.of(e.OffersSeen))
         assert {event.cloud for event in desk.of(e.VmsListed)} == {"aws", "gcp"}
@@ -95,7 +97,7 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
     aws.down = True
 
-    async def story(desk: Desk, looks: Looks) -> None:
+    async def story(desk: Desk, looks: CloudPoller) -> None:
         await desk.until(lambda: desk.of(e.OffersSeen))
         assert {event.cloud for event in desk.of(e.VmsListed)} == {"gcp"}
         (offer,) = desk.of(e.OffersSeen)[0].offers
@@ -126,7 +128,7 @@ def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
             await asyncio.get_running_loop().create_future()
         return await call(function, *args, **kwargs)
 
-    async def story(desk: Desk, looks: Looks) -> None:
+    async def story(desk: Desk, looks: CloudPoller) -> None:
         await asked.wait()
         await desk.until(lambda: desk.of(e.VmsListed))
         assert desk.of(e.OffersSeen) == []
@@ -144,7 +146,7 @@ def test_one_look_fails_as_its_cloud_does() -> None:
 
     async def look() -> None:
         desk = Desk()
-        looks = Looks(desk, {"": cloud}, call, MarketWatch(desk))
+        looks = CloudPoller(desk, {"": cloud}, call, MarketWatch(desk))
         with pytest.raises(CloudError, match="does not answer"):
             await looks.at_vms()
         cloud.down = False

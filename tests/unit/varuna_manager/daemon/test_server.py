@@ -12,10 +12,10 @@ import pytest
 import spottrain
 from spottrain import wire
 from spottrain.varuna_manager.agent.client import (
-    FencedError,
     ManagerClient,
+    NoManagerError,
     RefusedError,
-    UnreachableError,
+    VmFencedError,
 )
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import PORTS, listen
@@ -78,7 +78,7 @@ def test_nothing_is_answered_without_the_right_token(
     manager: Manager, method: str, path: str
 ) -> None:
     manager.admit("vm-1")
-    with pytest.raises(FencedError):
+    with pytest.raises(VmFencedError):
         manager.client("guess").call(method, path, "{}")
 
 
@@ -86,14 +86,14 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     manager.admit("vm-2")
     client = manager.client(manager.admit("vm-1"))
     batch = wire.ReportBatch(vm_id="vm-2", first=0, reports=(READY,))
-    with pytest.raises(FencedError, match="another VM"):
+    with pytest.raises(VmFencedError, match="another VM"):
         client.call("POST", "/v1/reports", wire.encode(batch))
     assert manager.desk.reports == []
 
 
 def test_a_vms_token_opens_no_admin_door(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
-    with pytest.raises(FencedError):
+    with pytest.raises(VmFencedError):
         client.call("POST", "/v1/admin/stop", '{"checkpoint":true,"now":false}')
     assert manager.desk.stops == []
 
@@ -113,7 +113,7 @@ def test_admin_changes_limits_and_hears_when_that_is_refused(manager: Manager) -
     )
     told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
     assert manager.desk.limits == [("me", told)]
-    with pytest.raises(FencedError, match="would end the job"):
+    with pytest.raises(VmFencedError, match="would end the job"):
         client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":false}}')
     unknown = limits.replace("max_usd", "steps")
     with pytest.raises(RefusedError, match="must be one of 'max_usd'"):
@@ -195,7 +195,7 @@ def test_a_restarted_manager_goes_on_counting_where_the_agent_is(
 def test_stale_heartbeat_is_refused(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
     beat(client, 5, 0)
-    with pytest.raises(FencedError, match="stale"):
+    with pytest.raises(VmFencedError, match="stale"):
         beat(client, 4, 0)
 
 
@@ -207,7 +207,7 @@ def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -
     def poll() -> None:
         try:
             beat(client, 1, 0)
-        except FencedError as error:
+        except VmFencedError as error:
             refused.append(str(error))
 
     thread = threading.Thread(target=poll)
@@ -215,7 +215,7 @@ def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -
     manager.on_loop(lambda: manager.links.revoke("vm-1"))
     thread.join()
     assert len(refused) == 1
-    with pytest.raises(FencedError):
+    with pytest.raises(VmFencedError):
         beat(client, 2, 0)
 
 
@@ -224,7 +224,7 @@ def test_a_client_that_trusts_another_authority_sees_no_manager(
 ) -> None:
     token = manager.admit("vm-1")
     other = ensure_identity(tmp_path, ("127.0.0.1",))
-    with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(NoManagerError, match="CERTIFICATE_VERIFY_FAILED"):
         ManagerClient(manager.url, other.ca_pem, token).call("GET", "/v1/job")
 
 
@@ -257,7 +257,7 @@ def test_closing_the_server_leaves_the_port_free(
     client = manager.client(manager.admit("vm-1"))
     beat(client, 0, 0)
     manager.stop()
-    with pytest.raises(UnreachableError):
+    with pytest.raises(NoManagerError):
         beat(client, 1, 0)
     again = listen(manager.job_dir, "127.0.0.1")
     assert again.getsockname()[1] == port

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain import wire
-from spottrain.varuna_manager.daemon.sessions import Links, OutOfStepError
+from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.identity import token_sha256
 
 
@@ -26,7 +26,7 @@ class Line:
     def __init__(self, *vm_ids: str) -> None:
         self.clock = Clock()
         self.heard: list[str] = []
-        self.links = Links(self.clock, self.heard.append)
+        self.links = AgentSessions(self.clock, self.heard.append)
         self.sequence = 0
         for vm_id in vm_ids:
             self.links.admit(vm_id, token_sha256(f"token of {vm_id}"))

@@ -16,13 +16,13 @@ from spottrain.varuna_manager.jobs import replication, replication_status, segme
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.replication import (
-    CopyError,
-    JournalCopy,
-    begin_copy,
+    JournalReplication,
+    ReplicationError,
+    begin_replication,
     check_here,
-    end_copy,
+    end_replication,
 )
-from spottrain.varuna_manager.jobs.replication_status import CopyNote, told_of
+from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus, told_of
 
 LONG_S = 30.0
 
@@ -38,14 +38,14 @@ def job(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     return submit(tmp_path, f"file://{store}")
 
 
-def begin(job: JobDir, *, durable: bool = False) -> JournalCopy:
-    copy = begin_copy(job, durable=durable)
+def begin(job: JobDir, *, durable: bool = False) -> JournalReplication:
+    copy = begin_replication(job, durable=durable)
     assert copy is not None
     return copy
 
 
 @contextlib.asynccontextmanager
-async def running(copy: JournalCopy) -> AsyncIterator[asyncio.Task[None]]:
+async def running(copy: JournalReplication) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(copy.run())
     try:
         yield task
@@ -71,9 +71,9 @@ def test_a_job_whose_checkpoints_are_in_a_folder_is_not_copied(
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, str(tmp_path / "folder"))
-    assert begin_copy(job) is None
+    assert begin_replication(job) is None
     check_here(job)
-    end_copy(job)
+    end_replication(job)
     assert told_of(job, time.time()) == ""
 
 
@@ -175,7 +175,7 @@ def test_a_manager_that_was_replaced_ends_and_says_who_has_the_job(
     asyncio.run(story())
     assert "goes on elsewhere" in told_of(job, time.time())
     assert copied(job) == 1
-    for start in (begin, check_here, end_copy):
+    for start in (begin, check_here, end_replication):
         with pytest.raises(FencedError, match="spottrain resume file://"):
             start(job)
 
@@ -255,19 +255,19 @@ def test_a_journal_older_than_its_copy_is_not_managed(
     shutil.copy(tmp_path / "backup", job.journal)
     for left in job.path.glob("journal.sqlite-*"):
         left.unlink()
-    with pytest.raises(CopyError, match=r"has 1 events, the copy in .* 3"):
+    with pytest.raises(ReplicationError, match=r"has 1 events, the copy in .* 3"):
         begin(job)
 
 
 def test_a_job_that_is_ended_is_ended_in_the_store_too(job: JobDir) -> None:
     append(job, 2)
-    end_copy(job)
+    end_replication(job)
     assert stored(job).is_down()
     assert copied(job) == 3
 
 
 def test_only_a_copy_that_is_behind_for_long_is_told_of() -> None:
-    note = CopyNote(seq=5, at_s=100.0)
+    note = ReplicationStatus(seq=5, at_s=100.0)
     soon_s, later_s = (
         100.0 + replication_status.BEHIND_S / 2,
         100.0 + replication_status.BEHIND_S,

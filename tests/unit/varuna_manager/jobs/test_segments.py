@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spottrain.varuna_manager.jobs import segments
-from spottrain.varuna_manager.jobs.journal import Row
+from spottrain.varuna_manager.jobs.journal import JournalRow
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
     SegmentError,
@@ -26,14 +26,16 @@ from spottrain.varuna_manager.jobs.segments import (
 FANOUT = 3
 
 
-def rows_of(first: int, last: int, body: str = "{}") -> list[Row]:
-    return [Row(seq, float(seq), "VmHeard", body) for seq in range(first, last + 1)]
+def rows_of(first: int, last: int, body: str = "{}") -> list[JournalRow]:
+    return [
+        JournalRow(seq, float(seq), "VmHeard", body) for seq in range(first, last + 1)
+    ]
 
 
 def read(
     stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None
-) -> list[Row]:
-    def fetch(segment: Segment) -> list[Row]:
+) -> list[JournalRow]:
+    def fetch(segment: Segment) -> list[JournalRow]:
         return unpack(segment, stored[segment])
 
     return [row for rows in restore(stored, fetch, tell) for row in rows]
@@ -128,7 +130,7 @@ class Manager:
     """What copies as ``JournalCopy`` does, one put or delete at a time."""
 
     epoch: int
-    journal: list[Row]
+    journal: list[JournalRow]
     held: list[Segment]
     waste: list[Segment] = field(default_factory=list)
 
@@ -145,7 +147,7 @@ class Copies(RuleBasedStateMachine):
         self.stored: dict[Segment, bytes] = {}
         self.now = Manager(1, [], [])
         self.dead: list[Manager] = []
-        self.acknowledged: list[Row] = []
+        self.acknowledged: list[JournalRow] = []
 
     @rule(count=st.integers(1, 4))
     def happen(self, count: int) -> None:

@@ -14,7 +14,11 @@ from spottrain.pricing.ranking.frictions import Place
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.vm_history import harvest, lives, open_history
+from spottrain.varuna_manager.jobs.vm_history import (
+    ingest_journals,
+    lives,
+    open_history,
+)
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
 
@@ -99,15 +103,15 @@ def test_journals_are_read_once_and_again_when_they_grow() -> None:
     story = Story().training("a", "b")
     written = journal(story)
     with open_history() as history:
-        assert harvest(history) == ()
+        assert ingest_journals(history) == ()
         before = history.exposures()
-        assert harvest(history) == ()
+        assert ingest_journals(history) == ()
         assert history.exposures() == before
         count = len(story.events)
         gone(story, "a", after_s=3600.0)
         written.append(*story.events[count:])
         written.close()
-        assert harvest(history) == ()
+        assert ingest_journals(history) == ()
         hours = before[0].vm_hours + 2.0
         (after,) = history.exposures()
     assert (after.place, after.losses) == (PLACE, 1)
@@ -120,6 +124,6 @@ def test_a_journal_that_cannot_be_read_is_named_and_passed_over() -> None:
     broken.mkdir()
     (broken / "journal.sqlite").write_text("no database at all, not even a bit " * 9)
     with open_history() as history:
-        (warning,) = harvest(history)
+        (warning,) = ingest_journals(history)
         assert len(history.exposures()) == 1
     assert warning.startswith("job broken: its VMs are not counted: ")

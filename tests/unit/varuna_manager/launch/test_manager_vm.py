@@ -18,7 +18,7 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.config.manager_vm import DEFAULTS, IDENTITY
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.manager_location import Away, OwnVm
+from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
 from spottrain.varuna_manager.launch.manager_vm import config_there, renting, requests
 from spottrain.varuna_manager.launch.submit import check_manager
 
@@ -109,12 +109,14 @@ def test_an_image_of_the_job_file_is_looked_for_where_the_job_file_says() -> Non
     )
 
 
-def away_in(region: str, networks: tuple[str, ...] = ("192.0.2.0/24",)) -> Away:
+def away_in(
+    region: str, networks: tuple[str, ...] = ("192.0.2.0/24",)
+) -> RemoteManager:
     offer = replace(OFFER, cloud="aws", region=region, zone=f"{region}a")
     request = LaunchRequest(
         token="t", job="far", intent=tags.MANAGER, offer=offer, count=1, lease_s=9.0
     )
-    return Away(requests=(request,), networks=networks)
+    return RemoteManager(requests=(request,), networks=networks)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

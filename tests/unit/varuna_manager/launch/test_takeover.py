@@ -13,7 +13,7 @@ from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, StoredJ
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication import begin_copy
+from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.takeover import take_over
 
 
@@ -33,7 +33,7 @@ def job(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 
 
 def copy(job: JobDir) -> None:
-    begun = begin_copy(job)
+    begun = begin_replication(job)
     assert begun is not None
     assert asyncio.run(begun.finish())
     begun.close()
@@ -79,7 +79,7 @@ def test_another_machine_has_the_whole_job(
 def test_the_machine_before_has_to_let_go(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = begin_copy(job)
+    old = begin_replication(job)
     assert old is not None
     elsewhere(monkeypatch, tmp_path)
     found = take_over(place, lambda _: None)
@@ -95,7 +95,7 @@ def test_the_machine_before_has_to_let_go(
 
     asyncio.run(story())
     with pytest.raises(FencedError):
-        begin_copy(job)
+        begin_replication(job)
     assert copied(found) == 5
 
 
@@ -195,7 +195,7 @@ def test_what_is_damaged_is_named_and_the_rest_used(
 def test_a_journal_without_a_beginning_ends_no_manager_that_works(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = begin_copy(job)
+    old = begin_replication(job)
     assert old is not None
     for segment in segments(job):
         segment.write_bytes(b"")

@@ -18,7 +18,7 @@ from spottrain.errors import ConfigError
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.bucket import StoredJobError
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
-from spottrain.varuna_manager.jobs.replication import begin_copy, uid_of
+from spottrain.varuna_manager.jobs.replication import begin_replication, uid_of
 from spottrain.varuna_manager.launch import takeover
 from spottrain.varuna_manager.launch.takeover import take_over
 
@@ -151,7 +151,7 @@ def test_an_event_that_nobody_knows_ends_what_is_used(
     append(job, 2)
     with contextlib.closing(sqlite3.connect(job.journal)) as journal, journal:
         journal.execute("UPDATE events SET kind = 'Marvel' WHERE seq = 6")
-    begun = begin_copy(job)
+    begun = begin_replication(job)
     assert begun is not None
     assert asyncio.run(begun.finish())
     begun.close()

@@ -13,9 +13,9 @@ from spottrain.varuna_manager.jobs.profiles import keep
 from spottrain.varuna_manager.offers.feasibility import (
     UNASKED,
     UNKNOWN,
-    Promised,
-    check_promise,
-    foretell,
+    DeadlineCheck,
+    check_deadline,
+    predict,
 )
 
 LONG = 100_000_000
@@ -45,8 +45,8 @@ def config(steps: int = 10, *, on_demand: bool = False, **data: Any) -> JobConfi
     )
 
 
-def told(steps: int = 10, **data: Any) -> Promised | None:
-    return foretell(config(steps, **data), FACTS, profile=PROFILE)
+def told(steps: int = 10, **data: Any) -> DeadlineCheck | None:
+    return predict(config(steps, **data), FACTS, profile=PROFILE)
 
 
 def test_a_job_without_limits_is_told_nothing() -> None:
@@ -105,13 +105,13 @@ def test_a_least_rate_within_reach_is_promised_by_on_demand_vms() -> None:
 
 
 def test_of_a_model_that_nobody_measured_nothing_is_known() -> None:
-    assert foretell(config(LONG, slo={"max_hours": 1}), FACTS) is UNKNOWN
-    assert foretell(config(LONG, budget={"max_usd": 5}), FACTS) is None
+    assert predict(config(LONG, slo={"max_hours": 1}), FACTS) is UNKNOWN
+    assert predict(config(LONG, budget={"max_usd": 5}), FACTS) is None
 
 
 def test_what_was_measured_once_is_enough_to_refuse_a_job() -> None:
     keep(PROFILE)
     with pytest.raises(BudgetError, match="move the deadline to"):
-        check_promise(config(LONG, slo={"max_hours": 1}), FACTS)
-    told = check_promise(config(LONG, budget={"max_usd": 5}), FACTS)
+        check_deadline(config(LONG, slo={"max_hours": 1}), FACTS)
+    told = check_deadline(config(LONG, budget={"max_usd": 5}), FACTS)
     assert "the budget ends the job before it is done" in told

@@ -17,12 +17,12 @@ from spottrain.pricing.prices.history import History, VmLife
 from spottrain.pricing.prices.price import DAY_S, Price
 from spottrain.pricing.ranking.frictions import Place
 from spottrain.pricing.ranking.rank import Priced
-from spottrain.pricing.ranking.throughput import Paces
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (
     BOOT_S,
-    Base,
+    MeasuredOn,
     base_of,
     cloud_market,
     hazards_of,
@@ -31,7 +31,7 @@ from spottrain.varuna_manager.offers.market import (
 
 NOW_S = 1_790_000_000.0
 V100 = catalogue().gpus["V100"]
-BASE = Base(facts=FACTS, gpu=V100)
+BASE = MeasuredOn(facts=FACTS, gpu=V100)
 SPOT = Price(
     cloud="aws",
     region="us-east-1",
@@ -155,7 +155,7 @@ def test_the_best_offers_are_asked_for_again_until_the_best_was(
     dearer = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
     api = PriceApi([*dearer, *zones[4:]])
     ranking, warnings = rank_live(
-        rented(history), Paces(JOB), TERMS, history, NOW_S, sources=[api]
+        rented(history), ThroughputCache(JOB), TERMS, history, NOW_S, sources=[api]
     )
     best = ranking.best
     assert best is not None
@@ -169,7 +169,7 @@ def test_where_no_cloud_answers_the_last_known_prices_serve(history: History) ->
     history.record_prices([SPOT])
     down = [PriceApi([], down=True)]
     ranking, warnings = rank_live(
-        rented(history), Paces(JOB), TERMS, history, NOW_S, sources=down
+        rented(history), ThroughputCache(JOB), TERMS, history, NOW_S, sources=down
     )
     assert ranking.best is not None
     assert ranking.best.priced.offer.usd_per_hour == 8.0

@@ -18,12 +18,12 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.offers.plan_inputs import check_capacity
 from spottrain.varuna_manager.offers.preview import (
-    Elsewhere,
-    measured_elsewhere,
-    weigh_job,
+    SearchScope,
+    preview_job,
+    profiled_elsewhere,
 )
 
-OFFLINE = Elsewhere(offline=True)
+OFFLINE = SearchScope(offline=True)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def spot(zone: str, usd_per_hour: float) -> Price:
 
 
 def test_the_fleet_is_of_the_first_offers() -> None:
-    document = weigh_job(job(), FACTS, PROFILE, OFFLINE)
+    document = preview_job(job(), FACTS, PROFILE, OFFLINE)
     json.dumps(document, allow_nan=False)
     assert [vm["zone"] for vm in document["fleet"]] == ["cheap"] * 2 + ["dear"] * 2
     assert document["usd_per_hour"] == 6.0
@@ -76,11 +76,13 @@ def test_the_fleet_is_of_the_first_offers() -> None:
 
 
 def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
-    document = weigh_job(job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE)
+    document = preview_job(
+        job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE
+    )
     assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "dear"]
     capped = job(budget={"max_usd_per_hour": 0.9})
     with pytest.raises(BudgetError, match="does not pay for one machine"):
-        weigh_job(capped, FACTS, PROFILE, OFFLINE)
+        preview_job(capped, FACTS, PROFILE, OFFLINE)
 
 
 def test_a_cap_that_pays_for_too_few_machines_is_named() -> None:
@@ -91,15 +93,15 @@ def test_a_cap_that_pays_for_too_few_machines_is_named() -> None:
         local={"zones": zones},
     )
     with pytest.raises(BudgetError, match=r"7.0 does not pay for 4 machines \(res"):
-        weigh_job(few, FACTS, PROFILE, OFFLINE)
+        preview_job(few, FACTS, PROFILE, OFFLINE)
     beside = job(resources={"min_vms": 4}, budget={"max_usd_per_hour": 5})
     with pytest.raises(BudgetError, match=r"2 can be .* budget.max_usd_per_hour 5"):
-        weigh_job(beside, FACTS, PROFILE, OFFLINE)
+        preview_job(beside, FACTS, PROFILE, OFFLINE)
 
 
 def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
     zones = [{"name": "small", "slot_memory_bytes": 10**7}]
-    document = weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
+    document = preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
     assert document["plan"] is None
     assert document["why_not"].startswith("the model needs")
     assert document["candidates"]
@@ -110,7 +112,7 @@ def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
 def test_machines_of_two_kinds_may_fit_together() -> None:
     zones = [{"name": z, "capacity": 2, "slot_memory_bytes": m}
              for z, m in (("a", 2 * 10**8), ("b", 2 * 10**8))]  # fmt: skip
-    document = weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
+    document = preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["a", "a", "b", "b"]
     assert document["plan"] is not None
 
@@ -118,7 +120,7 @@ def test_machines_of_two_kinds_may_fit_together() -> None:
 def test_no_machine_at_all_is_told() -> None:
     zones = [{"name": "gone", "capacity": 0}]
     with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine left"):
-        weigh_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
+        preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 
 def test_too_few_machines_are_told_before_anything_is_measured() -> None:
@@ -136,7 +138,7 @@ def test_too_few_machines_are_told_before_anything_is_measured() -> None:
 def test_clouds_beside_are_ranked_but_not_rented(tmp_path: Path) -> None:
     with History(tmp_path / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 0.5)])
-    document = weigh_job(job(), FACTS, PROFILE, replace(OFFLINE, clouds=("aws",)))
+    document = preview_job(job(), FACTS, PROFILE, replace(OFFLINE, clouds=("aws",)))
     assert document["choice"] == "aws us-east-1a p4d.24xlarge spot"
     assert {vm["cloud"] for vm in document["fleet"]} == {"local"}
 
@@ -153,23 +155,25 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     prices = [spot("us-east-1a", 9.0), spot("us-east-1b", 8.0), spot("us-west-2a", 1.0)]
     with History(tmp_path / "market.sqlite") as history:
         history.record_prices(prices)
-    document = weigh_job(cloud_job(tmp_path), FACTS, PROFILE, OFFLINE)
+    document = preview_job(cloud_job(tmp_path), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["us-east-1b"] * 2
     assert document["slots"] == 16
-    only = weigh_job(cloud_job(tmp_path, zones=["us-east-1a"]), FACTS, PROFILE, OFFLINE)
+    only = preview_job(
+        cloud_job(tmp_path, zones=["us-east-1a"]), FACTS, PROFILE, OFFLINE
+    )
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
 def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
-    assert measured_elsewhere(FACTS) is None
+    assert profiled_elsewhere(FACTS) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert measured_elsewhere(FACTS) is None
+    assert profiled_elsewhere(FACTS) is None
     profiles.keep(PROFILE)
-    assert measured_elsewhere(FACTS) == PROFILE
+    assert profiled_elsewhere(FACTS) == PROFILE
 
 
 def test_a_laptop_s_profile_says_nothing_of_clouds(tmp_path: Path) -> None:
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match="--measured-on"):
-        weigh_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)
+        preview_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)

@@ -20,8 +20,8 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
-from spottrain.varuna_manager.jobs.vm_history import LifeBook, open_history
-from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, Appraiser
+from spottrain.varuna_manager.jobs.vm_history import VmHistory, open_history
+from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
 
 CALM = Hazards((), {})
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
@@ -47,7 +47,7 @@ def worth(offer: Offer, examples_per_usd: float) -> OfferWorth:
 def test_what_trains_most_for_a_dollar_is_rented_whatever_its_market() -> None:
     story = Story(allow_on_demand=True)
     worths = (worth(OFFER, 5.0), worth(ON_DEMAND, 9.0))
-    story.tell(e.OffersWeighed, worths=worths)
+    story.tell(e.OffersRanked, worths=worths)
     story.start()
     assert story.wished(c.IntendLaunch)[0].offer == ON_DEMAND
 
@@ -77,7 +77,7 @@ def trained(*ids: str, steps: int = TRUSTED_STEPS) -> State:
 def test_without_a_profile_nothing_is_known() -> None:
     story = Story()
     story.start()
-    assert Appraiser().appraise(story.state, (OFFER,), CALM) is None
+    assert OfferRanker().appraise(story.state, (OFFER,), CALM) is None
 
 
 def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
@@ -90,7 +90,7 @@ def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
     )
     dear = replace(a100, zone="dear", usd_per_hour=1000.0)
     offers = (dear, v100, a100, h100)
-    appraiser = Appraiser()
+    appraiser = OfferRanker()
     worths = appraiser.appraise(story.state, offers, CALM)
     assert worths is not None
     assert in_order(offers, worths) == (h100, a100, v100, dear)
@@ -99,7 +99,7 @@ def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
     # A laptop's profile does not tell them apart either.
     known = e.KnownProfile(profile=PROFILE, measured_at_s=0.0)
     story.tell(e.ProfilesListed, profiles=(known,))
-    again = Appraiser().appraise(story.state, offers, CALM)
+    again = OfferRanker().appraise(story.state, offers, CALM)
     assert again == worths
 
 
@@ -111,7 +111,7 @@ def test_machines_that_cannot_hold_the_model_come_last() -> None:
     cloud = replace(OFFER, cloud="aws", usd_per_hour=10.0)
     small = replace(cloud, instance_type="p3.2xlarge", usd_per_hour=0.1)
     large = replace(cloud, instance_type="p5.48xlarge")
-    worths = Appraiser().appraise(story.state, (small, large), CALM)
+    worths = OfferRanker().appraise(story.state, (small, large), CALM)
     assert worths is not None
     assert in_order((small, large), worths) == (large,)
 
@@ -120,7 +120,7 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
     story = Story()
     known = e.KnownProfile(profile=PROFILE, measured_at_s=0.0)
     story.tell(e.ProfilesListed, profiles=(known,))
-    worths = Appraiser().appraise(story.state, (OFFER, OTHER), CALM)
+    worths = OfferRanker().appraise(story.state, (OFFER, OTHER), CALM)
     assert worths is not None
     first, second = worths[offer_key(OFFER)], worths[offer_key(OTHER)]
     assert first.examples_per_usd == pytest.approx(
@@ -129,7 +129,7 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
 
 
 def test_the_same_question_is_not_answered_twice() -> None:
-    state, appraiser = trained("a", "b"), Appraiser()
+    state, appraiser = trained("a", "b"), OfferRanker()
     assert appraiser.appraise(state, (OFFER,), CALM) is not None
     assert appraiser.appraise(state, (OFFER,), CALM) is None
     dearer = replace(OFFER, usd_per_hour=2.0)
@@ -139,7 +139,7 @@ def test_the_same_question_is_not_answered_twice() -> None:
 def test_losses_that_were_seen_make_an_offer_worth_less() -> None:
     rough = Hazards([Exposure(place=PLACE, vm_hours=1.0, losses=500)], {})
     state = trained("a", "b")
-    calm, seen = (Appraiser().appraise(state, (OFFER,), h) for h in (CALM, rough))
+    calm, seen = (OfferRanker().appraise(state, (OFFER,), h) for h in (CALM, rough))
     assert calm is not None
     assert seen is not None
     key = offer_key(OFFER)
@@ -160,7 +160,7 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     )
     key = offer_key(OFFER)
     right, slow, unsure = (
-        Appraiser().appraise(one, (OFFER,), CALM) for one in (state, slower, few)
+        OfferRanker().appraise(one, (OFFER,), CALM) for one in (state, slower, few)
     )
     assert right is not None
     assert slow is not None
@@ -178,7 +178,7 @@ def test_a_hiccup_hardly_changes_what_is_known_but_what_lasts_does() -> None:
         state.generation,
         step_times_s=(4 * usual_s,) * len(state.generation.step_times_s),
     )
-    key, appraiser = offer_key(OFFER), Appraiser()
+    key, appraiser = offer_key(OFFER), OfferRanker()
     usual = appraiser.appraise(state, (OFFER,), CALM)
     assert usual is not None
 
@@ -195,7 +195,7 @@ def test_a_hiccup_hardly_changes_what_is_known_but_what_lasts_does() -> None:
 def test_machines_that_cost_nothing_can_be_compared() -> None:
     free = replace(OFFER, usd_per_hour=0.0)
     fast = replace(free, zone="fast", gpu_speed=2.0)
-    worths = Appraiser().appraise(trained("a", "b"), (free, fast), CALM)
+    worths = OfferRanker().appraise(trained("a", "b"), (free, fast), CALM)
     assert worths is not None
     assert in_order((free, fast), worths) == (fast, free)
 
@@ -280,7 +280,7 @@ def test_prices_of_clouds_are_remembered() -> None:
 
 def test_ended_vms_are_told_once() -> None:
     story = Story().training("a", "b", "c", "d")
-    book = LifeBook(story.state)
+    book = VmHistory(story.state)
     before = story.state
     story.now_s += 60.0
     vms = tuple(

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.wire import JobSpec, ModelFacts, Plan, Slot
 
 SPEC = JobSpec(
@@ -216,7 +216,7 @@ def text_of(*parts: Any) -> str:
 
 
 def test_the_report_has_every_field_that_was_promised() -> None:
-    report = documents.report(RUNNING, Chronicle(), True, 1200.0)
+    report = documents.report(RUNNING, JobHistory(), True, 1200.0)
     promised = (
         "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
         "preemptions_noticed preemptions_unnoticed silent_losses plans "
@@ -231,7 +231,7 @@ def test_the_report_has_every_field_that_was_promised() -> None:
 
 
 def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
-    plans = documents.report(RUNNING, Chronicle(), True, 1200.0)["plans"]
+    plans = documents.report(RUNNING, JobHistory(), True, 1200.0)["plans"]
     assert [(p["generation"], p["from_step"], p["ran_s"]) for p in plans] == [
         (1, 0, 80.0),
         (3, 50, 100.0),
@@ -241,7 +241,7 @@ def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
 
 
 def test_money_and_speed_are_counted_up_to_the_moment_asked_for() -> None:
-    report = documents.report(RUNNING, Chronicle(), True, 1100.0)
+    report = documents.report(RUNNING, JobHistory(), True, 1100.0)
     assert report["usd_spent"] == pytest.approx(0.5 + 4 * 0.15)
     assert report["usd_on_demand"] == pytest.approx(1.0 + 4 * 0.375)
     assert report["examples_per_s"] == pytest.approx(60 * 16 / 120)
@@ -249,10 +249,10 @@ def test_money_and_speed_are_counted_up_to_the_moment_asked_for() -> None:
 
 
 def test_time_stands_still_after_the_end() -> None:
-    assert documents.report(ENDED, Chronicle(), False, 9e9) == documents.report(
-        ENDED, Chronicle(), False, 1150.0
+    assert documents.report(ENDED, JobHistory(), False, 9e9) == documents.report(
+        ENDED, JobHistory(), False, 1150.0
     )
-    assert documents.report(ENDED, Chronicle(), False, 9e9)["state"] == "succeeded"
+    assert documents.report(ENDED, JobHistory(), False, 9e9)["state"] == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_the_live_panel_tells_all_at_a_glance() -> None:
 
 
 def test_the_summary_tells_plans_interruptions_and_money() -> None:
-    text = text_of(*tables.summary(documents.report(ENDED, Chronicle(), False, 0.0)))
+    text = text_of(*tables.summary(documents.report(ENDED, JobHistory(), False, 0.0)))
     for part in (
         "killed without notice",
         "3.2 s",
@@ -339,7 +339,7 @@ def test_a_job_that_has_just_begun_can_be_shown() -> None:
     status = documents.status(new, True, 2.0)
     text = text_of(
         tables.live_panel(status, None),
-        *tables.summary(documents.report(new, Chronicle(), True, 2.0)),
+        *tables.summary(documents.report(new, JobHistory(), True, 2.0)),
     )
     assert "none yet" in text
     assert "No interruptions" in text

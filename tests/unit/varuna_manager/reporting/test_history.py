@@ -12,11 +12,11 @@ from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import Chronicle
+from spottrain.varuna_manager.reporting.history import JobHistory
 
 
-def past_of(story: Story) -> Chronicle:
-    state, past = State(), Chronicle()
+def past_of(story: Story) -> JobHistory:
+    state, past = State(), JobHistory()
     for event in story.events:
         before, (state, _) = state, core.step(state, event)
         past.note(before, event, state)
@@ -162,7 +162,7 @@ def test_managers_stops_and_budgets_are_told_of() -> None:
 def test_memory_does_not_grow_with_mini_batches() -> None:
     spec = replace(SPEC, steps=10_000)
     story = Story(spec=spec).training("a", "b")
-    past, state = Chronicle(), State()
+    past, state = JobHistory(), State()
     for step in range(4, 4000):
         story.now_s += 1.0
         story.commit(step)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER
 
-from spottrain.pricing.billing.ledger import Line
+from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.pricing.billing.money import Money, Rate, total
 from spottrain.varuna_manager.reporting.time_split import (
     KINDS,
     Doing,
+    Interval,
     Rental,
-    Stretch,
     TimeSplit,
     rental,
     share_money,
@@ -36,8 +36,8 @@ VM = Rental(
 )
 
 
-def stretch(from_s: float, to_s: float, doing: Doing, slots: int = 2) -> Stretch:
-    return Stretch(from_s=from_s, to_s=to_s, doing=doing, slots={"a": slots})
+def stretch(from_s: float, to_s: float, doing: Doing, slots: int = 2) -> Interval:
+    return Interval(from_s=from_s, to_s=to_s, doing=doing, slots={"a": slots})
 
 
 def test_a_second_goes_to_what_was_done_in_it() -> None:
@@ -131,7 +131,7 @@ def test_money_goes_with_time() -> None:
 
 
 def test_a_line_of_the_ledger_becomes_a_rental() -> None:
-    line = Line(
+    line = LedgerLine(
         offer=OFFER,
         rate=Rate.of(3.6),
         on_demand=Rate.of(7.2),
@@ -147,12 +147,12 @@ def test_a_line_of_the_ledger_becomes_a_rental() -> None:
     running = rental("a", replace(line, ended_us=None, ready_us=None), 4, 150.0)
     assert running is not None
     assert (running.end_s, running.ready_s, running.slots) == (150.0, 150.0, 4)
-    assert rental("a", Line(gone_us=5), 1, 500.0) is None
+    assert rental("a", LedgerLine(gone_us=5), 1, 500.0) is None
 
 
 def test_the_least_charge_of_a_cloud_is_in_what_is_billed() -> None:
     offer = replace(OFFER, cloud="aws")
-    line = Line(offer=offer, rate=Rate.of(3.6), from_us=0, ended_us=10_000_000)
+    line = LedgerLine(offer=offer, rate=Rate.of(3.6), from_us=0, ended_us=10_000_000)
     one = rental("a", line, 1, 500.0)
     assert one is not None
     assert (one.end_s, one.billed_s) == (10.0, 60.0)

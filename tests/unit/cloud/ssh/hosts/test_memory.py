@@ -8,7 +8,7 @@ import pytest
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.cloud.ssh.hosts.memory import Memory, Rented
+from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 
 OFFER = Offer(
     cloud="ssh",
@@ -23,7 +23,7 @@ OFFER = Offer(
 )
 
 
-def rented(name: str) -> Rented:
+def rented(name: str) -> HostVm:
     vm = Vm(
         vm_id=name,
         job="job",
@@ -33,24 +33,24 @@ def rented(name: str) -> Rented:
         private_address="10.0.0.1",
         launched_at=1.0,
     )
-    return Rented(vm, "host", 60.0)
+    return HostVm(vm, "host", 60.0)
 
 
 def test_what_is_noted_outlives_the_process(tmp_path: Path) -> None:
-    with Memory(tmp_path / "new").edit() as record:
+    with HostMemory(tmp_path / "new").edit() as record:
         record.rented["a"] = rented("a")
         record.tokens["t"] = ["a"]
-    assert Memory(tmp_path / "new").read() == record
+    assert HostMemory(tmp_path / "new").read() == record
 
 
 def test_the_owner_is_drawn_once(tmp_path: Path) -> None:
-    owner = Memory(tmp_path).read().owner
-    assert Memory(tmp_path).read().owner == owner
-    assert Memory(tmp_path / "other").read().owner != owner
+    owner = HostMemory(tmp_path).read().owner
+    assert HostMemory(tmp_path).read().owner == owner
+    assert HostMemory(tmp_path / "other").read().owner != owner
 
 
 def test_what_another_process_noted_is_seen(tmp_path: Path) -> None:
-    ours, theirs = Memory(tmp_path), Memory(tmp_path)
+    ours, theirs = HostMemory(tmp_path), HostMemory(tmp_path)
     ours.read()
     with theirs.edit() as record:
         record.rented["a"] = rented("a")
@@ -58,14 +58,14 @@ def test_what_another_process_noted_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_change_that_fails_is_not_kept(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
+    memory = HostMemory(tmp_path)
     with pytest.raises(KeyError), memory.edit() as record:
         record.tokens[record.tokens["no such token"][0]] = []
     assert memory.read().tokens == {}
 
 
 def test_a_vm_ends_once(tmp_path: Path) -> None:
-    with Memory(tmp_path).edit() as record:
+    with HostMemory(tmp_path).edit() as record:
         record.rented["a"] = rented("a")
         record.end("a")
         ended = record.rented["a"]
@@ -79,4 +79,4 @@ def test_a_vm_ends_once(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "ssh.json").write_text(text)
     with pytest.raises(CloudError, match=r"ssh\.json is damaged .*remove"):
-        Memory(tmp_path).read()
+        HostMemory(tmp_path).read()

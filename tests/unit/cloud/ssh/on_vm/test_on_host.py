@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spottrain.cloud.ssh.on_vm.keeper import interface_of
-from spottrain.cloud.ssh.on_vm.on_host import Hands, Refused, serve
+from spottrain.cloud.ssh.on_vm.on_host import HostAgent, Refused, serve
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def claim(owner: str, vm_id: str, valid_s: float = 60.0) -> dict[str, Any]:
 
 
 def test_who_comes_first_has_the_host(root: Path) -> None:
-    hands, first = Hands(root), claim("a", "a-1")
+    hands, first = HostAgent(root), claim("a", "a-1")
     assert hands.look() == {"claim": None, "state": "free"}
     assert hands.claim(first) == first
-    assert Hands(root).claim(claim("b", "b-1")) == first
+    assert HostAgent(root).claim(claim("b", "b-1")) == first
     assert hands.look() == {"claim": first, "state": "claimed"}
     assert hands.end("b-1") == {}
     assert hands.end("a-1") == {}
@@ -42,7 +42,7 @@ def test_who_comes_first_has_the_host(root: Path) -> None:
 
 
 def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
-    hands = Hands(root)
+    hands = HostAgent(root)
     hands.claim(claim("a", "a-1", -1.0))
     assert hands.look()["state"] == "over"
     assert hands.claim(claim("b", "b-1"))["vm_id"] == "b-1"
@@ -56,7 +56,7 @@ def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
     )
 )
 def test_a_host_is_never_two_vms(root: Path, steps: list[tuple[str, str]]) -> None:
-    hands, holder = Hands(root), ""
+    hands, holder = HostAgent(root), ""
     for what, who in steps:
         if what == "claim":
             holder = holder or who
@@ -73,7 +73,7 @@ def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
     archive = root / "arriving"
     archive.write_bytes(b"")
     with pytest.raises(Refused, match="gone: VM a-1 is not on this host any more"):
-        Hands(root).unpack("a-1", "a-1/workdir", archive)
+        HostAgent(root).unpack("a-1", "a-1/workdir", archive)
     assert not root.exists()
 
 
@@ -84,12 +84,12 @@ def packed(archive: Path, name: str) -> Path:
 
 
 def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
-    hands = Hands(root)
+    hands = HostAgent(root)
     hands.claim(claim("a", "a-1"))
     archive = packed(root / "arriving-1-2", "spottrain/__init__.py")
     reached, may_go = threading.Event(), threading.Event()
 
-    class Slow(Hands):
+    class Slow(HostAgent):
         def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
             super()._extract(vm_id, archive, draft)
             reached.set()
@@ -105,7 +105,7 @@ def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
 
 
 def test_what_was_unpacked_whole_replaces_what_was_there(root: Path) -> None:
-    hands = Hands(root)
+    hands = HostAgent(root)
     hands.claim(claim("a", "a-1"))
     for name in ("one", "two"):
         archive = packed(root / "arriving-1-2", name)
@@ -115,7 +115,7 @@ def test_what_was_unpacked_whole_replaces_what_was_there(root: Path) -> None:
 
 
 def test_an_archive_cannot_leave_its_folder(root: Path) -> None:
-    hands = Hands(root)
+    hands = HostAgent(root)
     hands.claim(claim("a", "a-1"))
     archive = root / "arriving"
     with tarfile.open(archive, "w") as tar:

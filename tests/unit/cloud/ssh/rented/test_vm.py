@@ -8,7 +8,7 @@ import pytest
 
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import Offer, SshTarget, Vm, VmState
-from spottrain.cloud.ssh.rented.vm import Access, Guest
+from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport.session import dial
 
 OFFER = Offer(
@@ -31,7 +31,7 @@ VM = Vm(
     private_address="10.0.0.1",
     launched_at=0.0,
 )
-ACCESS = Access(key_file=Path("key"), python="python3.12")
+ACCESS = VmAccess(key_file=Path("key"), python="python3.12")
 
 
 def target(**what: Any) -> SshTarget:
@@ -52,14 +52,14 @@ def test_a_vm_is_a_host_with_the_machine_that_was_offered() -> None:
 
 
 def test_the_line_stays_as_long_as_the_way_does() -> None:
-    guest = Guest(VM)
+    guest = RentedVm(VM)
     first = guest.enter(ACCESS.host(VM, target()), dial)
     assert guest.enter(ACCESS.host(VM, target()), dial) is first
     assert guest.enter(ACCESS.host(VM, target(host="192.0.2.2")), dial) is not first
 
 
 def test_a_vm_that_was_given_back_is_gone() -> None:
-    guest = Guest(VM)
+    guest = RentedVm(VM)
     guest.check_there()
     guest.leave()
     assert guest.woken.is_set()
@@ -68,7 +68,7 @@ def test_a_vm_that_was_given_back_is_gone() -> None:
 
 
 def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
-    guest = Guest(VM)
+    guest = RentedVm(VM)
     assert guest.may_be_looked_at
     guest.start = Future()
     assert not guest.may_be_looked_at
@@ -79,18 +79,18 @@ def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
 
 
 def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
-    guest = Guest(VM)
+    guest = RentedVm(VM)
     guest.looked(runs=False)
     guest.looked(runs=True)
     assert guest.may_be_looked_at
 
 
 def test_the_last_who_needs_a_connection_hangs_up() -> None:
-    guest = Guest(VM)
+    guest = RentedVm(VM)
     line = guest.enter(ACCESS.host(VM, target()), dial)
-    asked: list[Guest] = []
+    asked: list[RentedVm] = []
 
-    def may_hang_up(which: Guest) -> bool:
+    def may_hang_up(which: RentedVm) -> bool:
         asked.append(which)
         return True
 

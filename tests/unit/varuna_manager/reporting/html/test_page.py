@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.reporting import documents
-from spottrain.varuna_manager.reporting.history import Chronicle, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
 
 EVIL = "<script>alert('\"&')</script>"
@@ -61,7 +61,7 @@ class Structure(HTMLParser):
         self.words += data
 
 
-def page_of(state: State, past: Chronicle) -> str:
+def page_of(state: State, past: JobHistory) -> str:
     return page(documents.report(state, past, False, state.now_s), state, past)
 
 
@@ -179,7 +179,7 @@ def test_a_job_that_has_just_begun_has_a_page() -> None:
     Structure(page_of(story.state, past_of(story)))
 
 
-def long_job() -> tuple[State, Chronicle]:
+def long_job() -> tuple[State, JobHistory]:
     """11 hours, 100,000 mini-batches, 300 VMs, a thousand plans and interruptions."""
     story = Story(spec=replace(SPEC, steps=100_000), max_usd=100.0)
     hours_s, count = 11 * 3600.0, 1000
