@@ -53,7 +53,7 @@ class NamespacedProvider:
     def __init__(self, inner: CloudProvider) -> None:
         self.name = inner.name
         self._inner = inner
-        _lend(self, self._call, (inner,))
+        _delegate(self, self._call, (inner,))
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
@@ -122,7 +122,7 @@ class MultiCloudProvider:
             raise next(part.trouble for part in self._parts.values() if part.trouble)
         for name, error in failures.items():
             logger.warning("goes on without %s until it can be opened: %s", name, error)
-        _lend(self, self._call, opened.values())
+        _delegate(self, self._call, opened.values())
 
     def parts(self) -> Mapping[str, CloudProvider]:
         """See ``HasParts``."""
@@ -342,7 +342,7 @@ def _given(
     return given
 
 
-def _lend(
+def _delegate(
     to: CloudProvider, ask: Callable[..., Any], clouds: Collection[CloudProvider]
 ) -> None:
     """Give a provider each optional ability that one of some clouds has."""

@@ -1,4 +1,4 @@
-"""``python -m spottrain.cloud.data FOLDER LIMIT_S < wishes``: brings a job's data.
+"""``python -m spottrain.cloud.data FOLDER LIMIT_S < requests``: brings a job's data.
 
 Says how far it is, a line each time; the last line is the environment as JSON, or what
 went wrong. Exit codes: 0 done, 3 the job's author must act, 75 it may go right later.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache
-from spottrain.cloud.data.wish import DataAwayError, DataError, from_json
+from spottrain.cloud.data.request import DataAwayError, DataError, from_json
 
 AWAY = os.EX_TEMPFAIL
 

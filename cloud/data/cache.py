@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
 from spottrain.cloud.data.unpacking import unpack
-from spottrain.cloud.data.wish import DataError, DataRequest, short_hash
 
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
 """Names of folders that may be removed; whatever else lies there is not ours."""
@@ -56,11 +56,11 @@ class Cache:
         self._may_evict = may_evict
         self._used: set[str] = set()
 
-    def bring(self, wish: DataRequest, source: DataSource, tell: Tell) -> Path:
+    def bring(self, request: DataRequest, source: DataSource, tell: Tell) -> Path:
         """Fetch a dataset unless it is here; return where it lies.
 
         Args:
-            wish: What is wanted.
+            request: What is wanted.
             source: Where it is.
             tell: See ``Tell``.
 
@@ -70,32 +70,32 @@ class Cache:
         """
         files = source.files
         versions = [(file.name, file.num_bytes, file.etag) for file in files]
-        key = short_hash(wish.url, wish.unpack, wish.sha256, versions)
+        key = short_hash(request.url, request.unpack, request.sha256, versions)
         self._used.add(key)
         with self._locked(key):
             target, part = self.folder / key, self.folder / f"{key}.part"
-            if target.exists() and not (wish.unpack or not missing(target, files)):
+            if target.exists() and not (request.unpack or not missing(target, files)):
                 target.rename(part)  # somebody took a file away
             if target.exists():
                 os.utime(target)  # it is used
-                tell(f"{wish.name}: is here, {amount(num_bytes(files))}")
+                tell(f"{request.name}: is here, {amount(num_bytes(files))}")
             else:
-                with told_what_the_disk_says(wish, self.folder):
-                    self._fetch(wish, source, part, tell)
+                with told_what_the_disk_says(request, self.folder):
+                    self._fetch(request, source, part, tell)
                 part.rename(target)
-        return target if source.is_folder or wish.unpack else target / files[0].name
+        return target if source.is_folder or request.unpack else target / files[0].name
 
     def _fetch(
-        self, wish: DataRequest, source: DataSource, part: Path, tell: Tell
+        self, request: DataRequest, source: DataSource, part: Path, tell: Tell
     ) -> None:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
         archive = part.with_suffix(".archive")
-        folder = archive if wish.unpack else part
+        folder = archive if request.unpack else part
         folder.mkdir(exist_ok=True)
         wanted = missing(folder, source.files)
         # Unpacked it takes at least as much again.
-        more = num_bytes(source.files) if wish.unpack else 0
-        self._make_room(wish, num_bytes(wanted) + more)
+        more = num_bytes(source.files) if request.unpack else 0
+        self._make_room(request, num_bytes(wanted) + more)
         arrived = num_bytes(source.files) - num_bytes(wanted)
         total = amount(num_bytes(source.files))
         threads = ThreadPoolExecutor(_AT_ONCE, "data")
@@ -103,19 +103,19 @@ class Cache:
             fetches = {
                 threads.submit(source.fetch, x, folder / x.name): x for x in wanted
             }
-            tell(f"{wish.name}: {amount(arrived)} of {total} are here")
+            tell(f"{request.name}: {amount(arrived)} of {total} are here")
             for done in as_completed(fetches):
                 done.result()
                 arrived += fetches[done].num_bytes
-                tell(f"{wish.name}: {amount(arrived)} of {total} are here")
+                tell(f"{request.name}: {amount(arrived)} of {total} are here")
         finally:
             threads.shutdown(cancel_futures=True)
-        if wish.unpack:
-            tell(f"{wish.name}: unpacking {total}")
-            unpack(wish, archive / source.files[0].name, part)
+        if request.unpack:
+            tell(f"{request.name}: unpacking {total}")
+            unpack(request, archive / source.files[0].name, part)
             shutil.rmtree(archive)
 
-    def _make_room(self, wish: DataRequest, wanted_bytes: int) -> None:
+    def _make_room(self, request: DataRequest, wanted_bytes: int) -> None:
         """Check that so much fits on the disk; make room if that is allowed.
 
         Raises:
@@ -129,7 +129,7 @@ class Cache:
                     shutil.rmtree(old, ignore_errors=True)
         if wanted_bytes > (free_bytes := self._free_bytes()):
             raise DataError(
-                f"{wish.what}: needs {amount(wanted_bytes)}, {amount(free_bytes)} "
+                f"{request.what}: needs {amount(wanted_bytes)}, {amount(free_bytes)} "
                 f"are free in {self.folder}; make room there or give VMs a larger disk"
             )
 
@@ -177,7 +177,7 @@ def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 @contextlib.contextmanager
-def told_what_the_disk_says(wish: DataRequest, folder: Path) -> Iterator[None]:
+def told_what_the_disk_says(request: DataRequest, folder: Path) -> Iterator[None]:
     """Say in one line that a disk is full, or cannot hold files of such names.
 
     Raises:
@@ -188,12 +188,12 @@ def told_what_the_disk_says(wish: DataRequest, folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NAMES:
             raise DataError(
-                f"{wish.what}: cannot be kept under its names: {error}; rename it"
+                f"{request.what}: cannot be kept under its names: {error}; rename it"
             ) from None
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(
-            f"{wish.what}: the disk of {folder} is full; make room there or give VMs a "
+            f"{request.what}: the disk of {folder} is full; make room there or give VMs a "
             "larger disk"
         ) from None
 

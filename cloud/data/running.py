@@ -19,7 +19,7 @@ class Running:
         cache: Folder where data is kept.
         log: What it says is appended there.
         environment: Of the process.
-        wishes: What to bring, see ``wish.to_json``.
+        requests: What to bring, see ``request.to_json``.
         limit_s: How long it may take.
     """
 
@@ -28,7 +28,7 @@ class Running:
         cache: Path,
         log: Path,
         environment: Mapping[str, str],
-        wishes: str,
+        requests: str,
         limit_s: float,
     ) -> None:
         self._log = log
@@ -45,7 +45,7 @@ class Running:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(wishes)
+            stdin.write(requests)
 
     def look(self, wait_s: float) -> dict[str, Any]:
         """Wait for its end for a while; return its exit code, if any, and last line."""

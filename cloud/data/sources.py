@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from spottrain.cloud.data.wish import (
+from spottrain.cloud.data.request import (
     WEB_SCHEMES,
     DataAwayError,
     DataError,
@@ -73,11 +73,11 @@ class DataSource(Protocol):
         """
 
 
-def look(wish: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
+def look(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
     """Return what there is of a dataset now.
 
     Args:
-        wish: What is wanted.
+        request: What is wanted.
         patience_s: How long a bucket that does not answer is asked again.
 
     Raises:
@@ -85,17 +85,17 @@ def look(wish: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
         DataError: it is refused.
         DataAwayError: it cannot be looked at now.
     """
-    with http_errors(wish):
-        if urlsplit(wish.url).scheme in WEB_SCHEMES:
-            return WebSource(wish)
-        return ObjectSource(wish, patience_s)
+    with http_errors(request):
+        if urlsplit(request.url).scheme in WEB_SCHEMES:
+            return WebSource(request)
+        return ObjectSource(request, patience_s)
 
 
 class ObjectSource:
     """An object, or all below a prefix.
 
     Args:
-        wish: Its URL ends with a slash if it is a prefix.
+        request: Its URL ends with a slash if it is a prefix.
         patience_s: See ``look``.
 
     Raises:
@@ -103,27 +103,27 @@ class ObjectSource:
         DataError: there is nothing, or what is lacking here is not the bucket's.
     """
 
-    def __init__(self, wish: DataRequest, patience_s: float) -> None:
-        self._wish = wish
-        parts = urlsplit(wish.url)
+    def __init__(self, request: DataRequest, patience_s: float) -> None:
+        self._wish = request
+        parts = urlsplit(request.url)
         self.is_folder = parts.path.endswith("/") or not parts.path
         above, _, name = parts.path.rpartition("/")
         place = parts._replace(path=above).geturl()
         try:
             self._store = open_objects(parse_url(place), patience_s)
         except StorageError as error:
-            raise DataError(f"{wish.what}: {error}") from None
+            raise DataError(f"{request.what}: {error}") from None
         if self.is_folder:
             found = self._store.versions()
         else:
-            check_name(wish, name := unquote(name))
+            check_name(request, name := unquote(name))
             found = [self._store.version(name)]
-        self.files = tuple(files_of(wish, found))
+        self.files = tuple(files_of(request, found))
         if not self.files:
-            raise NothingThereError(f"{wish.what}: nothing is there; check the URL")
-        if self.is_folder and (wish.unpack or wish.sha256):
+            raise NothingThereError(f"{request.what}: nothing is there; check the URL")
+        if self.is_folder and (request.unpack or request.sha256):
             raise DataError(
-                f"{wish.what}: unpack and sha256 are for one object; name one"
+                f"{request.what}: unpack and sha256 are for one object; name one"
             )
 
     def fetch(self, file: SourceFile, target: Path) -> None:
@@ -138,7 +138,7 @@ class WebSource:
     """A file on a web server.
 
     Args:
-        wish: What is wanted.
+        request: What is wanted.
 
     Raises:
         DataError: the server does not say how large it is.
@@ -147,15 +147,15 @@ class WebSource:
 
     is_folder = False
 
-    def __init__(self, wish: DataRequest) -> None:
-        self._wish = wish
+    def __init__(self, request: DataRequest) -> None:
+        self._wish = request
         with self._ask("HEAD") as answer:
             size = answer.headers.get("Content-Length")
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if size is None or not _SIZE.fullmatch(size):
-            raise DataError(f"{wish.what}: its server does not tell its size")
-        name = PurePosixPath(unquote(urlsplit(wish.url).path)).name or "index"
-        check_name(wish, name)
+            raise DataError(f"{request.what}: its server does not tell its size")
+        name = PurePosixPath(unquote(urlsplit(request.url).path)).name or "index"
+        check_name(request, name)
         self.files: tuple[SourceFile, ...] = (SourceFile(name, int(size), etag or ""),)
 
     def fetch(self, file: SourceFile, target: Path) -> None:
@@ -194,7 +194,7 @@ class WebSource:
             raise
 
 
-def files_of(wish: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile]:
+def files_of(request: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile]:
     """Yield the files among objects: what only stands for a folder is none.
 
     Raises:
@@ -202,43 +202,43 @@ def files_of(wish: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile
     """
     folders = {str(path) for x in found for path in PurePosixPath(x.name).parents}
     for name, num_bytes, etag in found:
-        check_name(wish, name)
+        check_name(request, name)
         if num_bytes and name in folders:
             raise DataError(
-                f"{wish.what}: {name!r} is an object and, by the names of others, a "
+                f"{request.what}: {name!r} is an object and, by the names of others, a "
                 "folder; rename it"
             )
         if num_bytes or not (name in folders or not name or name.endswith("/")):
             yield SourceFile(name, num_bytes, etag)
 
 
-def check_name(wish: DataRequest, name: str) -> None:
+def check_name(request: DataRequest, name: str) -> None:
     """Check that a name is one of a file in the dataset's folder.
 
     Raises:
         DataError: no file can have it, or it leads elsewhere.
     """
     if PurePosixPath(name).is_absolute() or ".." in name.split("/") or "\0" in name:
-        raise DataError(f"{wish.what}: an object has the name {name!r}; rename it")
+        raise DataError(f"{request.what}: an object has the name {name!r}; rename it")
 
 
-def check_hash(wish: DataRequest, path: Path) -> None:
+def check_hash(request: DataRequest, path: Path) -> None:
     """Check that a file is what the job file says, if it says so; else remove it.
 
     Raises:
         DataError: it is not.
     """
-    if not wish.sha256:
+    if not request.sha256:
         return
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != wish.sha256:
+    if found != request.sha256:
         path.unlink()
-        raise DataError(f"{wish.what}: has sha256 {found}, not that of the job file")
+        raise DataError(f"{request.what}: has sha256 {found}, not that of the job file")
 
 
 @contextlib.contextmanager
-def http_errors(wish: DataRequest) -> Iterator[None]:
+def http_errors(request: DataRequest) -> Iterator[None]:
     """Raise what goes wrong on the way as our errors, one line that names the dataset.
 
     Raises:
@@ -248,13 +248,13 @@ def http_errors(wish: DataRequest) -> Iterator[None]:
     try:
         yield
     except MissingError as error:
-        raise NothingThereError(f"{wish.what}: {error}; check the URL") from None
+        raise NothingThereError(f"{request.what}: {error}; check the URL") from None
     except DeniedError as error:
-        raise DataError(f"{wish.what}: {error}") from None
+        raise DataError(f"{request.what}: {error}") from None
     except StorageError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None  # of this machine: a full disk, for one
-        raise DataAwayError(f"{wish.what}: {error}") from None
+        raise DataAwayError(f"{request.what}: {error}") from None
     except urllib.error.HTTPError as error:
         kind: type[SpottrainError] = DataError
         if error.code in _GONE:
@@ -262,11 +262,11 @@ def http_errors(wish: DataRequest) -> Iterator[None]:
         elif error.code >= 500 or error.code in _TRANSIENT:
             kind = DataAwayError
         raise kind(
-            f"{wish.what}: its server says {error.code} {error.reason}"
+            f"{request.what}: its server says {error.code} {error.reason}"
         ) from None
     except urllib.error.URLError as error:
-        raise DataAwayError(f"{wish.what}: no answer: {error.reason}") from None
+        raise DataAwayError(f"{request.what}: no answer: {error.reason}") from None
     except (http.client.InvalidURL, UnicodeError) as error:
-        raise DataError(f"{wish.what}: is no URL: {error}; check it") from None
+        raise DataError(f"{request.what}: is no URL: {error}; check it") from None
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise DataAwayError(f"{wish.what}: connection lost: {error!r}") from None
+        raise DataAwayError(f"{request.what}: connection lost: {error!r}") from None

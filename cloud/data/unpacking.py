@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Self
 
-from spottrain.cloud.data.wish import DataError, DataRequest
+from spottrain.cloud.data.request import DataError, DataRequest
 
 _CHUNK_BYTES = 1 << 20
 _DAMAGED = (
@@ -39,7 +39,7 @@ class _Member(tarfile.TarInfo):
             raise
 
 
-def unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
+def unpack(request: DataRequest, archive: Path, folder: Path) -> None:
     """Unpack a tar or zip archive; nothing may land outside of ``folder``.
 
     Raises:
@@ -47,16 +47,18 @@ def unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
         OSError: the disk does not take it.
     """
     try:
-        _unpack(wish, archive, folder)
+        _unpack(request, archive, folder)
     except _DAMAGED as error:
-        raise _cannot(wish, error) from None
+        raise _cannot(request, error) from None
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _cannot(wish, error) from None  # gzip and bz2 say so that it is damaged
+        raise _cannot(
+            request, error
+        ) from None  # gzip and bz2 say so that it is damaged
 
 
-def _unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
+def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive, tarinfo=_Member) as tar:
             tar.extractall(folder, filter="data")
@@ -69,10 +71,10 @@ def _unpack(wish: DataRequest, archive: Path, folder: Path) -> None:
             zipped.extractall(folder)
     else:
         raise DataError(
-            f"{wish.what}: is no tar or zip archive, or a damaged one; leave unpack "
+            f"{request.what}: is no tar or zip archive, or a damaged one; leave unpack "
             "out, or mend it"
         )
 
 
-def _cannot(wish: DataRequest, error: Exception) -> DataError:
-    return DataError(f"{wish.what}: cannot be unpacked: {error}; mend it")
+def _cannot(request: DataRequest, error: Exception) -> DataError:
+    return DataError(f"{request.what}: cannot be unpacked: {error}; mend it")

@@ -121,8 +121,8 @@ class _Api:
         return [dataclasses.asdict(o) for o in self._host.cloud.offers(time.time())]
 
     async def launch(self, request: Request) -> Any:
-        wish = wire.decode(LaunchRequest, await request.body())
-        return dataclasses.asdict(self._host.launch(wish))
+        asked = wire.decode(LaunchRequest, await request.body())
+        return dataclasses.asdict(self._host.launch(asked))
 
     async def list_vms(self, _: Request) -> Any:
         return [dataclasses.asdict(vm) for vm in self._host.cloud.vms.values()]

@@ -69,27 +69,27 @@ class StragglerWatch:
     """What was seen of the ranks of one generation."""
 
     pipeline_depth: int
-    beats: tuple[tuple[RankSample, ...], ...] = ()
+    samples: tuple[tuple[RankSample, ...], ...] = ()
     """Of each of the newest mini-batches, oldest first: every rank's."""
     slowness: tuple[tuple[float, ...], ...] = ()
     """Of each of them: every rank's time over that of its peers."""
     usual: tuple[float, ...] = ()
     """With one replica: what each rank's slowness was at first, from 1 to ``TRUST``."""
 
-    def observe(self, beats: Sequence[RankSample]) -> StragglerWatch:
+    def observe(self, samples: Sequence[RankSample]) -> StragglerWatch:
         """Return the watch after one more mini-batch.
 
         Args:
-            beats: Of every rank, in order; all with micro-batches and times above 0.
+            samples: Of every rank, in order; all with micro-batches and times above 0.
         """
-        seen = slowness_of([beat.ratio for beat in beats], self.pipeline_depth)
-        alone = len(beats) == self.pipeline_depth
+        seen = slowness_of([sample.ratio for sample in samples], self.pipeline_depth)
+        alone = len(samples) == self.pipeline_depth
         if alone:
-            usual = self.usual or (TRUST,) * len(beats)
+            usual = self.usual or (TRUST,) * len(samples)
             seen = tuple(one / was for one, was in zip(seen, usual, strict=True))
         watch = replace(
             self,
-            beats=(*self.beats, tuple(beats))[-WINDOW:],
+            samples=(*self.samples, tuple(samples))[-WINDOW:],
             slowness=(*self.slowness, seen)[-WINDOW:],
         )
         if alone and not self.usual and len(watch.slowness) == WINDOW:
@@ -101,7 +101,7 @@ class StragglerWatch:
             watch = replace(watch, usual=usual)
         return watch
 
-    def verdicts(self) -> tuple[Straggler, ...]:
+    def stragglers(self) -> tuple[Straggler, ...]:
         """Return the ranks that are slow, the slowest first."""
         if len(self.slowness) < OUTLYING:
             return ()
@@ -119,7 +119,7 @@ class StragglerWatch:
             for rank, column in enumerate(columns)
             if _outlying(column, margin) >= OUTLYING
         ]
-        return tuple(sorted(slow, key=lambda verdict: -verdict.slowness))
+        return tuple(sorted(slow, key=lambda straggler: -straggler.slowness))
 
     def saved_s(self, slow: Collection[Straggler]) -> float:
         """Return what a mini-batch would take less, were they as fast as their peers.
@@ -127,13 +127,15 @@ class StragglerWatch:
         A replica goes as fast as its slowest stage. Now all wait for the replica that
         ends last; then the virtual nodes would be shared as the replicas' speeds are.
         """
-        ranks = range(len(self.beats[-1]))
-        lately = self.beats[-OUTLYING:]
+        ranks = range(len(self.samples[-1]))
+        lately = self.samples[-OUTLYING:]
         paces = [statistics.median(b[rank].pace_s for b in lately) for rank in ranks]
         better = list(paces)
-        for verdict in slow:
-            better[verdict.rank] /= verdict.slowness
-        shares = [beat.microbatches for beat in self.beats[-1]][:: self.pipeline_depth]
+        for straggler in slow:
+            better[straggler.rank] /= straggler.slowness
+        shares = [sample.microbatches for sample in self.samples[-1]][
+            :: self.pipeline_depth
+        ]
         now_s = max(
             share * pace_s
             for share, pace_s in zip(shares, self._bottlenecks(paces), strict=True)

@@ -199,20 +199,20 @@ class Search:
         for depth in range(
             1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
         ):
-            for manner in execution_modes(self.inputs, depth):
-                group = depth if manner.chunks > 1 else 1
+            for mode in execution_modes(self.inputs, depth):
+                group = depth if mode.chunks > 1 else 1
                 if layouts.virtual_nodes % group:
                     continue
                 widths = fleet.widths(depth, layouts.virtual_nodes // group)
                 if widths:
-                    yield from self._bounded(depth, manner, widths)
+                    yield from self._bounded(depth, mode, widths)
 
     def _bounded(
-        self, depth: int, manner: ExecutionMode, widths: list[int]
+        self, depth: int, mode: ExecutionMode, widths: list[int]
     ) -> Iterator[tuple[float, int, _Weighed]]:
-        steps_s = self.layouts.least_steps_s(depth, manner, widths)
+        steps_s = self.layouts.least_steps_s(depth, mode, widths)
         for width, least_s in zip(widths, steps_s, strict=True):
-            if self._is_double(width, manner):
+            if self._is_double(width, mode):
                 continue
             usd = self.layouts.fleet.least_usd_per_hour[depth * width]
             cost = self._cost(depth, width, least_s, usd)
@@ -220,18 +220,18 @@ class Search:
             yield (
                 cost,
                 self._number,
-                _Weighed(Draft(depth, width, manner), least_s, cost),
+                _Weighed(Draft(depth, width, mode), least_s, cost),
             )
 
-    def _is_double(self, width: int, manner: ExecutionMode) -> bool:
+    def _is_double(self, width: int, mode: ExecutionMode) -> bool:
         """Whether another schedule, which is preferred, makes the very same of it.
 
         One micro-batch at a time goes forward and backward, whatever the list.
         """
-        known = manner.schedule not in (RUNNABLE[0], self.inputs.schedule)
+        known = mode.schedule not in (RUNNABLE[0], self.inputs.schedule)
         alone = self.layouts.virtual_nodes == width
-        alone = alone or (manner.in_flight_bound == 1 and not manner.recompute)
-        return known and manner.chunks == 1 and alone
+        alone = alone or (mode.in_flight_bound == 1 and not mode.recompute)
+        return known and mode.chunks == 1 and alone
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return what plans are compared by: time or money for a mini-batch."""
@@ -242,14 +242,14 @@ class Search:
     def _liking(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:
         """Return by what equally good plans are told apart, the least first."""
         now = self.inputs.previous
-        manner = draft.manner
+        mode = draft.mode
         runs = now is not None and (
             (now.pipeline_depth, now.data_parallel_width, now.schedule)
-            == (draft.depth, draft.width, manner.schedule)
+            == (draft.depth, draft.width, mode.schedule)
             and (now.recompute, now.chunks, now.in_flight_bound or 0)
-            == (manner.recompute, manner.chunks, manner.in_flight_bound)
+            == (mode.recompute, mode.chunks, mode.in_flight_bound)
         )
-        return not runs, manner, draft.depth, draft.width
+        return not runs, mode, draft.depth, draft.width
 
     def _may_be_chosen(self, weighed: _Weighed) -> bool:
         """Whether it could be better by more than noise, or as good and preferred."""
@@ -260,7 +260,7 @@ class Search:
 
     def _look_at(self, weighed: _Weighed) -> None:
         draft = weighed.draft
-        key = draft.depth, draft.manner
+        key = draft.depth, draft.mode
         refused = self._refused.get(key)
         if refused is not None and self.layouts.as_hard(draft, refused.draft):
             weighed.outcome = refused.outcome
@@ -286,13 +286,13 @@ class Search:
 
     def _bound(self, draft: Draft, room_bytes: int) -> None:
         """Where memory binds, weigh the same with fewer micro-batches in flight."""
-        if draft.manner.in_flight_bound:
+        if draft.mode.in_flight_bound:
             return
         bound = self.layouts.largest_bound(draft, room_bytes)
         if bound is None:
             return
-        manner = replace(draft.manner, in_flight_bound=bound)
-        for entry in self._bounded(draft.depth, manner, [draft.width]):
+        mode = replace(draft.mode, in_flight_bound=bound)
+        for entry in self._bounded(draft.depth, mode, [draft.width]):
             heapq.heappush(self._open, entry)
 
     def _look_again(self) -> None:
@@ -304,8 +304,8 @@ class Search:
         ]
         for weighed in refused:
             draft = weighed.draft
-            bound = 0 if draft.manner.chunks > 1 else 1
-            tight = replace(draft, manner=replace(draft.manner, in_flight_bound=bound))
+            bound = 0 if draft.mode.chunks > 1 else 1
+            tight = replace(draft, mode=replace(draft.mode, in_flight_bound=bound))
             outcome = self.layouts.lay_out(tight, uneven=math.inf)
             if isinstance(outcome, PlanLayout):
                 again = _Weighed(tight, weighed.least_s, weighed.least_cost, outcome)
@@ -319,14 +319,14 @@ class Search:
         """Return the outcome, told to people and programs."""
         rows = [weighed for weighed in self._seen if self._is_telling(weighed)]
         depths = {weighed.draft.depth for weighed in rows}
-        ways = {replace(w.draft.manner, in_flight_bound=0) for w in rows}
+        ways = {replace(w.draft.mode, in_flight_bound=0) for w in rows}
         left = [weighed for weighed in self._seen if weighed.outcome is None]
         left += [weighed for _, _, weighed in self._open]
         for weighed in sorted(left, key=lambda w: w.least_cost):
-            depth, manner = weighed.draft.depth, weighed.draft.manner
-            if depth not in depths or manner not in ways:
+            depth, mode = weighed.draft.depth, weighed.draft.mode
+            if depth not in depths or mode not in ways:
                 depths.add(depth)
-                ways.add(manner)
+                ways.add(mode)
                 rows.append(weighed)
         chosen = self.chosen
         rows.sort(
@@ -353,7 +353,7 @@ class Search:
         """Whether it was looked at, and for itself."""
         if weighed.plan is not None:
             return True
-        refused = self._refused.get((weighed.draft.depth, weighed.draft.manner))
+        refused = self._refused.get((weighed.draft.depth, weighed.draft.mode))
         return weighed.outcome is not None and (refused is None or refused is weighed)
 
     def _candidate(self, weighed: _Weighed) -> Candidate:
@@ -374,10 +374,10 @@ class Search:
             pipeline_depth=draft.depth,
             data_parallel_width=draft.width,
             microbatch_size=self.layouts.microbatch_size,
-            schedule=draft.manner.schedule,
-            recompute=draft.manner.recompute,
-            chunks=draft.manner.chunks,
-            in_flight_bound=draft.manner.in_flight_bound or None,
+            schedule=draft.mode.schedule,
+            recompute=draft.mode.recompute,
+            chunks=draft.mode.chunks,
+            in_flight_bound=draft.mode.in_flight_bound or None,
             unused_slots=len(self.inputs.slots) - draft.depth * draft.width,
             stage_bytes=needed,
             device_bytes=room,

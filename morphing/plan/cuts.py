@@ -75,36 +75,36 @@ class Cuts:
     # --- Bounds -----------------------------------------------------------------------
 
     def least_steps_s(
-        self, depth: int, manner: ExecutionMode, widths: Sequence[int]
+        self, depth: int, mode: ExecutionMode, widths: Sequence[int]
     ) -> list[float]:
         """Return what a mini-batch takes at least for each of ``widths``."""
         fastest_device = max(self.fleet.speeds, default=1.0)
-        pipe = self.pipe(depth, manner.chunks, manner.recompute, fastest_device)
+        pipe = self.pipe(depth, mode.chunks, mode.recompute, fastest_device)
         ring = np.array(widths, np.int64)
-        group = depth if manner.chunks > 1 else 1
+        group = depth if mode.chunks > 1 else 1
         counts = group * -(-(self.virtual_nodes // group) // ring)
         least_s = least_steps_s(
             pipe,
             counts,
             ring,
-            places=self.places(depth, manner),
-            stage_bytes=self._stage_params(depth, manner),
+            places=self.places(depth, mode),
+            stage_bytes=self._stage_params(depth, mode),
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
-            finish_s=self._finish_s(depth, manner, widths),
+            finish_s=self._finish_s(depth, mode, widths),
         )
         steps: list[float] = least_s.tolist()
         return steps
 
     def _finish_s(
-        self, depth: int, manner: ExecutionMode, widths: Sequence[int]
+        self, depth: int, mode: ExecutionMode, widths: Sequence[int]
     ) -> Array | None:
         """Return what devices of several speeds need at least, for each of ``widths``."""
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
         pipes = [
-            self.pipe(depth, manner.chunks, manner.recompute, speed)
+            self.pipe(depth, mode.chunks, mode.recompute, speed)
             for speed in self.fleet.speeds
         ]
         return least_finish_s(pipes, pure, mixed, self.virtual_nodes)
@@ -115,14 +115,14 @@ class Cuts:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
 
-    def places(self, depth: int, manner: ExecutionMode) -> NDArray[np.int64] | None:
+    def places(self, depth: int, mode: ExecutionMode) -> NDArray[np.int64] | None:
         """Return the most micro-batches in flight on each stage, as far as known."""
-        if manner.in_flight_bound:
-            return np.full(depth, manner.in_flight_bound)
-        return np.arange(depth, 0, -1) if manner.schedule == "1f1b" else None
+        if mode.in_flight_bound:
+            return np.full(depth, mode.in_flight_bound)
+        return np.arange(depth, 0, -1) if mode.schedule == "1f1b" else None
 
-    def _stage_params(self, depth: int, manner: ExecutionMode) -> Array:
-        cuts = np.array(self.cut(manner.recompute, depth * manner.chunks))
+    def _stage_params(self, depth: int, mode: ExecutionMode) -> Array:
+        cuts = np.array(self.cut(mode.recompute, depth * mode.chunks))
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
 
@@ -145,11 +145,11 @@ class Cuts:
 
     def even_cut(self, draft: Draft) -> tuple[int, ...]:
         """Cut a draft's sections evenly, tied ones into one stage where that pays."""
-        depth, manner = draft.depth, draft.manner
-        even = self.cut(manner.recompute, depth * manner.chunks)
-        if manner.chunks > 1 or not self.inputs.facts.tied:
+        depth, mode = draft.depth, draft.mode
+        even = self.cut(mode.recompute, depth * mode.chunks)
+        if mode.chunks > 1 or not self.inputs.facts.tied:
             return even
-        joined = self._joined(manner.recompute, depth)
+        joined = self._joined(mode.recompute, depth)
         count = -(-self.virtual_nodes // draft.width)
         longer_s = max(self.stage_s(draft, joined)) - max(self.stage_s(draft, even))
         spared_s = self._tied_s(even) - self._tied_s(joined)
@@ -181,7 +181,7 @@ class Cuts:
 
     def stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
         """Return what a micro-batch takes on each stage at speed 1."""
-        costs_s, last_s = self.times.costs_s(draft.manner.recompute)
+        costs_s, last_s = self.times.costs_s(draft.mode.recompute)
         runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
         runs[-1] = sum(last_s[bounds[-2] :])
         return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
@@ -189,27 +189,27 @@ class Cuts:
     # --- Memory -----------------------------------------------------------------------
 
     def _stage_loads(
-        self, depth: int, manner: ExecutionMode, count: int
+        self, depth: int, mode: ExecutionMode, count: int
     ) -> tuple[StageLoad, ...]:
         return stage_loads(
-            manner.schedule,
+            mode.schedule,
             depth,
             count,
-            manner.recompute,
-            chunks=manner.chunks,
-            in_flight_bound=manner.in_flight_bound or None,
+            mode.recompute,
+            chunks=mode.chunks,
+            in_flight_bound=mode.in_flight_bound or None,
         )
 
     def loads(
-        self, depth: int, manner: ExecutionMode, count: int
+        self, depth: int, mode: ExecutionMode, count: int
     ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
         But for GPipe, a short list tells all.
         """
-        if manner.schedule != "gpipe":
-            count = min(count, SHORT * depth * manner.chunks)
-        return self._loads(depth, manner, count)
+        if mode.schedule != "gpipe":
+            count = min(count, SHORT * depth * mode.chunks)
+        return self._loads(depth, mode, count)
 
     def _stage_bytes(
         self, runs: tuple[range, ...], load: StageLoad, apart: int, width: int
@@ -226,14 +226,14 @@ class Cuts:
     def needed_bytes(
         self,
         depth: int,
-        manner: ExecutionMode,
+        mode: ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
     ) -> list[int]:
         """Return what the largest worker of each stage holds at most."""
         count, apart, width = self._crowd(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
-        loads = self.loads(depth, manner, count)
+        loads = self.loads(depth, mode, count)
         return [
             self._needed(tuple(runs[p::depth]), loads[p], apart, width)
             for p in range(depth)
@@ -253,18 +253,18 @@ class Cuts:
     def _tight_cut(
         self,
         depth: int,
-        manner: ExecutionMode,
+        mode: ExecutionMode,
         crowd: tuple[int, int, int],
         room_bytes: int,
         uneven: float,
     ) -> tuple[int, ...] | None:
         """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits."""
         count, apart, width = crowd
-        loads = self.loads(depth, manner, count)
+        loads = self.loads(depth, mode, count)
 
-        costs_s, last_s = self.times.costs_s(manner.recompute)
+        costs_s, last_s = self.times.costs_s(mode.recompute)
         sums_s = [0.0, *itertools.accumulate(costs_s)]
-        even = self.cut(manner.recompute, depth)
+        even = self.cut(mode.recompute, depth)
         slowest_s = max(sums_s[b] - sums_s[a] for a, b in itertools.pairwise(even))
         most_s = uneven * slowest_s
 
@@ -291,17 +291,17 @@ class Cuts:
 
     def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
-        depth, manner = draft.depth, draft.manner
+        depth, mode = draft.depth, draft.mode
         replicas = self.shares_alike(draft)
-        if manner.chunks > 1 or self.state_bytes > depth * room_bytes:
+        if mode.chunks > 1 or self.state_bytes > depth * room_bytes:
             return None
         even = self.even_cut(draft)
 
         def fits(bound: int) -> bool:
-            bounded = replace(manner, in_flight_bound=bound)
+            bounded = replace(mode, in_flight_bound=bound)
             return max(self.needed_bytes(depth, bounded, even, replicas)) <= room_bytes
 
-        loads = self.loads(depth, manner, replicas[1])
+        loads = self.loads(depth, mode, replicas[1])
         low, high = 0, max(load.in_flight for load in loads)
         while high - low > 1:
             middle = (low + high) // 2
@@ -310,7 +310,7 @@ class Cuts:
 
     def shares_alike(self, draft: Draft) -> tuple[int, ...]:
         """Return the shares of replicas that are all equally fast."""
-        group = draft.depth if draft.manner.chunks > 1 else 1
+        group = draft.depth if draft.mode.chunks > 1 else 1
         shares = spread(self.virtual_nodes // group, draft.width)
         return tuple(group * bound for bound in shares)
 
@@ -336,17 +336,17 @@ class Cuts:
             return False
         crowd = self._crowd((0, self.virtual_nodes))
         return self._least_bytes(depth) <= room or any(
-            self._tight(depth, manner, crowd, room, math.inf) is not None
-            for manner in self._leanest(depth)
-            if manner.chunks == 1
+            self._tight(depth, mode, crowd, room, math.inf) is not None
+            for mode in self._leanest(depth)
+            if mode.chunks == 1
         )
 
     def _leanest(self, depth: int) -> list[ExecutionMode]:
         """Return the manners, each with as few micro-batches in flight as can be."""
         return [
-            manner if manner.chunks > 1 else replace(manner, in_flight_bound=1)
-            for manner in execution_modes(self.inputs, depth)
-            if manner.chunks == 1 or self.virtual_nodes % depth == 0
+            mode if mode.chunks > 1 else replace(mode, in_flight_bound=1)
+            for mode in execution_modes(self.inputs, depth)
+            if mode.chunks == 1 or self.virtual_nodes % depth == 0
         ]
 
     def _least_bytes(self, depth: int) -> int:
@@ -356,12 +356,12 @@ class Cuts:
                 max(
                     self.needed_bytes(
                         depth,
-                        manner,
-                        self.cut(manner.recompute, depth * manner.chunks),
+                        mode,
+                        self.cut(mode.recompute, depth * mode.chunks),
                         (0, self.virtual_nodes),
                     )
                 )
-                for manner in self._leanest(depth)
+                for mode in self._leanest(depth)
             ),
             default=NEVER_BYTES,
         )

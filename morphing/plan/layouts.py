@@ -88,7 +88,7 @@ class Layouts(Cuts):
         uneven: float,
     ) -> PlanLayout | Refusal:
         """Lay out on ``devices``, whose smallest has ``room_bytes``."""
-        depth, manner = draft.depth, draft.manner
+        depth, mode = draft.depth, draft.mode
         even = self.even_cut(draft)
         replicas = self.shares_alike(draft)
         placed = None
@@ -96,16 +96,16 @@ class Layouts(Cuts):
             placed = self._place(devices, draft, even)
             replicas = self._shares(draft, even, placed)
         bounds = even
-        needed = self.needed_bytes(depth, manner, even, replicas)
+        needed = self.needed_bytes(depth, mode, even, replicas)
         if max(needed) > room_bytes:
             tight = None
-            if manner.chunks == 1 and sum(needed) <= depth * room_bytes:
+            if mode.chunks == 1 and sum(needed) <= depth * room_bytes:
                 crowd = self._crowd(replicas)
-                tight = self._tight(depth, manner, crowd, room_bytes, uneven)
+                tight = self._tight(depth, mode, crowd, room_bytes, uneven)
             if tight is None:
                 return _too_small(max(needed), room_bytes)
             bounds = tight
-            needed = self.needed_bytes(depth, manner, bounds, replicas)
+            needed = self.needed_bytes(depth, mode, bounds, replicas)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
         plan = self._plan(draft, bounds, replicas, placed)
@@ -148,7 +148,7 @@ class Layouts(Cuts):
             self.inputs.facts,
             self.inputs.previous,
             stage_s=self.stage_s(draft, bounds),
-            chunks=draft.manner.chunks,
+            chunks=draft.mode.chunks,
         )
 
     def _shares(
@@ -161,7 +161,7 @@ class Layouts(Cuts):
             pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
             for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
         ]
-        group = depth if draft.manner.chunks > 1 else 1
+        group = depth if draft.mode.chunks > 1 else 1
         shares = share_virtual_nodes(
             self.virtual_nodes // group,
             [group * pace.per_virtual_node_s for pace in paces],
@@ -176,20 +176,20 @@ class Layouts(Cuts):
         replica_bounds: tuple[int, ...],
         placed: Sequence[Device],
     ) -> Plan:
-        manner = draft.manner
+        mode = draft.mode
         return Plan(
             pipeline_depth=draft.depth,
             data_parallel_width=draft.width,
             microbatch_size=self.microbatch_size,
             minibatch_size=self.inputs.minibatch_size,
-            schedule=manner.schedule,
-            recompute=manner.recompute,
+            schedule=mode.schedule,
+            recompute=mode.recompute,
             stage_bounds=stage_bounds,
             replica_bounds=replica_bounds,
             slots=tuple(device.slot for device in placed),
             predicted_step_s=0.0,
-            in_flight_bound=manner.in_flight_bound or None,
-            chunks=manner.chunks,
+            in_flight_bound=mode.in_flight_bound or None,
+            chunks=mode.chunks,
         )
 
     def simulate(self, layout: PlanLayout) -> Plan:

@@ -41,7 +41,7 @@ class Draft:
 
     depth: int
     width: int
-    manner: ExecutionMode
+    mode: ExecutionMode
 
 
 def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:

@@ -142,8 +142,8 @@ class Shapes:
             least: list[tuple[float, int, int]] = []
             for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
                 width = min(slots // depth, self.virtual_nodes)
-                manner = execution_modes(self._inputs, depth)[0]
-                (bound_s,) = self._layouts.least_steps_s(depth, manner, [width])
+                mode = execution_modes(self._inputs, depth)[0]
+                (bound_s,) = self._layouts.least_steps_s(depth, mode, [width])
                 least.append((bound_s, depth, width))
             shapes: list[Shape] = []
             limit_s = math.inf
@@ -200,8 +200,8 @@ class Shapes:
             room_bytes = self.workload.gpu_memory_bytes
             bound = self._layouts.largest_bound(draft, room_bytes)
             if bound is not None:
-                manner = replace(draft.manner, in_flight_bound=bound)
-                tight = replace(draft, manner=manner)
+                mode = replace(draft.mode, in_flight_bound=bound)
+                tight = replace(draft, mode=mode)
                 found.append(self._layouts.lay_out(tight, fleet))
         plans = [
             self._layouts.simulate(one) for one in found if isinstance(one, PlanLayout)

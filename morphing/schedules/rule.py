@@ -12,13 +12,13 @@ FORWARD, RECOMPUTE, BACKWARD = range(3)
 """Works, as the schedule's codes name them: a code is 3 times the chunk plus the work."""
 NOTHING = -1
 """There is nothing to run before something arrives."""
-FREE, IN_ORDER, ORIGINAL = range(3)
+OPPORTUNISTIC, STRICT, ORIGINAL = range(3)
 """Conducts: see ``schedule.Conduct``."""
 
 
 @part
 def decide(
-    conduct: int,
+    order_policy: int,
     listed: int,
     forwards: int,
     backwards: int,
@@ -31,7 +31,7 @@ def decide(
     """Return the work to run now, or ``NOTHING``; see ``schedule.next_task``.
 
     Args:
-        conduct: How far the stage may depart from its list.
+        order_policy: How far the stage may depart from its list.
         listed: Work of the list's next task.
         forwards: Done so far; this and the next three of the listed task's chunk.
         backwards: Done so far.
@@ -43,12 +43,12 @@ def decide(
     """
     can_forward = forwards < activations
     can_backward = backwards < forwards and backwards < gradients
-    if conduct != FREE:
+    if order_policy != OPPORTUNISTIC:
         ready = can_forward
         if listed == BACKWARD:
             ready = can_backward
         elif listed == RECOMPUTE:
-            ready = conduct == IN_ORDER or can_backward
+            ready = order_policy == STRICT or can_backward
         return listed if ready else NOTHING
     can_forward = can_forward and forwards - backwards < bound
     if can_forward and (listed == FORWARD or not can_backward):
@@ -61,7 +61,7 @@ def decide(
 
 @part
 def keeps_graph(
-    conduct: int,
+    order_policy: int,
     listed: int,
     following: int,
     forwards: int,
@@ -71,7 +71,7 @@ def keeps_graph(
     """Whether the forward that the list has next is to keep its tensors.
 
     Args:
-        conduct: How far the stage may depart from its list.
+        order_policy: How far the stage may depart from its list.
         listed: Work of the list's next task.
         following: Work of the task after it.
         forwards: Done so far.
@@ -79,7 +79,7 @@ def keeps_graph(
         passed: Recomputes in the list before ``listed``.
     """
     return (
-        conduct != ORIGINAL
+        order_policy != ORIGINAL
         and listed == FORWARD
         and following == RECOMPUTE
         and forwards == backwards == passed
@@ -87,8 +87,8 @@ def keeps_graph(
 
 
 @part
-def promises_forward(
-    conduct: int,
+def expects_forward(
+    order_policy: int,
     listed: int,
     forwards: int,
     backwards: int,
@@ -101,7 +101,7 @@ def promises_forward(
     not the activation is here. The stage then waits for that forward.
     """
     return (
-        conduct == ORIGINAL
+        order_policy == ORIGINAL
         and listed == RECOMPUTE
         and backwards >= gradients
         and forwards < num_microbatches

@@ -39,9 +39,9 @@ NUMBERS = {work: number for number, work in enumerate(WORKS)}
 class OrderPolicy(IntEnum):
     """How far a stage departs from its list."""
 
-    FREE = rule.FREE
+    OPPORTUNISTIC = rule.OPPORTUNISTIC
     """As the runtime: see ``next_task``."""
-    IN_ORDER = rule.IN_ORDER
+    STRICT = rule.STRICT
     """Not at all: it waits for whatever is next. The one conduct under which nothing
     that takes longer can make the mini-batch end sooner."""
     ORIGINAL = rule.ORIGINAL
@@ -196,7 +196,7 @@ class StageProgress:
             awaits no activation.
         last: Whether the stage computes the loss, so that its last chunk awaits no
             gradient.
-        conduct: How far the stage departs from its list. A list with chunks is always
+        order_policy: How far the stage departs from its list. A list with chunks is always
             followed in order, so that the neighbours know what comes next.
     """
 
@@ -208,10 +208,10 @@ class StageProgress:
         "backwards",
         "bound",
         "chunks",
-        "conduct",
         "forwards",
         "graph_kept",
         "num_microbatches",
+        "order_policy",
         "peak_in_flight",
         "recomputes",
         "tasks",
@@ -224,7 +224,7 @@ class StageProgress:
         first: bool,
         last: bool,
         bound: int | None = None,
-        conduct: OrderPolicy = OrderPolicy.FREE,
+        order_policy: OrderPolicy = OrderPolicy.OPPORTUNISTIC,
     ) -> None:
         recompute = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
         self.chunks = [
@@ -234,7 +234,9 @@ class StageProgress:
         backwards = sum(task.work is Work.BACKWARD for task in tasks)
         self.num_microbatches = backwards // len(self.chunks)
         self.tasks = tasks
-        self.conduct = conduct if len(self.chunks) == 1 else OrderPolicy.IN_ORDER
+        self.order_policy = (
+            order_policy if len(self.chunks) == 1 else OrderPolicy.STRICT
+        )
         self.bound = max_in_flight(tasks) if bound is None else bound
         self.recomputes = bool(recompute)
         self.chunks[0].activations = self.num_microbatches if first else 0
@@ -283,7 +285,7 @@ class StageProgress:
         if task.work is not Work.FORWARD or following >= len(self.tasks):
             return False
         return rule.keeps_graph(
-            self.conduct,
+            self.order_policy,
             NUMBERS[self.tasks[self._position].work],
             NUMBERS[self.tasks[following].work],
             self.forwards,
@@ -349,8 +351,8 @@ def next_task(progress: StageProgress) -> Task | None:
     listed = progress.tasks[progress._position]
     counts = progress.chunks[listed.chunk]
     work = NUMBERS[listed.work]
-    progress._promised = progress._promised or rule.promises_forward(
-        progress.conduct,
+    progress._promised = progress._promised or rule.expects_forward(
+        progress.order_policy,
         work,
         counts.forwards,
         counts.backwards,
@@ -358,7 +360,7 @@ def next_task(progress: StageProgress) -> Task | None:
         progress.num_microbatches,
     )
     chosen = rule.decide(
-        progress.conduct,
+        progress.order_policy,
         rule.FORWARD if progress._promised else work,
         counts.forwards,
         counts.backwards,

@@ -145,14 +145,14 @@ def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
 
 
 @part
-def choose(conduct: int, stage: Numbers, counts: Numbers) -> int:
+def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     """Return the code of the task to run now, or ``NOTHING``."""
     listed = stage[LISTED]
     if listed == NOTHING:
         return NOTHING
     chunk = listed // 3
     work = decide(
-        conduct,
+        order_policy,
         FORWARD if stage[PROMISED] else listed % 3,
         counts[chunk, CHUNK_FORWARDS],
         counts[chunk, CHUNK_BACKWARDS],
@@ -167,7 +167,12 @@ def choose(conduct: int, stage: Numbers, counts: Numbers) -> int:
 
 @part
 def complete(
-    conduct: int, stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int
+    order_policy: int,
+    stage: Numbers,
+    counts: Numbers,
+    runs: Numbers,
+    codes: Codes,
+    now: int,
 ) -> int:
     """Note that the running task is done and return its code."""
     code = stage[RUNNING]
@@ -176,7 +181,7 @@ def complete(
     stage[FINISH] = now
     if work == FORWARD:
         if stage[RECOMPUTES] and keeps_graph(
-            conduct,
+            order_policy,
             stage[LISTED] % 3,
             following(stage, runs, codes) % 3,
             stage[FORWARDS],

@@ -74,10 +74,10 @@ class Conditions(StrEnum):
     """What a simulation takes as given."""
 
     RUNTIME = "runtime"
-    """As spottrain's own runtime: ``Conduct.FREE``; a direction of a link carries one
+    """As spottrain's own runtime: ``Conduct.OPPORTUNISTIC``; a direction of a link carries one
     message at a time; all that happens at an instant is known before anything starts."""
-    IN_ORDER = "in-order"
-    """The same but for ``Conduct.IN_ORDER``: stages follow their lists to the letter."""
+    STRICT = "in-order"
+    """The same but for ``Conduct.STRICT``: stages follow their lists to the letter."""
     ORIGINAL = "original"
     """As the simulator that Varuna's authors published: ``Conduct.ORIGINAL``; whole
     microseconds; a stage has up to 4 messages under way at once, all at full speed and
@@ -146,7 +146,7 @@ def simulate_pipeline(
         durations,
         (transfer, latency, _carriers(around)),
         schedule.num_microbatches,
-        rule.FREE if free else rule.IN_ORDER,
+        rule.OPPORTUNISTIC if free else rule.STRICT,
         -1 if to_the_end or jitter else int(durations.sum(axis=1).argmax()),
     )
     return _run(rows)

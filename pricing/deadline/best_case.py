@@ -40,48 +40,48 @@ class BestCase:
 
 
 def best_case(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Holdings] = (),
+    holdings: Sequence[Holdings] = (),
 ) -> BestCase | None:
     """Return the best case: all VMs at once, none lost, at the lowest price there is now.
 
     That some of them are not to be had for a moment does not count.
 
     Args:
-        standing: Of the job.
+        status: Of the job.
         fleet: What fleets train.
         supplies: What may be rented.
-        held: What is rented.
+        holdings: What is rented.
 
     Returns:
         None if nothing is left to do, or no VMs that train it are within the cap now.
     """
     price = min((supply.usd_per_hour for supply in supplies), default=math.inf)
-    cap = standing.usd_per_hour_cap
+    cap = status.usd_per_hour_cap
     limit = math.inf if cap is None else cap * (1 + TIE)
     sizes = [n for n in range(1, fleet.most + 1) if n * price <= limit]
     trains = [n for n in sizes if fleet.rates[n] > 0]
-    examples = SOONEST * standing.examples_left
+    examples = SOONEST * status.examples_left
     if math.isinf(price) or not trains or examples <= 0:
         return None
-    boot_s = 0.0 if any(vms.ready + vms.booting for vms in held) else fleet.boot_s
+    boot_s = 0.0 if any(vms.ready + vms.booting for vms in holdings) else fleet.boot_s
     train_usd = examples * min(n * price / fleet.rates[n] for n in trains)
     rate = fleet.rates[sizes[-1]]
     return BestCase(
         vms=sizes[-1],
         takes_s=boot_s + examples / rate,
-        usd=(train_usd + trains[0] * price * (boot_s + standing.kept_s)) / HOUR_S,
+        usd=(train_usd + trains[0] * price * (boot_s + status.kept_s)) / HOUR_S,
         usd_per_hour=price,
     )
 
 
-def too_late(standing: JobStatus, found: BestCase | None) -> str:
+def too_late(status: JobStatus, found: BestCase | None) -> str:
     """Return why the deadline cannot be kept in the best case; empty if it can."""
-    if found is None or standing.deadline_s is None:
+    if found is None or status.deadline_s is None:
         return ""
-    left_s = standing.deadline_s - standing.now_s
+    left_s = status.deadline_s - status.now_s
     if found.takes_s <= left_s:
         return ""
     return (
@@ -90,9 +90,9 @@ def too_late(standing: JobStatus, found: BestCase | None) -> str:
     )
 
 
-def over_budget(standing: JobStatus, found: BestCase | None) -> str:
+def over_budget(status: JobStatus, found: BestCase | None) -> str:
     """Return why the budget ends the job in the best case; empty if it does not."""
-    usd_left = standing.usd_left
+    usd_left = status.usd_left
     if found is None or usd_left is None or found.usd <= usd_left * (1 + TIE):
         return ""
     return (
@@ -101,13 +101,13 @@ def over_budget(standing: JobStatus, found: BestCase | None) -> str:
     )
 
 
-def too_slow(standing: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
+def too_slow(status: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
     """Return why the least rate is out of reach in the best case; empty if it is not.
 
     Where the cap bears no VM now, it is asked of the largest fleet.
     """
     vms = fleet.most if found is None else found.vms
-    least, rate = standing.min_examples_per_s, fleet.rates[vms] / SOONEST
+    least, rate = status.min_examples_per_s, fleet.rates[vms] / SOONEST
     if least is None or rate >= least:
         return ""
     return (
@@ -117,10 +117,10 @@ def too_slow(standing: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
 
 
 def conceivable(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Holdings] = (),
+    holdings: Sequence[Holdings] = (),
 ) -> Feasibility:
     """Return whether deadline, budget and least rate can be met in the best case.
 
@@ -132,10 +132,10 @@ def conceivable(
     Returns:
         With an empty reason if nothing is known against it.
     """
-    found = best_case(standing, fleet, supplies, held)
-    late, dear = too_late(standing, found), over_budget(standing, found)
-    slow = too_slow(standing, fleet, found)
-    short = bool(late or (dear and standing.deadline_s is not None))
+    found = best_case(status, fleet, supplies, holdings)
+    late, dear = too_late(status, found), over_budget(status, found)
+    slow = too_slow(status, fleet, found)
+    short = bool(late or (dear and status.deadline_s is not None))
     cures = []
     if found is not None and late:
         after_h = round_up((found.takes_s + LEEWAY_S) / HOUR_S)
@@ -148,7 +148,7 @@ def conceivable(
         possible=not (short or slow),
         reason=_why((late, dear, slow), cures, short),
         least_usd=None if found is None else found.usd,
-        earliest_finish_s=None if found is None else standing.now_s + found.takes_s,
+        earliest_finish_s=None if found is None else status.now_s + found.takes_s,
     )
 
 

@@ -30,17 +30,17 @@ class Candidate:
 
 
 def candidates_of(
-    supplies: Iterable[Supply], held: Mapping[str, Holdings], fleet: Fleet
+    supplies: Iterable[Supply], holdings: Mapping[str, Holdings], fleet: Fleet
 ) -> list[Candidate]:
     """Return the VMs that may be had or are held, the best first."""
-    lots, most = [], fleet.most
+    candidates, most = [], fleet.most
     for supply in supplies:
         usd = supply.effective_usd_per_hour(fleet)
-        mine = held.get(supply.name)
+        mine = holdings.get(supply.name)
         have = 0 if mine is None else mine.ready + mine.booting
         free = most if supply.available is None else min(most, supply.available)
         for count, is_held in ((have, True), (free, False)):
-            lots.append(
+            candidates.append(
                 Candidate(
                     name=supply.name,
                     spot=supply.spot,
@@ -51,10 +51,13 @@ def candidates_of(
                     is_held=is_held,
                 )
             )
-    return sorted((lot for lot in lots if lot.count > 0), key=lambda lot: lot.rank)
+    return sorted(
+        (candidate for candidate in candidates if candidate.count > 0),
+        key=lambda candidate: candidate.rank,
+    )
 
 
-def units(lots: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the lot of every single VM, in the order of ``lots``."""
-    for lot in lots:
-        yield from itertools.repeat(lot, lot.count)
+def units(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the lot of every single VM, in the order of ``candidates``."""
+    for candidate in candidates:
+        yield from itertools.repeat(candidate, candidate.count)

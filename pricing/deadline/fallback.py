@@ -86,13 +86,13 @@ class OnDemandFallback:
 
 
 def on_demand_fallback(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Holdings],
+    holdings: Sequence[Holdings],
 ) -> OnDemandFallback:
     """Return what may be had on demand, within the cap of an hour's price."""
-    rented = {vm.name: vm for vm in held}
+    rented = {vm.name: vm for vm in holdings}
     prices: list[float] = []
     ready = paid = 0
     for supply in supplies:
@@ -105,7 +105,7 @@ def on_demand_fallback(
         ready += 0 if mine is None else mine.ready
         paid += have
     prices = sorted(prices)[: fleet.most]
-    cap = standing.usd_per_hour_cap
+    cap = status.usd_per_hour_cap
     while prices and cap is not None and sum(prices) > cap * (1 + TIE):
         prices.pop()
     return OnDemandFallback(
@@ -113,12 +113,12 @@ def on_demand_fallback(
         prices=tuple(prices),
         ready=ready,
         paid=paid,
-        kept_s=standing.kept_s,
+        kept_s=status.kept_s,
     )
 
 
 def feasible(
-    standing: JobStatus, fleet: Fleet, supplies: Sequence[Supply]
+    status: JobStatus, fleet: Fleet, supplies: Sequence[Supply]
 ) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
@@ -126,37 +126,37 @@ def feasible(
     them. A least rate without a deadline is kept for as long as the budget lasts. To be
     asked before anything is rented, and whenever a limit is changed.
     """
-    base = on_demand_fallback(standing, fleet, supplies, ())
-    examples = standing.examples_left
-    within_s = min(standing.left_s - base.start_s(), _paced_s(standing))
+    base = on_demand_fallback(status, fleet, supplies, ())
+    examples = status.examples_left
+    within_s = min(status.left_s - base.start_s(), _paced_s(status))
     size = base.cheapest(examples, within_s)
     least_usd = base.usd(size, examples) if size else None
-    fastest = base.fastest(examples, standing.usd_left)
+    fastest = base.fastest(examples, status.usd_left)
     train_s = base.train_s(fastest, examples)
-    if train_s > _paced_s(standing) * (1 + TIE):
+    if train_s > _paced_s(status) * (1 + TIE):
         fastest = 0
-    needs_s = base.start_s() + train_s + standing.ending_s
-    earliest_s = standing.now_s + needs_s if fastest else None
+    needs_s = base.start_s() + train_s + status.ending_s
+    earliest_s = status.now_s + needs_s if fastest else None
     affords = least_usd is not None and (
-        standing.usd_left is None or least_usd <= standing.usd_left * (1 + TIE)
+        status.usd_left is None or least_usd <= status.usd_left * (1 + TIE)
     )
-    lasts = standing.deadline_s is None and standing.min_examples_per_s is not None
+    lasts = status.deadline_s is None and status.min_examples_per_s is not None
     return Feasibility(
         possible=affords or (lasts and size > 0),
-        reason=_why(standing, base, size, least_usd, earliest_s, affords),
+        reason=_why(status, base, size, least_usd, earliest_s, affords),
         least_usd=least_usd,
         earliest_finish_s=earliest_s,
     )
 
 
-def _paced_s(standing: JobStatus) -> float:
+def _paced_s(status: JobStatus) -> float:
     """Return what the rest takes at the least rate; infinite if there is none."""
-    least = standing.min_examples_per_s
-    return standing.examples_left / least if least else math.inf
+    least = status.min_examples_per_s
+    return status.examples_left / least if least else math.inf
 
 
 def _why(
-    standing: JobStatus,
+    status: JobStatus,
     base: OnDemandFallback,
     size: int,
     least_usd: float | None,
@@ -170,14 +170,14 @@ def _why(
             f"no on-demand VMs that could train the job{capped}: no promise can be "
             "made, spot VMs may not come; allow on-demand"
         )
-    rate, least = base.fleet.rates[base.most], standing.min_examples_per_s
+    rate, least = base.fleet.rates[base.most], status.min_examples_per_s
     if least is not None and rate < least * (1 - TIE):
         return (
             f"slo.min_examples_per_s: {least:g} cannot be promised: {_vms(base.most)} "
             f"train {rate:.3g} examples/s; lower it"
         )
-    budget = "no limit" if standing.usd_left is None else f"${standing.usd_left:,.2f}"
-    if standing.deadline_s is None and least is not None and least_usd is not None:
+    budget = "no limit" if status.usd_left is None else f"${status.usd_left:,.2f}"
+    if status.deadline_s is None and least is not None and least_usd is not None:
         vms = f"{_vms(size)} alone would keep up {least:g} examples/s"
         ends = "" if affords else ", where the job ends"
         return f"{vms} to the end for ${least_usd:,.2f}; to be spent: {budget}{ends}"
@@ -185,20 +185,20 @@ def _why(
         vms = f"{_vms(size)} alone would do it in time"
         return f"{vms} for ${least_usd:,.2f}; to be spent: {budget}"
     if least_usd is None:
-        train_s = base.train_s(base.most, standing.examples_left)
+        train_s = base.train_s(base.most, status.examples_left)
         problem = (
             f"{_vms(base.most)} and the end of the job take "
-            f"{(base.start_s() + train_s + standing.ending_s) / HOUR_S:.3f} h, the "
-            f"deadline is in {(standing.left_s + standing.ending_s) / HOUR_S:.3f} h"
+            f"{(base.start_s() + train_s + status.ending_s) / HOUR_S:.3f} h, the "
+            f"deadline is in {(status.left_s + status.ending_s) / HOUR_S:.3f} h"
         )
     else:
         problem = f"on-demand VMs in time cost ${least_usd:,.2f}, to be spent: {budget}"
-    cures = _cures(standing, base, least_usd, earliest_s)
+    cures = _cures(status, base, least_usd, earliest_s)
     return f"deadline and budget cannot both be promised: {problem}; {cures}"
 
 
 def _cures(
-    standing: JobStatus,
+    status: JobStatus,
     base: OnDemandFallback,
     least_usd: float | None,
     earliest_s: float | None,
@@ -208,11 +208,11 @@ def _cures(
     if least_usd is not None:
         cures.append(f"raise the budget to ${round_up(least_usd):,.2f}")
     if earliest_s is not None:
-        after_h = round_up((earliest_s - standing.now_s + LEEWAY_S) / HOUR_S)
+        after_h = round_up((earliest_s - status.now_s + LEEWAY_S) / HOUR_S)
         cures.append(f"move the deadline to {after_h:.2f} h from now")
     else:
-        cheapest = base.cheapest(standing.examples_left, _paced_s(standing))
-        usd = base.usd(cheapest, standing.examples_left)
+        cheapest = base.cheapest(status.examples_left, _paced_s(status))
+        usd = base.usd(cheapest, status.examples_left)
         cures.append(f"with any deadline it costs ${round_up(usd):,.2f}")
     return ", or ".join(cures)
 

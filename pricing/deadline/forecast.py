@@ -45,13 +45,13 @@ FINISH_LOW, FINISH_MEAN, FINISH_HIGH = 0.43, 0.86, 0.995
 
 
 def forecast(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Sequence[Holdings],
+    holdings: Sequence[Holdings],
     outlook: MarketOutlook,
     *,
-    thrifty: bool = True,
+    cost_optimal: bool = True,
 ) -> Forecast:
     """Return finish and cost to expect under ``promise.decide``.
 
@@ -60,55 +60,55 @@ def forecast(
     What is expected is so too where no VMs are within the caps, or the budget ends first;
     the job's money is the most that it costs.
     """
-    examples = standing.examples_left
+    examples = status.examples_left
     if examples <= 0:
-        done = Interval(
-            low=standing.now_s, expected=standing.now_s, high=standing.now_s
-        )
+        done = Interval(low=status.now_s, expected=status.now_s, high=status.now_s)
         return Forecast(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
-    rented = {vms.name: vms.ready + vms.booting for vms in held}
-    base = on_demand_fallback(standing, fleet, supplies, held)
-    present = market_of(fleet, _borne(standing, fleet, supplies, rented), {})
-    outlook = _seen(standing, fleet, supplies, outlook)
-    soon = _at_leisure(standing, fleet, (*outlook.looks, present))
-    size = base.fastest(examples, standing.usd_left)
-    if standing.deadline_s is None or not size:
+    rented = {vms.name: vms.ready + vms.booting for vms in holdings}
+    base = on_demand_fallback(status, fleet, supplies, holdings)
+    present = market_of(fleet, _borne(status, fleet, supplies, rented), {})
+    outlook = _seen(status, fleet, supplies, outlook)
+    soon = _at_leisure(status, fleet, (*outlook.looks, present))
+    size = base.fastest(examples, status.usd_left)
+    if status.deadline_s is None or not size:
         return soon
-    if standing.left_s < base.train_s(size, examples):
-        return _late(standing, fleet, base, size)
+    if status.left_s < base.train_s(size, examples):
+        return _late(status, fleet, base, size)
     slow = Forecast(
-        finish_s=_finish(standing, fleet, base, rented),
-        usd=_bill(standing, fleet, base, outlook, present),
+        finish_s=_finish(status, fleet, base, rented),
+        usd=_bill(status, fleet, base, outlook, present),
     )
-    if not thrifty:
-        most_usd = base.usd(_net_size(standing, base), examples)
-        slow = _hastened(slow, soon, standing, most_usd)
-    return replace(slow, usd=_paid(slow.usd, standing))
+    if not cost_optimal:
+        most_usd = base.usd(_net_size(status, base), examples)
+        slow = _hastened(slow, soon, status, most_usd)
+    return replace(slow, usd=_paid(slow.usd, status))
 
 
 def _borne(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Mapping[str, int],
+    holdings: Mapping[str, int],
 ) -> list[Supply]:
     """Return what the cap of an hour's price bears, the cheapest first; VMs that are held
     count as VMs to be had."""
-    cap = standing.usd_per_hour_cap
+    cap = status.usd_per_hour_cap
     left = math.inf if cap is None else cap * (1 + TIE)
     borne = []
     for supply in sorted(supplies, key=lambda s: s.usd_per_hour):
         free = fleet.most if supply.available is None else supply.available
         count = 0
         if supply.spot:
-            count = _count(supply.usd_per_hour, free + held.get(supply.name, 0), left)
+            count = _count(
+                supply.usd_per_hour, free + holdings.get(supply.name, 0), left
+            )
         left -= count * supply.usd_per_hour
         borne.append(replace(supply, available=count))
     return borne
 
 
 def _seen(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
     outlook: MarketOutlook,
@@ -117,7 +117,7 @@ def _seen(
 
     Of prices then only those are known that hold what interruptions waste.
     """
-    cap = standing.usd_per_hour_cap
+    cap = status.usd_per_hour_cap
     if cap is None:
         return outlook
     wastes = [
@@ -144,17 +144,17 @@ def _count(usd_per_hour: float, most: int, left: float) -> int:
 
 
 def _bill(
-    standing: JobStatus,
+    status: JobStatus,
     fleet: Fleet,
     base: OnDemandFallback,
     outlook: MarketOutlook,
     present: Market,
 ) -> Interval:
     """Return dollars between the cheapest way and on-demand VMs."""
-    examples = standing.examples_left
-    left_s = max(0.0, standing.left_s - base.start_s())
+    examples = status.examples_left
+    left_s = max(0.0, status.left_s - base.start_s())
     cheapest = spot_path(outlook, present, fleet, base.prices, examples, left_s).usd
-    dearest = base.usd(_net_size(standing, base), examples)
+    dearest = base.usd(_net_size(status, base), examples)
     above = max(dearest, cheapest) - cheapest
     return Interval(
         low=USD_LOW * cheapest,
@@ -163,9 +163,9 @@ def _bill(
     )
 
 
-def _paid(usd: Interval, standing: JobStatus) -> Interval:
+def _paid(usd: Interval, status: JobStatus) -> Interval:
     """Return dollars that are not more than there are: the budget ends the job."""
-    left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
+    left = math.inf if status.usd_left is None else max(0.0, status.usd_left)
     return Interval(
         low=min(usd.low, left),
         expected=min(usd.expected, left),
@@ -174,11 +174,11 @@ def _paid(usd: Interval, standing: JobStatus) -> Interval:
 
 
 def _late(
-    standing: JobStatus, fleet: Fleet, base: OnDemandFallback, size: int
+    status: JobStatus, fleet: Fleet, base: OnDemandFallback, size: int
 ) -> Forecast:
     """Return what to expect of on-demand VMs that train to the end, were it not for the
     deadline."""
-    examples, now_s = standing.examples_left, standing.now_s
+    examples, now_s = status.examples_left, status.now_s
     train_s, usd = base.train_s(size, examples), base.usd(size, examples)
     bill = Interval(low=USD_LOW * usd, expected=usd, high=usd / USD_LOW)
     return Forecast(
@@ -187,25 +187,25 @@ def _late(
             expected=now_s + base.start_s() + train_s,
             high=now_s + base.start_s() + train_s / SOONEST,
         ),
-        usd=_paid(bill, standing),
+        usd=_paid(bill, status),
     )
 
 
-def _net_size(standing: JobStatus, base: OnDemandFallback) -> int:
+def _net_size(status: JobStatus, base: OnDemandFallback) -> int:
     """Return the cheapest size on demand that is in time, else the largest."""
-    left_s = max(0.0, standing.left_s - base.start_s())
-    return base.cheapest(standing.examples_left, left_s) or base.most
+    left_s = max(0.0, status.left_s - base.start_s())
+    return base.cheapest(status.examples_left, left_s) or base.most
 
 
 def _hastened(
-    slow: Forecast, soon: Forecast, standing: JobStatus, most_usd: float
+    slow: Forecast, soon: Forecast, status: JobStatus, most_usd: float
 ) -> Forecast:
     """Return what to expect of all the spot VMs that there are, with a net below.
 
     Args:
         slow: With a deadline, were dollars all that counts.
         soon: With all the spot VMs that there are, were there no deadline.
-        standing: The job's.
+        status: The job's.
         most_usd: What on-demand VMs alone would cost.
     """
     finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
@@ -226,14 +226,14 @@ def _hastened(
 
 
 def _finish(
-    standing: JobStatus, fleet: Fleet, base: OnDemandFallback, rented: dict[str, int]
+    status: JobStatus, fleet: Fleet, base: OnDemandFallback, rented: dict[str, int]
 ) -> Interval:
     """Return an interval between the earliest finish there is and the latest."""
     boot_s = 0.0 if sum(rented.values()) else base.start_s()
-    train_s = standing.examples_left / fleet.rates[-1]
-    earliest_s = standing.now_s + boot_s + train_s
-    latest_s = max(earliest_s, standing.now_s + standing.left_s)
-    if standing.left_s < boot_s + train_s:  # late: as late as on-demand VMs make it
+    train_s = status.examples_left / fleet.rates[-1]
+    earliest_s = status.now_s + boot_s + train_s
+    latest_s = max(earliest_s, status.now_s + status.left_s)
+    if status.left_s < boot_s + train_s:  # late: as late as on-demand VMs make it
         latest_s = earliest_s + base.start_s()
 
     def at(part: float) -> float:
@@ -243,14 +243,14 @@ def _finish(
 
 
 def _at_leisure(
-    standing: JobStatus, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
+    status: JobStatus, fleet: Fleet, looks: Sequence[tuple[tuple[float, int], ...]]
 ) -> Forecast:
     """Return the interval for spot VMs that may take as long as they like."""
-    paces = [fleet.rates[sum(count for _, count in seen)] for seen in looks]
+    throughputs = [fleet.rates[sum(count for _, count in seen)] for seen in looks]
     bills = [sum(usd * count for usd, count in seen) / HOUR_S for seen in looks]
-    pace, bill = sum(paces) / len(paces), sum(bills) / len(bills)
-    examples, now_s = standing.examples_left, standing.now_s
-    left = math.inf if standing.usd_left is None else max(0.0, standing.usd_left)
+    pace, bill = sum(throughputs) / len(throughputs), sum(bills) / len(bills)
+    examples, now_s = status.examples_left, status.now_s
+    left = math.inf if status.usd_left is None else max(0.0, status.usd_left)
     soonest_s = now_s + SOONEST * examples / fleet.rates[-1]
     if pace <= 0:
         return Forecast(
@@ -260,12 +260,16 @@ def _at_leisure(
     least_usd = (
         SOONEST
         * examples
-        * min(bill / rate for bill, rate in zip(bills, paces, strict=True) if rate > 0)
+        * min(
+            bill / rate
+            for bill, rate in zip(bills, throughputs, strict=True)
+            if rate > 0
+        )
     )
     usd = examples * bill / pace
-    ends_usd = max(0.0, left - standing.kept_s * bill)
+    ends_usd = max(0.0, left - status.kept_s * bill)
     if least_usd > ends_usd:
-        soonest_s, least_usd = math.inf, max(0.0, left - standing.kept_s * max(bills))
+        soonest_s, least_usd = math.inf, max(0.0, left - status.kept_s * max(bills))
     return Forecast(
         finish_s=Interval(
             low=soonest_s,

@@ -173,7 +173,7 @@ class FleetDecision:
     wanted: tuple[tuple[str, int], ...]
     """VMs by supply, those that boot counted; a supply that is not here: none."""
     mode: str
-    """``spot``, ``pace``, ``edge``, ``net``, ``wait`` or ``late``; see docs/promise.md."""
+    """``spot``, ``pace``, ``edge``, ``fallback``, ``wait`` or ``late``; see docs/promise.md."""
     reason: str
     slack_s: float
     """By how much on-demand VMs alone would be early; infinite without a deadline."""

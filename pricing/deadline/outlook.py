@@ -45,7 +45,7 @@ def observe(
     now_s: float,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    held: Mapping[str, int],
+    holdings: Mapping[str, int],
 ) -> MarketOutlook:
     """Return the outlook after another look at the market, if one is due.
 
@@ -54,24 +54,24 @@ def observe(
         now_s: On any clock that always is the same.
         fleet: What is rented for.
         supplies: What can be had now.
-        held: VMs by supply that are rented and could be had too.
+        holdings: VMs by supply that are rented and could be had too.
     """
     last_s = outlook.looked_at_s
     if last_s is not None and now_s - last_s < SAMPLE_S:
         return outlook
-    seen = market_of(fleet, supplies, held)
+    seen = market_of(fleet, supplies, holdings)
     return replace(outlook, looks=(*outlook.looks, seen)[-KEPT:], looked_at_s=now_s)
 
 
 def market_of(
-    fleet: Fleet, supplies: Sequence[Supply], held: Mapping[str, int]
+    fleet: Fleet, supplies: Sequence[Supply], holdings: Mapping[str, int]
 ) -> Market:
     """Return the spot VMs that there are, by what an hour's training on them costs."""
     left, rows = fleet.most, list[tuple[float, int]]()
     spot = [supply for supply in supplies if supply.spot]
     for supply in sorted(spot, key=lambda s: s.effective_usd_per_hour(fleet)):
         free = fleet.most if supply.available is None else supply.available
-        count = min(left, free + held.get(supply.name, 0))
+        count = min(left, free + holdings.get(supply.name, 0))
         if count > 0:
             rows.append((supply.effective_usd_per_hour(fleet), count))
             left -= count

@@ -83,11 +83,11 @@ def _ask(
     """Ask each cloud for the types and regions that are wanted there."""
     warnings: list[str] = []
     for cloud in dict.fromkeys(offer.cloud for offer in wanted):
-        wish = PriceRequest(
+        request = PriceRequest(
             kinds=[kind for kind in kinds if kind.cloud == cloud],
             regions=sorted({o.region for o in wanted if o.cloud == cloud}),
         )
-        answers = refresh(sources, history, facts, wish, now_s, ttl_s=LIVE_S)
+        answers = refresh(sources, history, facts, request, now_s, ttl_s=LIVE_S)
         warnings += answers.warnings
         warnings += [f"{c}: not asked: {why}" for c, why in answers.failures.items()]
     return warnings

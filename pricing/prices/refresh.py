@@ -86,7 +86,7 @@ def refresh(
     sources: Sequence[PriceSource],
     history: History,
     facts: Catalogue,
-    wish: PriceRequest,
+    request: PriceRequest,
     now_s: float,
     *,
     ttl_s: float | None = None,
@@ -100,7 +100,7 @@ def refresh(
         sources: Of any clouds.
         history: Where the answers go.
         facts: What machines there are.
-        wish: What to ask for.
+        request: What to ask for.
         now_s: Seconds since the epoch.
         ttl_s: What was asked for so recently is not due; by default the source's own.
         history_s: How far back to ask what was never asked before.
@@ -108,7 +108,7 @@ def refresh(
     due = [
         (source, question)
         for source in sources
-        if (question := _due(source, history, wish, now_s, ttl_s, history_s)).kinds
+        if (question := _due(source, history, request, now_s, ttl_s, history_s)).kinds
     ]
     failures: dict[str, str] = {}
     warnings: list[str] = []
@@ -130,17 +130,17 @@ def refresh(
 
 
 def known(
-    history: History, facts: Catalogue, wish: PriceRequest, now_s: float
+    history: History, facts: Catalogue, request: PriceRequest, now_s: float
 ) -> Sifted:
     """Return the newest price of every offer: seen, else as published with us.
 
     What cannot be a price, and spot prices that are no discount, are left out with a
     warning, and so is what a clock that was ahead has noted.
     """
-    wanted = {(kind.cloud, kind.name) for kind in wish.kinds}
+    wanted = {(kind.cloud, kind.name) for kind in request.kinds}
 
     def is_wanted(price: Price) -> bool:
-        here = not wish.regions or price.region in wish.regions
+        here = not request.regions or price.region in request.regions
         return here and (price.cloud, price.instance_type) in wanted
 
     newest: dict[tuple[str, str, str, bool], Price] = {}
@@ -185,7 +185,7 @@ def answered_s(
 def _due(
     source: PriceSource,
     history: History,
-    wish: PriceRequest,
+    request: PriceRequest,
     now_s: float,
     ttl_s: float | None,
     history_s: float,
@@ -194,12 +194,12 @@ def _due(
     ttl_s = source.ttl_s if ttl_s is None else ttl_s
     kinds = []
     since_s = now_s
-    for kind in wish.kinds:
+    for kind in request.kinds:
         if kind.cloud != source.cloud:
             continue
         answers = [
             answered_s(source, history, kind, region)
-            for region in wish.regions or (_EVERYWHERE,)
+            for region in request.regions or (_EVERYWHERE,)
         ]
         # A clock may have jumped back: an answer from the future is none.
         times = [at_s for at_s in answers if at_s is not None and at_s <= now_s]
@@ -208,7 +208,9 @@ def _due(
             kinds.append(kind)
             asked_s = min(times) if complete else now_s - history_s
             since_s = min(since_s, asked_s)
-    return PriceQuery(kinds=kinds, regions=wish.regions, now_s=now_s, since_s=since_s)
+    return PriceQuery(
+        kinds=kinds, regions=request.regions, now_s=now_s, since_s=since_s
+    )
 
 
 def _ask(asked: tuple[PriceSource, PriceQuery]) -> list[Price] | SpottrainError:

@@ -89,7 +89,7 @@ class Frictions:
             return 0.0
         return self.dataset_bytes / GB_BYTES * self.cloud_usd_per_gb
 
-    def pace(self, quote: Quote) -> float:
+    def throughput(self, quote: Quote) -> float:
         """Return examples per hour to expect, interruptions counted.
 
         Each hour of training is followed by what its interruptions waste: the work done
@@ -100,7 +100,7 @@ class Frictions:
 
     def usd_per_example(self, quote: Quote) -> float:
         """Return what an example costs here, interruptions counted, moves not."""
-        return quote.usd_per_hour / self.pace(quote)
+        return quote.usd_per_hour / self.throughput(quote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class SwitchingState:
 
 def decide(
     quotes: Sequence[Quote],
-    standing: SwitchingState,
+    state: SwitchingState,
     frictions: Frictions,
     rule: SwitchingRule,
 ) -> PlaceDecision:
@@ -165,7 +165,7 @@ def decide(
     Args:
         quotes: What can be had now, in any order; at least one. One with numbers that
             cannot be, such as a price that is no number, is taken for none.
-        standing: Where the job is.
+        state: Where the job is.
         frictions: What moves and interruptions cost.
         rule: How much better another offer must be.
 
@@ -175,15 +175,15 @@ def decide(
     quotes = [quote for quote in quotes if quote.is_sound]
     if not quotes:
         raise ValueError("no quotes to decide between")
-    held = _cheapest_of(quotes, standing.held, frictions)
+    held = _cheapest_of(quotes, state.held, frictions)
     if held is None:
-        return _first(quotes, standing, frictions)
-    examples = standing.examples
+        return _first(quotes, state, frictions)
+    examples = state.examples
     if rule.horizon_s is not None:
-        examples = min(examples, frictions.pace(held) * rule.horizon_s / HOUR_S)
+        examples = min(examples, frictions.throughput(held) * rule.horizon_s / HOUR_S)
     others = [quote for quote in quotes if quote.place != held.place]
     options = [
-        _option(held, quote, examples, standing, frictions, rule) for quote in others
+        _option(held, quote, examples, state, frictions, rule) for quote in others
     ]
     if not options:
         return PlaceDecision(quote=held, moves=False, reason="nothing else can be had")
@@ -235,7 +235,7 @@ def _option(
     held: Quote,
     quote: Quote,
     examples: float,
-    standing: SwitchingState,
+    state: SwitchingState,
     frictions: Frictions,
     rule: SwitchingRule,
 ) -> _Option:
@@ -245,7 +245,7 @@ def _option(
     else:
         gain = math.inf if stays_usd > 0 else 0.0
     redone = held.examples_per_s * frictions.move_s
-    switch_usd = _enter_usd(quote, standing, frictions) + redone * goes_usd
+    switch_usd = _enter_usd(quote, state, frictions) + redone * goes_usd
     saving_usd = (stays_usd - goes_usd) * examples
     enough = gain > _TIE and gain >= rule.hysteresis
     return _Option(quote, gain, saving_usd, switch_usd, enough)
@@ -260,27 +260,27 @@ def _cheapest_of(
 
 
 def _first(
-    quotes: Sequence[Quote], standing: SwitchingState, frictions: Frictions
+    quotes: Sequence[Quote], state: SwitchingState, frictions: Frictions
 ) -> PlaceDecision:
     """Return where the rest of the job costs least, getting there included."""
 
     def total_usd(quote: Quote) -> float:
-        usd = frictions.usd_per_example(quote) * standing.examples
-        return usd + _enter_usd(quote, standing, frictions)
+        usd = frictions.usd_per_example(quote) * state.examples
+        return usd + _enter_usd(quote, state, frictions)
 
     best = min(quotes, key=total_usd)
     return PlaceDecision(
         quote=best,
         moves=False,
         reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end",
-        switch_usd=_enter_usd(best, standing, frictions),
+        switch_usd=_enter_usd(best, state, frictions),
     )
 
 
-def _enter_usd(quote: Quote, standing: SwitchingState, frictions: Frictions) -> float:
+def _enter_usd(quote: Quote, state: SwitchingState, frictions: Frictions) -> float:
     """Return what beginning in a place costs: boot, and data that is not there yet."""
     usd = quote.usd_per_hour * frictions.boot_s / HOUR_S
-    usd += frictions.dataset_usd(quote.place.cloud, standing.copies)
-    if standing.checkpoint is not None:
-        usd += frictions.checkpoint_usd(standing.checkpoint, quote.place)
+    usd += frictions.dataset_usd(quote.place.cloud, state.copies)
+    if state.checkpoint is not None:
+        usd += frictions.checkpoint_usd(state.checkpoint, quote.place)
     return usd

@@ -136,7 +136,7 @@ class RankedOffer:
     priced: Priced
     vms: int
     """That would be rented if there were enough of them; 0 if none can be."""
-    pace: FleetThroughput | None = None
+    throughput: FleetThroughput | None = None
     worth: Worth | None = None
     is_bound: bool = False
     """Whether pace and worth are no more than bounds, which were enough to see that it
@@ -168,7 +168,7 @@ class Ranking:
 
 def rank(
     offers: Sequence[Priced],
-    paces: ThroughputCache,
+    throughputs: ThroughputCache,
     terms: RankingTerms,
     *,
     exact: int = EXACT,
@@ -180,7 +180,7 @@ def rank(
 
     Args:
         offers: In any order; the ranking does not depend on it.
-        paces: What fleets do; what is worked out stays there for the next ranking.
+        throughputs: What fleets do; what is worked out stays there for the next ranking.
         terms: The job and what everything beside rent costs.
         exact: Rows to work out to the end.
 
@@ -191,7 +191,7 @@ def rank(
     out: list[RankedOffer] = []
     waiting: list[tuple[tuple[object, ...], int, int, RankedOffer]] = []
     for number, priced in enumerate(offers):
-        row = _bound(priced, paces, terms, others.get(priced.place[:2], FREE))
+        row = _bound(priced, throughputs, terms, others.get(priced.place[:2], FREE))
         if row.why_not:
             out.append(row)
         else:
@@ -203,7 +203,7 @@ def rank(
         if not row.is_bound:
             done.append(row)
             continue
-        row = _looked_at(row, looks, paces, terms)
+        row = _looked_at(row, looks, throughputs, terms)
         if row.why_not:
             out.append(row)
         else:
@@ -250,7 +250,7 @@ def _others(offers: Iterable[Priced], terms: RankingTerms) -> Mapping[object, Ra
 
 
 def _bound(
-    priced: Priced, paces: ThroughputCache, terms: RankingTerms, others: Rate
+    priced: Priced, throughputs: ThroughputCache, terms: RankingTerms, others: Rate
 ) -> RankedOffer:
     """Return an offer with the most that it can be worth, or why it is out."""
     offer = priced.offer
@@ -261,12 +261,14 @@ def _bound(
         return RankedOffer(priced=priced, vms=0, why_not=why_not)
     assert priced.machine is not None
     vms = fleet_size(offer, terms)
-    pace = paces.at_best(priced.machine, vms)
-    worth = worth_of(pace, priced, terms)
+    throughput = throughputs.at_best(priced.machine, vms)
+    worth = worth_of(throughput, priced, terms)
     if offer.usd_per_hour > 0 and not math.isfinite(worth.usd):
         why_not = f"price: got {offer.usd_per_hour:g} USD per hour"
         return RankedOffer(priced=priced, vms=vms, why_not=why_not)
-    return RankedOffer(priced=priced, vms=vms, pace=pace, worth=worth, is_bound=True)
+    return RankedOffer(
+        priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=True
+    )
 
 
 def _unusable(priced: Priced, terms: RankingTerms) -> str:
@@ -295,21 +297,21 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
 
 
 def _looked_at(
-    row: RankedOffer, looks: int, paces: ThroughputCache, terms: RankingTerms
+    row: RankedOffer, looks: int, throughputs: ThroughputCache, terms: RankingTerms
 ) -> RankedOffer:
     """Return a row with a nearer bound, or at the second look as its plan makes it."""
     priced, vms = row.priced, row.vms
     assert priced.machine is not None
-    pace = (paces.of if looks else paces.nearly)(priced.machine, vms)
-    if pace.why_not:
-        return RankedOffer(priced=priced, vms=vms, why_not=pace.why_not)
-    worth = worth_of(pace, priced, terms)
+    throughput = (throughputs.of if looks else throughputs.nearly)(priced.machine, vms)
+    if throughput.why_not:
+        return RankedOffer(priced=priced, vms=vms, why_not=throughput.why_not)
+    worth = worth_of(throughput, priced, terms)
     return RankedOffer(
-        priced=priced, vms=vms, pace=pace, worth=worth, is_bound=not looks
+        priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=not looks
     )
 
 
-def worth_of(pace: FleetThroughput, priced: Priced, terms: RankingTerms) -> Worth:
+def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -> Worth:
     """Return what a fleet trains for its money.
 
     A loss stands for two morphs (to go on without the VM, and to take in another), for
@@ -317,33 +319,35 @@ def worth_of(pace: FleetThroughput, priced: Priced, terms: RankingTerms) -> Wort
     the throughput while its replacement boots, which is paid for meanwhile.
     """
     offer, place = priced.offer, priced.place
-    examples_per_s = pace.examples_per_s * terms.correction(place)
-    step_s = pace.step_s / terms.correction(place)
-    only_checkpoints = slowdown(pace.pipeline_depth, pace.data_parallel_width, 1.0) - 1
+    examples_per_s = throughput.examples_per_s * terms.correction(place)
+    step_s = throughput.step_s / terms.correction(place)
+    only_checkpoints = (
+        slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
+    )
     frictions = terms.frictions
-    rent = pace.vms * offer.usd_per_hour
+    rent = throughput.vms * offer.usd_per_hour
     wasted = Frictions(
-        boot_s=priced.boot_s / pace.vms,
+        boot_s=priced.boot_s / throughput.vms,
         lost_s=2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s,
     )
-    per_hour = wasted.pace(
+    per_hour = wasted.throughput(
         Quote(
             place=place,
             usd_per_hour=rent,
             examples_per_s=examples_per_s,
-            losses_per_hour=pace.vms * priced.losses_per_hour,
+            losses_per_hour=throughput.vms * priced.losses_per_hour,
         )
     )
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S
     once += frictions.dataset_usd(place.cloud, terms.copies)
-    fetched_usd = pace.vms * terms.fetched_usd(place)
+    fetched_usd = throughput.vms * terms.fetched_usd(place)
     once += fetched_usd
     again = fetched_usd * priced.losses_per_hour
     if terms.checkpoint is not None:
         once += frictions.checkpoint_usd(terms.checkpoint, place)
-    crossing = _crossing_usd(pace, place, terms) / step_s * HOUR_S
+    crossing = _crossing_usd(throughput, place, terms) / step_s * HOUR_S
     usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
     return Worth(
         examples_per_s=examples_per_s,
@@ -355,7 +359,9 @@ def worth_of(pace: FleetThroughput, priced: Priced, terms: RankingTerms) -> Wort
     )
 
 
-def _crossing_usd(pace: FleetThroughput, place: Place, terms: RankingTerms) -> float:
+def _crossing_usd(
+    throughput: FleetThroughput, place: Place, terms: RankingTerms
+) -> float:
     """Return the egress of a mini-batch if the machines join a fleet that stands elsewhere.
 
     As if all that they send each other crossed.
@@ -364,7 +370,7 @@ def _crossing_usd(pace: FleetThroughput, place: Place, terms: RankingTerms) -> f
         return 0.0
     here, there = egress.Site(*terms.held[:3]), egress.Site(*place[:3])
     usd_per_gb = egress.usd_per_gb(here, there, terms.zone_usd_per_gb)
-    return pace.sent_bytes / GB_BYTES * usd_per_gb
+    return throughput.sent_bytes / GB_BYTES * usd_per_gb
 
 
 def _per(examples: float, usd: float) -> float:

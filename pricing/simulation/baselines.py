@@ -15,7 +15,7 @@ def job_status(view: MarketView) -> JobStatus:
     """Return where the job of a replay stands."""
     return JobStatus(
         now_s=view.now_s,
-        deadline_s=view.world.deadline_s,
+        deadline_s=view.scenario.deadline_s,
         examples_left=view.examples_left,
         usd_left=view.usd_left,
         review_s=REVIEW_S,
@@ -26,7 +26,7 @@ class CostOptimal:
     """``promise.decide``."""
 
     name = "promise"
-    thrifty = True
+    cost_optimal = True
 
     def __init__(self) -> None:
         self.outlook = MarketOutlook()
@@ -34,16 +34,16 @@ class CostOptimal:
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return what the policy wants."""
-        fleet = view.world.fleet
-        rented = {vms.name: vms.ready + vms.booting for vms in view.held}
+        fleet = view.scenario.fleet
+        rented = {vms.name: vms.ready + vms.booting for vms in view.holdings}
         self.outlook = observe(self.outlook, view.now_s, fleet, view.supplies, rented)
         decision = decide(
             job_status(view),
             fleet,
             view.supplies,
-            view.held,
+            view.holdings,
             self.outlook,
-            thrifty=self.thrifty,
+            cost_optimal=self.cost_optimal,
         )
         self.decision = decision
         return dict(decision.wanted)
@@ -53,7 +53,7 @@ class TimeOptimal(CostOptimal):
     """``promise.decide`` for a job that is to be done soon."""
 
     name = "promise, in haste"
-    thrifty = False
+    cost_optimal = False
 
 
 class OnDemandOnly:
@@ -68,9 +68,9 @@ class OnDemandOnly:
         """Return the same size throughout."""
         if self.size is None:
             base = on_demand_fallback(
-                job_status(view), view.world.fleet, view.supplies, ()
+                job_status(view), view.scenario.fleet, view.supplies, ()
             )
-            within_s = view.world.deadline_s - base.start_s()
+            within_s = view.scenario.deadline_s - base.start_s()
             self.size = base.cheapest(view.examples_left, within_s) or base.most
         return {ON_DEMAND: self.size}
 
@@ -95,8 +95,8 @@ class GreedyFailover(SpotOnlyWait):
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return spot VMs, and on-demand VMs for the rest."""
-        kept = {vms.name: vms.ready + vms.booting for vms in view.held}
-        most = view.world.fleet.most - kept.get(ON_DEMAND, 0)
+        kept = {vms.name: vms.ready + vms.booting for vms in view.holdings}
+        most = view.scenario.fleet.most - kept.get(ON_DEMAND, 0)
         spot = _fill(view, view.supplies, most)
         missing = most - sum(spot.values())
         return spot | {ON_DEMAND: kept.get(ON_DEMAND, 0) + missing}
@@ -116,12 +116,12 @@ class UniformProgress:
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return a fleet of spot VMs, one on demand, or none."""
-        world, fleet = view.world, view.world.fleet
+        scenario, fleet = view.scenario, view.scenario.fleet
         change_s = fleet.boot_s + fleet.morph_s
         rate = fleet.rates[-1]
-        pace = world.examples / world.deadline_s
-        done = world.examples - view.examples_left
-        left_s = world.deadline_s - view.now_s
+        pace = scenario.examples / scenario.deadline_s
+        done = scenario.examples - view.examples_left
+        left_s = scenario.deadline_s - view.now_s
         if left_s < view.examples_left / rate + 2 * change_s + REVIEW_S:
             self.last = True
         spot = _fill(view, view.supplies)
@@ -137,10 +137,12 @@ def _fill(
     view: MarketView, supplies: Sequence[Supply], most: int | None = None
 ) -> dict[str, int]:
     """Return what is held of spot, and more of it, the cheapest first."""
-    held = {vms.name: vms.ready + vms.booting for vms in view.held}
+    holdings = {vms.name: vms.ready + vms.booting for vms in view.holdings}
     spot = sorted((s for s in supplies if s.spot), key=lambda s: s.usd_per_hour)
-    wanted = {supply.name: held.get(supply.name, 0) for supply in spot}
-    missing = (view.world.fleet.most if most is None else most) - sum(wanted.values())
+    wanted = {supply.name: holdings.get(supply.name, 0) for supply in spot}
+    missing = (view.scenario.fleet.most if most is None else most) - sum(
+        wanted.values()
+    )
     for supply in spot:
         more = max(0, min(missing, supply.available or 0))
         wanted[supply.name] += more

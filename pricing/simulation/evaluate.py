@@ -51,7 +51,7 @@ class ForecastOutcome:
 class Case:
     """All rules in one world."""
 
-    world: str
+    scenario: str
     slack: float
     """Time to the deadline over the time of the fastest on-demand fleet."""
     offline_optimum_usd: float
@@ -62,8 +62,8 @@ class Case:
     free: SimulatedRun
     """The policy without frictions."""
     free_bound_usd: float
-    foretold: tuple[ForecastOutcome, ...]
-    foretold_in_haste: tuple[ForecastOutcome, ...]
+    predicted: tuple[ForecastOutcome, ...]
+    predicted_time_optimal: tuple[ForecastOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,27 +117,27 @@ class _Watched:
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return what the policy wants."""
         wanted = self.rule.wanted(view)
-        share = view.examples_left / view.world.examples
+        share = view.examples_left / view.scenario.examples
         number = len(self.told)
         if number < len(_LOOKS_AT) and share <= _LOOKS_AT[number]:
             told = forecast(
                 job_status(view),
-                view.world.fleet,
+                view.scenario.fleet,
                 view.supplies,
-                view.held,
+                view.holdings,
                 self.rule.outlook,
-                thrifty=self.rule.thrifty,
+                cost_optimal=self.rule.cost_optimal,
             )
             self.told.append((told, view.usd_spent))
         return wanted
 
 
 def _watch(
-    world: Scenario, rule: CostOptimal
+    scenario: Scenario, rule: CostOptimal
 ) -> tuple[SimulatedRun, tuple[ForecastOutcome, ...]]:
     """Return what comes of the job, and what came of each projection."""
     watched = _Watched(rule)
-    outcome = play(world, watched)
+    outcome = play(scenario, watched)
     told = tuple(
         ForecastOutcome(
             projection=told,
@@ -149,71 +149,71 @@ def _watch(
     return outcome, told
 
 
-def offline_optimum_usd(world: Scenario) -> float:
-    """Return what a job of ``world`` costs at the least."""
+def offline_optimum_usd(scenario: Scenario) -> float:
+    """Return what a job of ``scenario`` costs at the least."""
     spot = [
         offline_optimum.KnownSupply(lives=zone.lives, usd_per_hour=zone.usd_per_hour)
-        for zone in world.zones
+        for zone in scenario.zones
     ]
     on_demand = offline_optimum.KnownSupply(
-        lives=None, usd_per_hour=(world.on_demand_usd_per_hour,)
+        lives=None, usd_per_hour=(scenario.on_demand_usd_per_hour,)
     )
     return offline_optimum.least_usd(
         [*spot, on_demand],
-        world.fleet.examples_per_s,
-        world.fleet.boot_s,
-        world.examples,
-        world.deadline_s,
+        scenario.fleet.examples_per_s,
+        scenario.fleet.boot_s,
+        scenario.examples,
+        scenario.deadline_s,
     )
 
 
-def online_bound_usd(world: Scenario) -> float | None:
+def online_bound_usd(scenario: Scenario) -> float | None:
     """Return what it costs at the least not to know which VMs go; None: several zones."""
-    if len(world.zones) > 1:
+    if len(scenario.zones) > 1:
         return None
-    (zone,), fleet = world.zones, world.fleet
-    lives = [(from_s, until_s - world.notice_s) for from_s, until_s in zone.lives]
+    (zone,), fleet = scenario.zones, scenario.fleet
+    lives = [(from_s, until_s - scenario.notice_s) for from_s, until_s in zone.lives]
     return online_bound.least_usd(
         offline_optimum.KnownSupply(lives=lives, usd_per_hour=zone.usd_per_hour),
         online_bound.Job(
             examples_per_s=fleet.rates,
-            examples=world.examples,
-            deadline_s=world.deadline_s,
-            on_demand_usd_per_hour=world.on_demand_usd_per_hour,
+            examples=scenario.examples,
+            deadline_s=scenario.deadline_s,
+            on_demand_usd_per_hour=scenario.on_demand_usd_per_hour,
             boot_s=fleet.boot_s,
             morph_s=fleet.morph_s,
-            lost_s=fleet.lost_s if world.notice_s < fleet.morph_s else 0.0,
+            lost_s=fleet.lost_s if scenario.notice_s < fleet.morph_s else 0.0,
         ),
     )
 
 
-def evaluate(world: Scenario) -> Case:
-    """Play ``world`` under every rule."""
-    endless = prolonged(world)
+def evaluate(scenario: Scenario) -> Case:
+    """Play ``scenario`` under every rule."""
+    endless = prolonged(scenario)
     ours, told = _watch(endless, CostOptimal())
     soon, told_in_haste = _watch(endless, TimeOptimal())
     free = replace(
-        world, fleet=replace(world.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
+        scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
     )
     return Case(
-        world=world.name,
-        slack=world.deadline_s / world.on_demand()[0],
-        offline_optimum_usd=offline_optimum_usd(world),
-        online_bound_usd=online_bound_usd(world),
+        scenario=scenario.name,
+        slack=scenario.deadline_s / scenario.on_demand()[0],
+        offline_optimum_usd=offline_optimum_usd(scenario),
+        online_bound_usd=online_bound_usd(scenario),
         outcomes=(ours, soon, *(play(endless, rule()) for rule in RULES[2:])),
         free=play(free, CostOptimal()),
         free_bound_usd=offline_optimum_usd(free),
-        foretold=told,
-        foretold_in_haste=told_in_haste,
+        predicted=told,
+        predicted_time_optimal=told_in_haste,
     )
 
 
-def evaluate_all(worlds: Sequence[Scenario], processes: int) -> list[Case]:
+def evaluate_all(scenarios: Sequence[Scenario], processes: int) -> list[Case]:
     """Play all worlds, in so many processes."""
-    if processes <= 1 or len(worlds) <= 1:
-        return [evaluate(world) for world in worlds]
+    if processes <= 1 or len(scenarios) <= 1:
+        return [evaluate(scenario) for scenario in scenarios]
     with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(evaluate, worlds, chunksize=2))
+        return list(pool.map(evaluate, scenarios, chunksize=2))
 
 
 def rows(cases: Sequence[Case]) -> list[PolicyRow]:
@@ -282,9 +282,9 @@ def online_bound_row(cases: Iterable[Case]) -> OnlineBoundRow | None:
     )
 
 
-def kept(foretold: Iterable[ForecastOutcome]) -> tuple[float, float]:
+def kept(predicted: Iterable[ForecastOutcome]) -> tuple[float, float]:
     """Return the shares of intervals that held: of the finish, and of the cost."""
-    told = list(foretold)
+    told = list(predicted)
     if not told:
         return math.nan, math.nan
     return fmean(one.finish_kept for one in told), fmean(one.usd_kept for one in told)

@@ -254,14 +254,14 @@ class _Job:
         if held is not None and held.place not in seen:
             quotes.append(held)
         here = None if held is None else held.place
-        standing = SwitchingState(
+        state = SwitchingState(
             examples=self._left,
             held=here,
             checkpoint=here,
             copies=self._copies,
         )
         frictions = self.terms.frictions
-        decision = decide(quotes, standing, frictions, self.terms.rule)
+        decision = decide(quotes, state, frictions, self.terms.rule)
         self.held = decision.quote
         if held is not None and not decision.moves:
             return
@@ -280,9 +280,9 @@ class _Job:
         if self.held is None:
             raise ValueError("nothing was chosen to train on")
         boot_h = min(self._boot_h, hours)
-        pace = self.terms.frictions.pace(self.held)
-        training_h = min(hours - boot_h, self._left / pace)
+        throughput = self.terms.frictions.throughput(self.held)
+        training_h = min(hours - boot_h, self._left / throughput)
         self._boot_h -= boot_h
-        self._left -= training_h * pace
+        self._left -= training_h * throughput
         self.hours += boot_h + training_h
         self.usd += (boot_h + training_h) * self.held.usd_per_hour

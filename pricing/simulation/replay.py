@@ -1,4 +1,4 @@
-"""A job in a world of ``worlds`` under a rule: what it costs, and whether it is in time.
+"""A job in a world of ``scenarios`` under a rule: what it costs, and whether it is in time.
 
 The same machine room for every rule: a VM is paid for from its launch, at the market's
 price; it trains once it has booted; whenever VMs join or leave, training stands still for
@@ -33,14 +33,14 @@ class MarketView:
     examples_left: float
     usd_spent: float
     supplies: tuple[Supply, ...]
-    held: tuple[Holdings, ...]
-    world: Scenario
+    holdings: tuple[Holdings, ...]
+    scenario: Scenario
     """For its fleet, deadline and budget only."""
 
     @property
     def usd_left(self) -> float:
         """Return what is left of the budget."""
-        return self.world.max_usd - self.usd_spent
+        return self.scenario.max_usd - self.usd_spent
 
 
 class FleetRule(Protocol):
@@ -56,7 +56,7 @@ class FleetRule(Protocol):
 class SimulatedRun:
     """What came of a job."""
 
-    world: str
+    scenario: str
     rule: str
     usd: float
     finished_s: float
@@ -114,45 +114,48 @@ class _Market:
         return (PRIOR_PER_HOUR * PRIOR_VM_HOURS + self.lost) / hours
 
 
-def play(world: Scenario, rule: FleetRule) -> SimulatedRun:
-    """Return what comes of the job of ``world`` under ``rule``."""
-    return _Run(world, rule).play()
+def play(scenario: Scenario, rule: FleetRule) -> SimulatedRun:
+    """Return what comes of the job of ``scenario`` under ``rule``."""
+    return _Run(scenario, rule).play()
 
 
 class _Run:
     """One job."""
 
-    def __init__(self, world: Scenario, rule: FleetRule) -> None:
-        self.world, self.rule = world, rule
-        self.fleet: Fleet = world.fleet
+    def __init__(self, scenario: Scenario, rule: FleetRule) -> None:
+        self.scenario, self.rule = scenario, rule
+        self.fleet: Fleet = scenario.fleet
         self.markets = {
             zone.name: _Market(zone.lives, random.Random(zone.name))
-            for zone in world.zones
+            for zone in scenario.zones
         }
         self.vms: list[_Vm] = []
         self.now_s = self.paused_until_s = 0.0
-        self.left = world.examples
+        self.left = scenario.examples
         self.usd = self.on_demand_usd = self.booting_usd = self.paused_usd = 0.0
         self.losses = self.launches = 0
         self.prices: dict[str, float] = {}
 
     def play(self) -> SimulatedRun:
-        last_s = GIVE_UP * self.world.deadline_s
+        last_s = GIVE_UP * self.scenario.deadline_s
         while self.left > 0 and self.now_s < last_s:
             self._look()
             self._apply(self.rule.wanted(self._view()))
             self._advance(self._next_s())
             self._happen()
-        world, in_time = self.world, self.now_s <= self.world.deadline_s + _TIE_S
+        scenario, in_time = (
+            self.scenario,
+            self.now_s <= self.scenario.deadline_s + _TIE_S,
+        )
         return SimulatedRun(
-            world=world.name,
+            scenario=scenario.name,
             rule=self.rule.name,
             usd=self.usd,
             finished_s=self.now_s,
-            late_by=max(0.0, self.now_s / world.deadline_s - 1),
+            late_by=max(0.0, self.now_s / scenario.deadline_s - 1),
             finished=self.left <= 0,
             in_time=in_time and self.left <= 0,
-            in_budget=self.usd <= world.max_usd * (1 + 1e-9),
+            in_budget=self.usd <= scenario.max_usd * (1 + 1e-9),
             on_demand_usd=self.on_demand_usd,
             booting_usd=self.booting_usd,
             paused_usd=self.paused_usd,
@@ -161,11 +164,11 @@ class _Run:
         )
 
     def _look(self) -> None:
-        self.prices = {z.name: z.price(self.now_s) for z in self.world.zones}
-        self.prices[ON_DEMAND] = self.world.on_demand_usd_per_hour
+        self.prices = {z.name: z.price(self.now_s) for z in self.scenario.zones}
+        self.prices[ON_DEMAND] = self.scenario.on_demand_usd_per_hour
 
     def _view(self) -> MarketView:
-        notice_s = self.world.notice_s
+        notice_s = self.scenario.notice_s
         supplies = [
             Supply(
                 name=name,
@@ -182,14 +185,16 @@ class _Run:
         counts: dict[str, list[int]] = {}
         for vm in self.vms:
             counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
-        held = [Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()]
+        holdings = [
+            Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()
+        ]
         return MarketView(
             now_s=self.now_s,
             examples_left=self.left,
             usd_spent=self.usd,
             supplies=tuple(supplies),
-            held=tuple(held),
-            world=self.world,
+            holdings=tuple(holdings),
+            scenario=self.scenario,
         )
 
     def _apply(self, wanted: Mapping[str, int]) -> None:
@@ -212,7 +217,7 @@ class _Run:
             if not market.here:
                 return
             life = market.take()
-            ends_s = market.lives[life][1] - self.world.notice_s
+            ends_s = market.lives[life][1] - self.scenario.notice_s
         self.launches += 1
         ready_s = self.now_s + self.fleet.boot_s
         self.vms.append(_Vm(supply=name, ready_s=ready_s, ends_s=ends_s, life=life))
@@ -255,7 +260,7 @@ class _Run:
             elif seconds > 0:
                 self.paused_usd += usd * paused_s / seconds
         self.left -= self._rate() * (seconds - paused_s)
-        if self.left < 1e-9 * self.world.examples:
+        if self.left < 1e-9 * self.scenario.examples:
             self.left = 0.0
         self.now_s = until_s
 
@@ -267,9 +272,9 @@ class _Run:
             self.losses += 1
             self.markets[vm.supply].lost += 1
             changed |= vm.is_ready
-        if changed and self.world.notice_s < self.fleet.morph_s and self.left > 0:
+        if changed and self.scenario.notice_s < self.fleet.morph_s and self.left > 0:
             lost = rate * self.fleet.lost_s
-            self.left = min(self.world.examples, self.left + lost)
+            self.left = min(self.scenario.examples, self.left + lost)
         for vm in self.vms:
             if not vm.is_ready and vm.ready_s <= self.now_s + _TIE_S:
                 vm.is_ready = changed = True

@@ -63,15 +63,15 @@ class Scenario:
         return paid_s, size * self.on_demand_usd_per_hour * paid_s / HOUR_S
 
 
-def prolonged(world: Scenario) -> Scenario:
+def prolonged(scenario: Scenario) -> Scenario:
     """Return the world with markets that begin anew whenever they end.
 
     So that those who are late can go on, until ``GIVE_UP``.
     """
-    if world.market_s == math.inf:
-        return world
-    times = math.ceil(GIVE_UP * world.deadline_s / world.market_s)
-    starts_s = [number * world.market_s for number in range(times)]
+    if scenario.market_s == math.inf:
+        return scenario
+    times = math.ceil(GIVE_UP * scenario.deadline_s / scenario.market_s)
+    starts_s = [number * scenario.market_s for number in range(times)]
     zones = tuple(
         replace(
             zone,
@@ -80,9 +80,9 @@ def prolonged(world: Scenario) -> Scenario:
             ),
             usd_per_hour=zone.usd_per_hour * times,
         )
-        for zone in world.zones
+        for zone in scenario.zones
     )
-    return replace(world, zones=zones, market_s=math.inf)
+    return replace(scenario, zones=zones, market_s=math.inf)
 
 
 def synthetic(seed: int) -> Scenario:

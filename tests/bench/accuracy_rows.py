@@ -18,7 +18,7 @@ class Row:
     model: str
     links: str
     shape: str
-    manner: str
+    mode: str
     microbatch_size: int
     predicted_s: float
     measured_s: float
@@ -52,7 +52,7 @@ def markdown(rows: Sequence[Row], table: str) -> str:
         control = f"{row.control:.1%}" if row.control else ""
         lines.append(
             f"| {row.model} | {row.microbatch_size} | {row.links} | {row.shape} "
-            f"| {row.manner} | {row.predicted_s:.4f} | {row.measured_s:.4f} "
+            f"| {row.mode} | {row.predicted_s:.4f} | {row.measured_s:.4f} "
             f"| {row.error:+.1%} | {row.spread:.1%} | {row.machine_busy:.0%} "
             f"| {control}{'' if row.counts else ' (does not count)'} |"
         )

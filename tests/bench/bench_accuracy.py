@@ -81,13 +81,13 @@ def row_of(
 ) -> Row:
     """Return what came out; ``names`` are those of model, links and manner."""
     mean_s = statistics.fmean(got.minibatch_s)
-    model, links, manner = names
+    model, links, mode = names
     return Row(
         table=table,
         model=model,
         links=links,
         shape=plan.shape,
-        manner=manner,
+        mode=mode,
         microbatch_size=plan.microbatch_size,
         predicted_s=predicted_s,
         measured_s=got.median_s,
@@ -224,15 +224,15 @@ def _real_rows(
 ) -> Iterator[Row]:
     facts = facts_of(spec)
     profiles: dict[int, Controlled[Profile]] = {}
-    for manner in manners:
+    for mode in manners:
         plan = make_plan(
             spec,
             trainer.slots(2),
-            manner.shape,
+            mode.shape,
             len(facts.sections),
-            schedule=manner.schedule,
-            recompute=manner.recompute,
-            chunks=manner.chunks,
+            schedule=mode.schedule,
+            recompute=mode.recompute,
+            chunks=mode.chunks,
         )
         busy = len(plan.slots)
         for _ in range(TRIES):
@@ -247,7 +247,7 @@ def _real_rows(
                 break
             del profiles[busy]
         predicted_s = predict(plan, profile.result, facts)
-        names = (model.name, "loopback", manner.name)
+        names = (model.name, "loopback", mode.name)
         yield row_of("real", names, plan, predicted_s, got.result, control)
 
 
@@ -350,7 +350,7 @@ def main() -> None:
             rows.append(row)
             tell(
                 f"{row.table} {row.model} m={row.microbatch_size} {row.links} {row.shape} "
-                f"{row.manner}: predicted {row.predicted_s:.4f}, measured "
+                f"{row.mode}: predicted {row.predicted_s:.4f}, measured "
                 f"{row.measured_s:.4f} s, error {row.error:+.1%}, cores busy "
                 f"{row.machine_busy:.0%} (workers {row.workers_busy:.0%})"
             )

@@ -94,14 +94,14 @@ def step_s(plan: Plan, speeds: list[float]) -> float:
     """Return what a mini-batch takes if the plan's devices have these speeds."""
     depth = plan.pipeline_depth
     own_s = 0.080 * len(plan.sections_of(0))
-    paces = [
+    throughputs = [
         pace_of([own_s / v for v in speeds[i : i + depth]])
         for i in range(0, len(speeds), depth)
     ]
     bounds = share_virtual_nodes(
         plan.replica_bounds[-1],
-        [pace.per_virtual_node_s for pace in paces],
-        fixed_s=[pace.fixed_s for pace in paces],
+        [pace.per_virtual_node_s for pace in throughputs],
+        fixed_s=[pace.fixed_s for pace in throughputs],
     )
     shared = replace(plan, replica_bounds=bounds)
     step = simulate_step(shared, profile(), facts(), reduction="fast", speeds=speeds)

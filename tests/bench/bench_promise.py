@@ -33,32 +33,32 @@ class Mixed(SpotOnlyWait):
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return both."""
         fleet = replace(
-            view.world.fleet,
-            examples_per_s=view.world.fleet.rates[
-                : view.world.fleet.most - self.dear + 1
+            view.scenario.fleet,
+            examples_per_s=view.scenario.fleet.rates[
+                : view.scenario.fleet.most - self.dear + 1
             ],
         )
-        smaller = replace(view, world=replace(view.world, fleet=fleet))
+        smaller = replace(view, scenario=replace(view.scenario, fleet=fleet))
         return {**super().wanted(smaller), ON_DEMAND: self.dear}
 
 
-def hindsight(world: Scenario) -> tuple[int, float]:
+def hindsight(scenario: Scenario) -> tuple[int, float]:
     """Return the fewest on-demand VMs with which it is in time, and dollars."""
-    for dear in range(world.fleet.most):
-        outcome = play(world, Mixed(dear))
+    for dear in range(scenario.fleet.most):
+        outcome = play(scenario, Mixed(dear))
         if outcome.in_time:
             return dear, outcome.usd
-    return world.fleet.most, play(world, OnDemandOnly()).usd
+    return scenario.fleet.most, play(scenario, OnDemandOnly()).usd
 
 
-def in_the_way(world: Scenario) -> str:
+def in_the_way(scenario: Scenario) -> str:
     """Return what the promise takes, beside what others would."""
-    bound, blind = offline_optimum_usd(world), online_bound_usd(world) or 0.0
-    dear, usd = hindsight(world)
-    smooth = replace(world, fleet=replace(world.fleet, morph_s=0.0, lost_s=0.0))
+    bound, blind = offline_optimum_usd(scenario), online_bound_usd(scenario) or 0.0
+    dear, usd = hindsight(scenario)
+    smooth = replace(scenario, fleet=replace(scenario.fleet, morph_s=0.0, lost_s=0.0))
     unpaused = play(smooth, CostOptimal()).usd / offline_optimum_usd(smooth)
     return (
-        f"{world.name}: promise {play(world, CostOptimal()).usd / bound:.3f}, not knowing "
+        f"{scenario.name}: promise {play(scenario, CostOptimal()).usd / bound:.3f}, not knowing "
         f"which VMs go {blind / bound:.3f}, the best fixed number on demand in hindsight "
         f"({dear}) {usd / bound:.3f}; promise without pauses {unpaused:.3f}"
     )
@@ -71,8 +71,8 @@ def main() -> None:
     promise(trace=traces)
     print(f"{time.perf_counter() - started_s:.0f} s")
     for trace in traces:
-        for world in on_trace(trace):
-            print(in_the_way(world))
+        for scenario in on_trace(trace):
+            print(in_the_way(scenario))
 
 
 if __name__ == "__main__":

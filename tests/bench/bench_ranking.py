@@ -83,11 +83,11 @@ def main() -> int:
     print(f"{len(priced)} offers; wanted within {WITHIN_S} s")
     print(f"{'case':<22} {'plans':>6} {'seconds':>8} {'of the CPU':>11}")
     for name, (job, asked) in cases.items():
-        paces = ThroughputCache(job)
+        throughputs = ThroughputCache(job)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        rank(priced, paces, asked)
+        rank(priced, throughputs, asked)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-        print(f"{name:<22} {paces.made:6} {wall_s:8.3f} {cpu_s:11.3f}")
+        print(f"{name:<22} {throughputs.made:6} {wall_s:8.3f} {cpu_s:11.3f}")
         failed += cpu_s > WITHIN_S
     return failed
 

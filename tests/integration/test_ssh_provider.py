@@ -25,7 +25,7 @@ from tests.integration.ssh_hosts import (
     vm_processes,
 )
 
-from spottrain.cloud.data.wish import DataRequest, to_json
+from spottrain.cloud.data.request import DataRequest, to_json
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 from spottrain.cloud.ssh.hosts.provider import SshProvider

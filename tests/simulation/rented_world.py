@@ -229,7 +229,7 @@ class RentedWorld:
 
     async def _look(self, manager: Manager) -> None:
         try:
-            await manager.errands.looks.at_vms()
+            await manager.errands.poller.at_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))

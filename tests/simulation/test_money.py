@@ -18,7 +18,7 @@ from tests.simulation.world import World
 from spottrain.varuna_manager.core.planning import UNUSED_S
 
 
-def thrifty(seed: int, steps: int = 400, **changes: Any) -> World:
+def cost_optimal(seed: int, steps: int = 400, **changes: Any) -> World:
     """Five VMs at 1.0 and three at 1.2 $/h; four do the most for their money."""
     spec = replace(SPEC, steps=steps)
     return world(seed, spec=spec, objective="examples_per_dollar", **changes)
@@ -35,7 +35,7 @@ def planned(job: World) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_machines_that_the_plan_leaves_unused_are_returned_for_good(seed: int) -> None:
-    job = thrifty(seed)
+    job = cost_optimal(seed)
     job.run(until_s=UNUSED_S / 2)
     assert len(alive(job)) == 8
     job.run_on(until_s=400.0)
@@ -50,7 +50,7 @@ def test_machines_that_the_plan_leaves_unused_are_returned_for_good(seed: int) -
 
 
 def test_never_fewer_are_kept_than_the_job_wants() -> None:
-    job = thrifty(0, min_vms=6)
+    job = cost_optimal(0, min_vms=6)
     job.run(until_s=500.0)
     assert len(alive(job)) == 6
     assert planned(job) < alive(job)
@@ -63,7 +63,7 @@ def test_for_throughput_nothing_is_returned() -> None:
 
 
 def test_a_lost_machine_is_replaced_but_no_more_than_that() -> None:
-    job = thrifty(0)
+    job = cost_optimal(0)
     job.run(until_s=400.0)
     enough = len(alive(job))
     strike_vm(job, "kill", min(planned(job)))
@@ -78,7 +78,7 @@ def test_a_lost_machine_is_replaced_but_no_more_than_that() -> None:
 def test_only_a_price_that_is_much_lower_has_more_rented(
     price: float, rented: int
 ) -> None:
-    job = thrifty(0, steps=900)
+    job = cost_optimal(0, steps=900)
     job.run(until_s=400.0)
     job.cloud.prices["a"] = price
     job.run_on(until_s=60.0)
@@ -92,7 +92,7 @@ def test_only_a_price_that_is_much_lower_has_more_rented(
 
 
 def test_training_goes_over_to_machines_that_do_the_same_for_less() -> None:
-    job = thrifty(0, steps=900)
+    job = cost_optimal(0, steps=900)
     job.run(until_s=400.0)
     assert {vm.offer.usd_per_hour for vm in job.state.vms.values()} == {1.0}
     job.cloud.prices["b"] = 0.5
@@ -108,7 +108,7 @@ def test_training_goes_over_to_machines_that_do_the_same_for_less() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_thrifty_job_comes_through_a_cruel_market(seed: int) -> None:
-    job = thrifty(seed, steps=150)
+    job = cost_optimal(seed, steps=150)
     torment(job)
     job.run()
     check_end(job)

@@ -106,13 +106,13 @@ def prices(
     """
     facts = catalogue()
     kinds = facts.matching(gpus=gpu or (), clouds=cloud or (), names=kind or ())
-    wish = PriceRequest(kinds=kinds, regions=region or ())
+    request = PriceRequest(kinds=kinds, regions=region or ())
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
         if not offline:
-            warnings += _ask(history, facts, wish, now_s, days)
-        believed = known(history, facts, wish, now_s)
+            warnings += _ask(history, facts, request, now_s, days)
+        believed = known(history, facts, request, now_s)
         shown = [p for p in believed.prices if spot is None or p.spot == spot]
         limit = top or (TABLE_ROWS if output is Output.TABLE else len(shown))
         from_s = now_s - days * DAY_S
@@ -143,7 +143,7 @@ def _tell_more(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -
 
 
 def _ask(
-    history: History, facts: Catalogue, wish: PriceRequest, now_s: float, days: float
+    history: History, facts: Catalogue, request: PriceRequest, now_s: float, days: float
 ) -> list[str]:
     # Not above: they take longer to import than most commands run.
     import httpx
@@ -153,7 +153,9 @@ def _ask(
 
     with httpx.Client(timeout=TIMEOUT) as client:
         sources = price_sources(client, os.environ)
-        answers = refresh(sources, history, facts, wish, now_s, history_s=days * DAY_S)
+        answers = refresh(
+            sources, history, facts, request, now_s, history_s=days * DAY_S
+        )
     if not answers.failures:
         return list(answers.warnings)
     why = "; ".join(f"{cloud}: {why}" for cloud, why in answers.failures.items())

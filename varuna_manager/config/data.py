@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spottrain.cloud.data.wish import WEB_SCHEMES, DataRequest
+from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config.base import Section
 
@@ -120,7 +120,7 @@ class DataConfig(Section):
             update["path"] = str((base / Path(self.path).expanduser()).resolve())
         return self.model_copy(update=update)
 
-    def wish(self, name: str) -> DataRequest:
+    def to_request(self, name: str) -> DataRequest:
         """Return it as machines are told of it."""
         return DataRequest(
             name=name,
@@ -212,4 +212,4 @@ def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None
 
 def data_requests(data: Mapping[str, DataConfig]) -> tuple[DataRequest, ...]:
     """Return all datasets as machines are told of them."""
-    return tuple(one.wish(name) for name, one in data.items())
+    return tuple(one.to_request(name) for name, one in data.items())

@@ -52,19 +52,19 @@ def _count(state: State) -> int:
     return coming + sum(vm.counts for vm in state.vms.values())
 
 
-def launch_more(turn: Transition) -> None:
+def launch_more(transition: Transition) -> None:
     """Wish for one launch: as many VMs of the best offer as every cap allows."""
-    state = turn.state
+    state = transition.state
     wanted = room(state)
     done = state.generation is not None and state.generation.done
     if wanted <= 0 or done or not state.reconciled or state.launch_wished:
         return
-    offer, count = best_offer(turn, wanted)
+    offer, count = best_offer(transition, wanted)
     if offer is None:
         return
     intent = next_intent(state)
-    turn.state = replace(state, launch_wished=True)
-    turn.do(
+    transition.state = replace(state, launch_wished=True)
+    transition.emit(
         IntendLaunch(
             intent=intent,
             token=f"{state.job.uid}-{intent}",
@@ -75,20 +75,20 @@ def launch_more(turn: Transition) -> None:
 
 
 def best_offer(
-    turn: Transition, wanted: int, instead_of: VmRecord | None = None
+    transition: Transition, wanted: int, instead_of: VmRecord | None = None
 ) -> tuple[Offer | None, int]:
     """Return what to rent next and how many of up to ``wanted``; None if nothing.
 
     Args:
-        turn: The core's.
+        transition: The core's.
         wanted: VMs at the most.
         instead_of: A VM that is to go once there is another one.
     """
-    state = turn.state
+    state = transition.state
     borne, lacks = affordable(state), lacking(state, instead_of)
     free: dict[str, tuple[Offer, int]] = {}
     for offer in in_order(state.offers, state.worths):
-        count = min(wanted, available(turn, offer), borne(offer), lacks(offer))
+        count = min(wanted, available(transition, offer), borne(offer), lacks(offer))
         if count > 0:
             free[offer_key(offer)] = offer, count
     near = _near(state, [offer for offer, _ in free.values()])
@@ -122,24 +122,28 @@ def lacking(state: State, instead_of: VmRecord | None = None) -> Callable[[Offer
     have = {one.name: one.ready + one.booting for one in held(state)}
     if instead_of is not None and instead_of.counts:
         have[offer_key(instead_of.offer)] -= 1
-    decision = state.promise.decision
+    decision = state.deadline.decision
     if decision is not None:
         wanted = dict(decision.wanted)
         return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)
     first = state.job.min_vms - sum(have.values())
-    promises, most = state.job.promises, state.job.max_vms
-    return lambda offer: first if promises and not offer.spot else most
+    has_slo, most = state.job.has_slo, state.job.max_vms
+    return lambda offer: first if has_slo and not offer.spot else most
 
 
-def is_open(turn: Transition, offer: Offer) -> bool:
+def is_open(transition: Transition, offer: Offer) -> bool:
     """Return whether the job may ask for an offer now."""
-    unwanted = not offer.spot and not turn.state.job.allow_on_demand
-    return not unwanted and turn.due(cooldowns.open_at_s(turn.state.cooldowns, offer))
+    unwanted = not offer.spot and not transition.state.job.allow_on_demand
+    return not unwanted and transition.is_due(
+        cooldowns.open_at_s(transition.state.cooldowns, offer)
+    )
 
 
-def may_elsewhere(turn: Transition, cloud: str) -> bool:
+def may_elsewhere(transition: Transition, cloud: str) -> bool:
     """Return whether the job may ask another cloud than ``cloud`` now."""
-    return any(o.cloud != cloud and is_open(turn, o) for o in turn.state.offers)
+    return any(
+        o.cloud != cloud and is_open(transition, o) for o in transition.state.offers
+    )
 
 
 def home(state: State) -> tuple[str, ...] | None:
@@ -160,20 +164,20 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
     return tuple(vm for vm in state.vms.values() if is_at(state, where, vm.offer))
 
 
-def stranded_vms(turn: Transition) -> tuple[VmRecord, ...]:
+def stranded_vms(transition: Transition) -> tuple[VmRecord, ...]:
     """Return VMs that cannot train with the others, once those are enough.
 
     Where they are too few in each place and there is room for no more, only those stay
     that are where more can be had.
     """
-    state, where = turn.state, home(turn.state)
+    state, where = transition.state, home(transition.state)
     here = at_home(state)
     if sum(vm.is_usable for vm in here) < state.job.min_vms:
         enough = sum(vm.counts for vm in here) >= state.job.min_vms
         if enough or state.intents or room(state) > 0:
             return ()
         best = in_order(state.offers, state.worths)
-        giving = (offer for offer in best if available(turn, offer) > 0)
+        giving = (offer for offer in best if available(transition, offer) > 0)
         if (offer := next(giving, None)) is None:
             return ()
         where = cooldowns.place_of(offer, state.job.span)
@@ -204,10 +208,10 @@ def _held_by_zone(state: State) -> Counter[str]:
     return held
 
 
-def available(turn: Transition, offer: Offer) -> int:
+def available(transition: Transition, offer: Offer) -> int:
     """How many machines the market may have for us."""
-    state, key = turn.state, offer_key(offer)
-    if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(turn, offer):
+    state, key = transition.state, offer_key(offer)
+    if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(transition, offer):
         return 0
     if offer.available is None:
         return state.job.max_vms
@@ -217,7 +221,7 @@ def available(turn: Transition, offer: Offer) -> int:
         if offer_key(intent.offer) == key
     )
     taken = sum(
-        not turn.due(vm.known_at_s + OFFER_LAG_S)
+        not transition.is_due(vm.known_at_s + OFFER_LAG_S)
         for vm in state.vms.values()
         if offer_key(vm.offer) == key and vm.known_at_s > state.offers_seen_at_s
     )

@@ -34,17 +34,17 @@ MOST_PARTICIPANTS = 128
 """More would measure the same again."""
 
 
-def get_profile(turn: Transition, vms: Sequence[VmRecord]) -> None:
+def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Take a profile that was kept, or else begin to measure on ``vms``."""
     alike = [vm for vm in vms if _makes(vm) == _makes(vms[0])]
-    known = _reusable(turn.state, alike)
+    known = _reusable(transition.state, alike)
     if known is None:
-        if turn.due(turn.state.measure_after_s):
-            _begin(turn, alike)
+        if transition.is_due(transition.state.measure_after_s):
+            _begin(transition, alike)
         return
-    age = duration(max(0.0, turn.now_s - known.measured_at_s))
-    turn.state = replace(turn.state, profile=known.profile)
-    turn.say(f"profile of {known.profile.device} reused, measured {age} ago")
+    age = duration(max(0.0, transition.now_s - known.measured_at_s))
+    transition.state = replace(transition.state, profile=known.profile)
+    transition.log(f"profile of {known.profile.device} reused, measured {age} ago")
 
 
 def _makes(vm: VmRecord) -> tuple[str, str]:
@@ -95,65 +95,67 @@ def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
     return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
 
 
-def _begin(turn: Transition, vms: Sequence[VmRecord]) -> None:
+def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Open the store of the next round."""
-    state = turn.state
+    state = transition.state
     number = state.next_round
     calibration = Calibration(number=number, participants=participants_of(vms))
-    turn.state = replace(
+    transition.state = replace(
         state,
         calibration=calibration,
         next_round=number - 1,
         prepare_since_s=state.now_s,
     )
-    send(turn, calibration)
+    send(transition, calibration)
 
 
-def send(turn: Transition, calibration: Calibration) -> None:
+def send(transition: Transition, calibration: Calibration) -> None:
     """Tell the VMs what to do next; supervisors ignore doubles."""
     slots = calibration.participants
     if not calibration.store_host:
-        turn.send((slots[0].vm_id,), OpenStore(generation=calibration.number))
+        transition.send((slots[0].vm_id,), OpenStore(generation=calibration.number))
         return
-    checkpoint = turn.state.newest_checkpoint
+    checkpoint = transition.state.newest_checkpoint
     command = Calibrate(
         generation=calibration.number,
         participants=slots,
         store_host=calibration.store_host,
         store_port=calibration.store_port,
-        microbatch_sizes=sizes_of(turn.state),
+        microbatch_sizes=sizes_of(transition.state),
         checkpoint=checkpoint.name if checkpoint else "",
     )
-    turn.send((slot.vm_id for slot in slots), command)
+    transition.send((slot.vm_id for slot in slots), command)
 
 
-def store_opened(turn: Transition, report: wire.StoreOpened) -> None:
+def store_opened(transition: Transition, report: wire.StoreOpened) -> None:
     """All participants can meet: let them measure."""
-    calibration = turn.state.calibration
+    calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
     if calibration.store_host:
         return
     calibration = replace(calibration, store_host=report.host, store_port=report.port)
-    turn.state = replace(turn.state, calibration=calibration)
-    send(turn, calibration)
+    transition.state = replace(transition.state, calibration=calibration)
+    send(transition, calibration)
 
 
-def heard(turn: Transition, report: wire.CalibrationProgress | wire.Calibrated) -> None:
+def heard(
+    transition: Transition, report: wire.CalibrationProgress | wire.Calibrated
+) -> None:
     """Note how far the round is; take its profile, and have it kept for later jobs."""
-    calibration = turn.state.calibration
+    calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
     if isinstance(report, wire.CalibrationProgress):
         calibration = replace(calibration, done=report.done, total=report.total)
-        turn.state = replace(turn.state, calibration=calibration)
-        turn.say(f"measured {report.done} of {report.total}: {report.what}")
+        transition.state = replace(transition.state, calibration=calibration)
+        transition.log(f"measured {report.done} of {report.total}: {report.what}")
         return
     profile = report.profile
-    turn.state = replace(turn.state, profile=profile, calibration=None)
+    transition.state = replace(transition.state, profile=profile, calibration=None)
     if not is_noisy(profile):
-        turn.do(KeepProfile(profile=profile))
-    turn.say(describe(profile))
+        transition.emit(KeepProfile(profile=profile))
+    transition.log(describe(profile))
 
 
 def describe(profile: Profile) -> str:
@@ -169,19 +171,19 @@ def describe(profile: Profile) -> str:
     )
 
 
-def give_up(turn: Transition) -> None:
+def give_up(transition: Transition) -> None:
     """End the round that runs, wherever it still runs."""
-    calibration = turn.state.calibration
+    calibration = transition.state.calibration
     if calibration is not None:
-        turn.state = replace(turn.state, calibration=None)
-        after_s = turn.now_s + RETRY_PAUSE_S
-        turn.state = replace(turn.state, measure_after_s=after_s)
+        transition.state = replace(transition.state, calibration=None)
+        after_s = transition.now_s + RETRY_PAUSE_S
+        transition.state = replace(transition.state, measure_after_s=after_s)
         vm_ids = (slot.vm_id for slot in calibration.participants)
-        turn.send(vm_ids, AbandonGeneration(generation=calibration.number))
+        transition.send(vm_ids, AbandonGeneration(generation=calibration.number))
 
 
-def lose_vm(turn: Transition, vm_id: str) -> None:
+def lose_vm(transition: Transition, vm_id: str) -> None:
     """A VM is gone: a round that it takes part in comes to nothing, by no one's fault."""
-    calibration = turn.state.calibration
+    calibration = transition.state.calibration
     if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):
-        give_up(turn)
+        give_up(transition)

@@ -1,6 +1,6 @@
 """Keeping the promise of a deadline or of a throughput: what the job should have rented.
 
-``pricing.promise`` decides; here it is asked: again and again, and at once when the market
+``pricing.deadline`` decides; here it is asked: again and again, and at once when the market
 or the fleet has changed. ``launching`` rents what is missing, what is too much is returned
 here. A job that promises nothing is not bothered.
 """
@@ -32,16 +32,16 @@ REVIEWS_LEFT = 100
 """Decisions that fit into what is left until the deadline, as far as the bounds allow."""
 
 
-def fleet_rated(turn: Transition, event: FleetRated) -> None:
+def fleet_rated(transition: Transition, event: FleetRated) -> None:
     """Note what fleets do; what was decided without knowing is decided anew."""
-    before = turn.state.promise
+    before = transition.state.deadline
     same = (
         before.terms is not None and before.terms.fleet.rates == event.terms.fleet.rates
     )
-    trains = same or turn.state.progress.step > 0
-    turn.state = replace(
-        turn.state,
-        promise=replace(
+    trains = same or transition.state.progress.step > 0
+    transition.state = replace(
+        transition.state,
+        deadline=replace(
             before,
             terms=event.terms,
             seen=(),
@@ -50,41 +50,41 @@ def fleet_rated(turn: Transition, event: FleetRated) -> None:
     )
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Decide again if something has changed or it is time to, and return what is too much."""
-    state = turn.state
-    terms = state.promise.terms
+    state = transition.state
+    terms = state.deadline.terms
     known = state.reconciled and bool(state.offers)
     if state.phase is not JobPhase.ACTIVE or not known or terms is None:
         return
     if state.progress.step >= state.job.spec.steps:
         return  # the last checkpoint is still to be written
-    if not state.job.promises:
-        if state.promise.decision is not None:
-            turn.state = replace(state, promise=DeadlineState(terms=terms))
+    if not state.job.has_slo:
+        if state.deadline.decision is not None:
+            transition.state = replace(state, deadline=DeadlineState(terms=terms))
         return
-    if _seen(turn, terms) == state.promise.seen and not turn.due(
-        state.promise.review_at_s
+    if _seen(transition, terms) == state.deadline.seen and not transition.is_due(
+        state.deadline.review_at_s
     ):
         return
-    if not _is_possible(turn, terms):
+    if not _is_possible(transition, terms):
         return
-    _decide(turn, terms)
-    turn.due(turn.state.promise.review_at_s)
+    _decide(transition, terms)
+    transition.is_due(transition.state.deadline.review_at_s)
 
 
-def _is_possible(turn: Transition, terms: FleetTerms) -> bool:
+def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
     """End the job if, before anything was trained, it shows that no promise can be kept.
 
     Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
     meantime take time that was counted.
     """
-    state = turn.state
-    if state.progress.step > 0 or state.promise.decision is not None:
+    state = transition.state
+    if state.progress.step > 0 or state.deadline.decision is not None:
         return True
-    found = feasibility(turn, terms)
+    found = feasibility(transition, terms)
     if not found.possible:
-        turn.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
+        transition.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
     return found.possible
 
 
@@ -93,14 +93,14 @@ def is_cost_optimal(state: State) -> bool:
     return state.job.objective == "examples_per_dollar"
 
 
-def feasibility(turn: Transition, terms: FleetTerms) -> Feasibility:
+def feasibility(transition: Transition, terms: FleetTerms) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
     Where the job may not rent on demand, or asks for no more than a budget: whether VMs
     that nobody takes away would be, which is no promise. That some of them are not to be
     had for a moment does not count.
     """
-    job = turn.state.job
+    job = transition.state.job
     allowed = job.allow_on_demand
     market = [
         Supply(
@@ -109,20 +109,20 @@ def feasibility(turn: Transition, terms: FleetTerms) -> Feasibility:
             usd_per_hour=offer.usd_per_hour,
             available=offer.available,
         )
-        for offer in turn.state.offers
+        for offer in transition.state.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
-    now = job_status(turn.state)
-    if allowed and job.promises:
+    now = job_status(transition.state)
+    if allowed and job.has_slo:
         return feasible(now, terms.fleet, market)
-    return conceivable(now, terms.fleet, market, allocation.held(turn.state))
+    return conceivable(now, terms.fleet, market, allocation.held(transition.state))
 
 
-def _decide(turn: Transition, terms: FleetTerms) -> None:
-    state = turn.state
-    market, rented = supplies(turn, terms), allocation.held(state)
+def _decide(transition: Transition, terms: FleetTerms) -> None:
+    state = transition.state
+    market, rented = supplies(transition, terms), allocation.held(state)
     outlook = observe(
-        state.promise.outlook,
+        state.deadline.outlook,
         state.now_s,
         terms.fleet,
         market,
@@ -135,28 +135,28 @@ def _decide(turn: Transition, terms: FleetTerms) -> None:
         market,
         rented,
         outlook,
-        thrifty=is_cost_optimal(state),
+        cost_optimal=is_cost_optimal(state),
     )
-    before = state.promise.decision
+    before = state.deadline.decision
     if before is None or before.mode != decision.mode:
-        turn.say(f"promise: {decision.mode}: {decision.reason}")
+        transition.log(f"promise: {decision.mode}: {decision.reason}")
     for one in rented:
-        _return(turn, one, decision.count(one.name), decision.reason)
-    turn.state = replace(
-        turn.state,
-        promise=replace(
-            turn.state.promise,
+        _return(transition, one, decision.count(one.name), decision.reason)
+    transition.state = replace(
+        transition.state,
+        deadline=replace(
+            transition.state.deadline,
             outlook=outlook,
             decision=decision,
-            seen=_seen(turn, terms),
+            seen=_seen(transition, terms),
             review_at_s=state.now_s + now.review_s,
         ),
     )
 
 
-def _return(turn: Transition, rented: Holdings, wanted: int, reason: str) -> None:
+def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return VMs that are too many, those that do least first."""
-    state = turn.state
+    state = transition.state
     own = [
         vm
         for vm in state.vms.values()
@@ -165,7 +165,7 @@ def _return(turn: Transition, rented: Holdings, wanted: int, reason: str) -> Non
     excess = len(own) - max(wanted, 0)
     most = len([vm for vm in state.vms.values() if vm.counts]) - state.job.min_vms
     for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, most))]:
-        limits.drain(turn, vm, f"promise: {reason}")
+        limits.drain(transition, vm, f"promise: {reason}")
 
 
 # --- What is decided over -------------------------------------------------------------
@@ -194,13 +194,13 @@ def job_status(state: State) -> JobStatus:
     )
 
 
-def supplies(turn: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
+def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
     """Return what can be had of the kind of machine that the terms are about.
 
     Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
     vain, or cost as much as on-demand VMs beside them, there are none for now.
     """
-    state = turn.state
+    state = transition.state
     here = {one.name for one in allocation.held(state)}
     where = allocation.home(state)
     kind = [
@@ -208,7 +208,7 @@ def supplies(turn: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
         for offer in state.offers
         if terms.is_for(offer) and allocation.is_at(state, where, offer)
     ]
-    open_keys = {offer_key(o) for o in kind if allocation.is_open(turn, o)}
+    open_keys = {offer_key(o) for o in kind if allocation.is_open(transition, o)}
     dear = {
         (o.region, o.zone): o.usd_per_hour
         for o in kind
@@ -228,19 +228,19 @@ def supplies(turn: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
                     usd_per_hour=offer.usd_per_hour,
                     available=0
                     if is_dear
-                    else max(0, allocation.available(turn, offer)),
+                    else max(0, allocation.available(transition, offer)),
                     losses_per_hour=losses,
                 )
             )
     return tuple(found)
 
 
-def _seen(turn: Transition, terms: FleetTerms) -> tuple[object, ...]:
+def _seen(transition: Transition, terms: FleetTerms) -> tuple[object, ...]:
     """Return what a decision depends on beside time and progress."""
-    state = turn.state
+    state = transition.state
     job = state.job
     return (
-        supplies(turn, terms),
+        supplies(transition, terms),
         allocation.held(state),
         *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
     )

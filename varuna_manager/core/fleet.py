@@ -47,39 +47,39 @@ _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
 # --- The provider's truth -----------------------------------------------------------------
 
 
-def vms_listed(turn: Transition, event: VmsListed) -> None:
+def vms_listed(transition: Transition, event: VmsListed) -> None:
     """Reconcile: the journal is our memory, the cloud is the truth."""
-    turn.state = replace(turn.state, reconciled=True)
+    transition.state = replace(transition.state, reconciled=True)
     listed = {vm.vm_id: vm for vm in event.vms}
-    for record in tuple(turn.state.vms.values()):
+    for record in tuple(transition.state.vms.values()):
         vm = listed.get(record.vm_id)
         told = event.cloud in ("", record.offer.cloud)
         if vm is not None:
-            _update(turn, record, vm)
+            _update(transition, record, vm)
         elif told and record.known_at_s < event.asked_at_s:
-            remove_vm(turn, record, "the provider no longer lists it")
-    spending.listed(turn, event.vms)
-    spending.managers_listed(turn, event.vms, event.cloud)
+            remove_vm(transition, record, "the provider no longer lists it")
+    spending.listed(transition, event.vms)
+    spending.managers_listed(transition, event.vms, event.cloud)
     for vm in event.vms:
         if vm.intent != tags.MANAGER:
-            adopt(turn, vm)
+            adopt(transition, vm)
 
 
-def _update(turn: Transition, record: VmRecord, vm: Vm) -> None:
+def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
     match vm.state:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
-            turn.put_vm(
+            transition.put_vm(
                 replace(
                     record,
                     phase=VmPhase.BOOTING,
                     private_address=vm.private_address,
                 )
             )
-            turn.do(StartAgent(vm_id=vm.vm_id))
+            transition.emit(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            remove_vm(turn, record, _how_it_went(record))
+            remove_vm(transition, record, _how_it_went(record))
         case VmState.TERMINATED:
-            remove_vm(turn, record, _how_it_went(record))
+            remove_vm(transition, record, _how_it_went(record))
         case _:
             pass
 
@@ -91,13 +91,13 @@ def _how_it_went(vm: VmRecord) -> str:
     return "taken as its notice said" if noticed else "killed without notice"
 
 
-def adopt(turn: Transition, vm: Vm) -> None:
+def adopt(transition: Transition, vm: Vm) -> None:
     """Keep a VM that is new to us if an open intent wants it, else send it back.
 
     What nobody wants is an orphan of a call whose answer was lost, or one of ours that
     the cloud still lists though it has taken it back; both are paid for.
     """
-    state = turn.state
+    state = transition.state
     if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
         return
     intent = state.intents.get(vm.intent)
@@ -106,8 +106,8 @@ def adopt(turn: Transition, vm: Vm) -> None:
         wanted = False
     if intent is not None and wanted:
         arrived = replace(intent, arrived=intent.arrived + 1)
-        turn.state = replace(state, intents={**state.intents, vm.intent: arrived})
-    spending.opened(turn, vm)
+        transition.state = replace(state, intents={**state.intents, vm.intent: arrived})
+    spending.opened(transition, vm)
     running = vm.state is VmState.RUNNING
     offer = spending.priced(state, vm)
     record = VmRecord(
@@ -116,111 +116,117 @@ def adopt(turn: Transition, vm: Vm) -> None:
         offer=offer,
         on_demand_usd_per_hour=spending.on_demand_price(state.offers, offer),
         launched_at_s=vm.launched_at,
-        known_at_s=turn.now_s,
+        known_at_s=transition.now_s,
         phase=VmPhase.BOOTING if running else VmPhase.STARTING,
         private_address=vm.private_address,
     )
-    turn.put_vm(record)
-    tally = turn.state.tally
-    turn.state = replace(
-        turn.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
+    transition.put_vm(record)
+    tally = transition.state.tally
+    transition.state = replace(
+        transition.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
     )
     if not wanted:
-        return_vms(turn, (record,), "nobody asked for it")
+        return_vms(transition, (record,), "nobody asked for it")
     elif running:
-        turn.do(StartAgent(vm_id=vm.vm_id))
+        transition.emit(StartAgent(vm_id=vm.vm_id))
 
 
-def provider_answered(turn: Transition, event: ProviderAnswered) -> None:
+def provider_answered(transition: Transition, event: ProviderAnswered) -> None:
     """Decide about a silent VM: one that still runs is returned, its memory lost."""
-    vm = turn.state.vms.get(event.vm_id)
+    vm = transition.state.vms.get(event.vm_id)
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
-        suspect_s = turn.state.job.suspect_s
+        suspect_s = transition.state.job.suspect_s
         reason = f"silent for {suspect_s:g} s though the provider says it runs"
         if vm.leaves_at_s is None:
-            counters.interrupted(turn, "silence", vm.vm_id, reason)
-        return_vms(turn, (vm,), reason)
+            counters.interrupted(transition, "silence", vm.vm_id, reason)
+        return_vms(transition, (vm,), reason)
     else:
-        remove_vm(turn, vm, "silent, and gone")
+        remove_vm(transition, vm, "silent, and gone")
 
 
-def remove_vm(turn: Transition, vm: VmRecord, reason: str) -> None:
+def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
     """Strike a VM off; unless we or a notice saw it coming, it was a kill."""
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
-        counters.interrupted(turn, "kill", vm.vm_id, reason)
-    generations.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
-    calibration.lose_vm(turn, vm.vm_id)
-    state = turn.state
+        counters.interrupted(transition, "kill", vm.vm_id, reason)
+    generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
+    calibration.lose_vm(transition, vm.vm_id)
+    state = transition.state
     vms = {k: v for k, v in state.vms.items() if k != vm.vm_id}
-    turn.state = replace(
+    transition.state = replace(
         state,
         vms=vms,
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
-        fleet_changed_at_s=turn.now_s if vm.is_usable else state.fleet_changed_at_s,
-        ledger=state.ledger.gone(vm.vm_id, turn.now_s),
+        fleet_changed_at_s=transition.now_s
+        if vm.is_usable
+        else state.fleet_changed_at_s,
+        ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
 
 
-def job_moved(turn: Transition, event: JobMoved) -> None:
+def job_moved(transition: Transition, event: JobMoved) -> None:
     """Return all VMs: they trust keys that stayed behind.
 
     What was being launched is not asked for again: the answer would be VMs of that kind.
     Names of later launches differ from any that the journal may have lost.
     """
-    turn.state = replace(turn.state, intents={}, moved_in=event.epoch)
-    turn.say(f"the job goes on on {event.host}, with new keys: its VMs are returned")
-    return_vms(turn, turn.state.vms.values(), "it trusts keys that stayed behind")
+    transition.state = replace(transition.state, intents={}, moved_in=event.epoch)
+    transition.log(
+        f"the job goes on on {event.host}, with new keys: its VMs are returned"
+    )
+    return_vms(
+        transition, transition.state.vms.values(), "it trusts keys that stayed behind"
+    )
 
 
-def return_vms(turn: Transition, vms: Iterable[VmRecord], reason: str) -> None:
+def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
     """Give VMs back; whatever they hold is lost from now on."""
     going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
     if not going:
         return
     for vm in going:
-        generations.lose_vm(turn, vm.vm_id, f"{vm.vm_id}: {reason}")
-        calibration.lose_vm(turn, vm.vm_id)
-        turn.put_vm(
+        generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
+        calibration.lose_vm(transition, vm.vm_id)
+        transition.put_vm(
             replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
         )
     ids = tuple(vm.vm_id for vm in going)
-    state = turn.state
-    turn.state = replace(
+    state = transition.state
+    transition.state = replace(
         state,
         initialiser=None if state.initialiser in ids else state.initialiser,
-        fleet_changed_at_s=turn.now_s,
+        fleet_changed_at_s=transition.now_s,
     )
-    turn.do(TerminateVms(vm_ids=ids))
+    transition.emit(TerminateVms(vm_ids=ids))
 
 
-def vms_returned(turn: Transition, event: VmsReturned) -> None:
+def vms_returned(transition: Transition, event: VmsReturned) -> None:
     """The cloud took them back."""
     for vm_id in event.vm_ids:
-        vm = turn.state.vms.get(vm_id)
+        vm = transition.state.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
-            remove_vm(turn, vm, vm.return_reason)
-    spending.listed(turn, event.vms)
+            remove_vm(transition, vm, vm.return_reason)
+    spending.listed(transition, event.vms)
 
 
 # --- Agents -------------------------------------------------------------------------------
 
 
-def agent_starting(turn: Transition, event: AgentStarting) -> None:
+def agent_starting(transition: Transition, event: AgentStarting) -> None:
     """Remember the hash of a token; older ones stay good, the agent may have one."""
-    vm = turn.state.vms.get(event.vm_id)
+    vm = transition.state.vms.get(event.vm_id)
     if vm is not None and event.token_sha256 not in vm.token_sha256s:
         tokens = (*vm.token_sha256s, event.token_sha256)
-        turn.put_vm(replace(vm, token_sha256s=tokens))
+        transition.put_vm(replace(vm, token_sha256s=tokens))
 
 
-def agent_registered(turn: Transition, event: AgentRegistered) -> None:
+def agent_registered(transition: Transition, event: AgentRegistered) -> None:
     """The agent has called: its supervisor is coming up."""
-    vm = turn.state.vms.get(event.vm_id)
+    vm = transition.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
-        spending.fetches(turn, vm)
-        turn.put_vm(
+        spending.fetches(transition, vm)
+        transition.put_vm(
             replace(
                 vm,
                 phase=VmPhase.REGISTERED,
@@ -230,73 +236,77 @@ def agent_registered(turn: Transition, event: AgentRegistered) -> None:
         )
 
 
-def vm_heard(turn: Transition, vm_id: str) -> None:
+def vm_heard(transition: Transition, vm_id: str) -> None:
     """A silent VM called again before it was fenced."""
-    vm = turn.state.vms.get(vm_id)
+    vm = transition.state.vms.get(vm_id)
     if vm is not None and vm.silent_since_s is not None:
-        turn.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
-        turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+        transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
+        transition.state = replace(
+            transition.state, fleet_changed_at_s=transition.now_s
+        )
 
 
-def command_failed(turn: Transition, event: CommandFailed) -> None:
+def command_failed(transition: Transition, event: CommandFailed) -> None:
     """Repeat what failed for a VM after a pause; see ``advance``."""
-    turn.say(f"{event.command.replace('_', ' ')} failed: {event.reason}")
+    transition.log(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
-        if vm := turn.state.vms.get(vm_id):
-            turn.put_vm(replace(vm, retry_at_s=turn.now_s + RETRY_S))
-            _give_up_on(turn, vm)
+        if vm := transition.state.vms.get(vm_id):
+            transition.put_vm(replace(vm, retry_at_s=transition.now_s + RETRY_S))
+            _give_up_on(transition, vm)
 
 
-def _give_up_on(turn: Transition, vm: VmRecord) -> None:
+def _give_up_on(transition: Transition, vm: VmRecord) -> None:
     """Return a silent VM whose cloud does not answer either, once it must have ended.
 
     Until its lease has run out it may train on with others that are cut off as it is:
     in its place another generation would train at the same time.
     """
-    since_s, lease_s = vm.silent_since_s, reserve_s(turn.state.job.spec.lease_s)
-    if since_s is None or turn.now_s - since_s < lease_s:
+    since_s, lease_s = vm.silent_since_s, reserve_s(transition.state.job.spec.lease_s)
+    if since_s is None or transition.now_s - since_s < lease_s:
         return
     if vm.phase is VmPhase.RETURNING:
         return
     reason = f"silent for {lease_s:g} s, and {vm.offer.cloud} does not answer"
     if vm.leaves_at_s is None:
-        counters.interrupted(turn, "silence", vm.vm_id, reason)
-    return_vms(turn, (vm,), reason)
+        counters.interrupted(transition, "silence", vm.vm_id, reason)
+    return_vms(transition, (vm,), reason)
 
 
 # --- What time brings -----------------------------------------------------------------------
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Repeat what failed, return what is no use any more."""
-    for vm in tuple(turn.state.vms.values()):
-        if vm.retry_at_s is not None and turn.due(vm.retry_at_s):
-            turn.put_vm(replace(vm, retry_at_s=None))
-            ask_again(turn, vm)
-        bound_s = BOOT_BOUND_S + turn.state.job.busy_s
-        if vm.is_coming and turn.due(vm.known_at_s + bound_s):
-            return_vms(turn, (vm,), f"not ready in {bound_s:g} s")
-        elif vm.leaves_at_s is not None and not _is_needed(turn, vm):
-            return_vms(turn, (vm,), vm.shed or "handed over before the cloud takes it")
-        elif vm.slow is not None and vm.is_replaced and not _is_needed(turn, vm):
+    for vm in tuple(transition.state.vms.values()):
+        if vm.retry_at_s is not None and transition.is_due(vm.retry_at_s):
+            transition.put_vm(replace(vm, retry_at_s=None))
+            ask_again(transition, vm)
+        bound_s = BOOT_BOUND_S + transition.state.job.busy_s
+        if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
+            return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
+        elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
+            return_vms(
+                transition, (vm,), vm.shed or "handed over before the cloud takes it"
+            )
+        elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
-                counters.replaced(turn, vm.slow)
-            return_vms(turn, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
+                counters.replaced(transition, vm.slow)
+            return_vms(transition, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
 
 
-def ask_again(turn: Transition, vm: VmRecord) -> None:
+def ask_again(transition: Transition, vm: VmRecord) -> None:
     """Issue the command again that a VM waits for."""
     if vm.phase is VmPhase.RETURNING:
-        turn.do(TerminateVms(vm_ids=(vm.vm_id,)))
+        transition.emit(TerminateVms(vm_ids=(vm.vm_id,)))
     elif vm.phase is VmPhase.BOOTING:
-        turn.do(StartAgent(vm_id=vm.vm_id))
+        transition.emit(StartAgent(vm_id=vm.vm_id))
     elif vm.silent_since_s is not None:
-        turn.do(AskProvider(vm_id=vm.vm_id))
+        transition.emit(AskProvider(vm_id=vm.vm_id))
 
 
-def _is_needed(turn: Transition, vm: VmRecord) -> bool:
+def _is_needed(transition: Transition, vm: VmRecord) -> bool:
     """Whether something still depends on the memory of a VM that is leaving."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     if not vm.used_slots:
         return generation is not None and any(
             slot.vm_id == vm.vm_id for slot in generation.ranks

@@ -50,10 +50,10 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
 
 def open_generation(
-    turn: Transition, plan: Plan, inputs_hash: str, checkpoint: str
+    transition: Transition, plan: Plan, inputs_hash: str, checkpoint: str
 ) -> None:
     """Begin the next generation with ``plan``: its store first."""
-    state = turn.state
+    state = transition.state
     sites = {vm_id: egress.site_of(vm.offer) for vm_id, vm in state.vms.items()}
     sent = sent_bytes(plan, state.job.facts, sites)
     generation = Generation(
@@ -61,8 +61,8 @@ def open_generation(
         plan=plan,
         reason=state.plan_reason,
         phase=GenerationPhase.OPENING,
-        since_s=turn.now_s,
-        opened_at_s=turn.now_s,
+        since_s=transition.now_s,
+        opened_at_s=transition.now_s,
         checkpoint=checkpoint,
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
@@ -72,48 +72,52 @@ def open_generation(
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),
     )
-    turn.state = replace(
+    transition.state = replace(
         state, generation=generation, next_generation=generation.number + 1
     )
-    turn.say(f"generation {generation.number} forms {plan.shape}: {generation.reason}")
-    open_store(turn, generation)
+    transition.log(
+        f"generation {generation.number} forms {plan.shape}: {generation.reason}"
+    )
+    open_store(transition, generation)
 
 
-def open_store(turn: Transition, generation: Generation) -> None:
+def open_store(transition: Transition, generation: Generation) -> None:
     """Have the VM of rank 0 fork the rendezvous store."""
     vm_id = generation.plan.slots[0].vm_id
-    turn.send((vm_id,), OpenStore(generation=generation.number))
+    transition.send((vm_id,), OpenStore(generation=generation.number))
 
 
 def run_generation(
-    turn: Transition, generation: Generation, host: str, port: int
+    transition: Transition, generation: Generation, host: str, port: int
 ) -> None:
     """Invite the ranks of the plan and all slots that may hold newer sections."""
     slots = generation.plan.slots
-    donors = _donors(turn.state, slots)
+    donors = _donors(transition.state, slots)
     generation = replace(
         generation,
         phase=GenerationPhase.STARTING,
-        since_s=turn.now_s,
+        since_s=transition.now_s,
         participants=slots + donors,
         store_host=host,
         store_port=port,
     )
-    turn.put_generation(generation)
+    transition.put_generation(generation)
     for vm_id in dict.fromkeys(slot.vm_id for slot in slots):
-        vm = turn.state.vms[vm_id]
+        vm = transition.state.vms[vm_id]
         mine = {slot.index for slot in slots if slot.vm_id == vm_id}
-        turn.put_vm(replace(vm, used_slots=tuple(sorted({*vm.used_slots, *mine}))))
-    invite(turn, generation)
+        transition.put_vm(
+            replace(vm, used_slots=tuple(sorted({*vm.used_slots, *mine})))
+        )
+    invite(transition, generation)
 
 
-def invite(turn: Transition, generation: Generation) -> None:
+def invite(transition: Transition, generation: Generation) -> None:
     """Send ``RunGeneration`` to all participants that have not started.
 
     It may come to a VM twice, when the manager restarts in between.
     """
     ranks = generation.ranks
-    heldout_missing = turn.state.progress.heldout_first is None
+    heldout_missing = transition.state.progress.heldout_first is None
     command = RunGeneration(
         generation=generation.number,
         plan=generation.plan,
@@ -121,11 +125,11 @@ def invite(turn: Transition, generation: Generation) -> None:
         store_host=generation.store_host,
         store_port=generation.store_port,
         checkpoint=generation.checkpoint,
-        evaluate_first=heldout_missing and turn.state.progress.step == 0,
+        evaluate_first=heldout_missing and transition.state.progress.step == 0,
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
-    turn.send((slot.vm_id for slot in slots), command)
+    transition.send((slot.vm_id for slot in slots), command)
 
 
 def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
@@ -139,27 +143,27 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     )
 
 
-def started(turn: Transition, slot: Slot, report: GenerationStarted) -> None:
+def started(transition: Transition, slot: Slot, report: GenerationStarted) -> None:
     """A rank has its sections; the first one tells where training goes on."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] is RankPhase.INVITED:
         ranks = {**generation.ranks, slot: RankPhase.STARTED}
         generation = replace(generation, ranks=ranks)
     if generation.from_step is None:
-        step = min(report.step, turn.state.job.spec.steps)
+        step = min(report.step, transition.state.job.spec.steps)
         generation = replace(
             generation,
             from_step=step,
             section_steps=(step,) * len(generation.section_steps),
         )
-        _go_on_from(turn, step)
-    turn.put_generation(generation)
+        _go_on_from(transition, step)
+    transition.put_generation(generation)
 
 
-def _go_on_from(turn: Transition, step: int) -> None:
+def _go_on_from(transition: Transition, step: int) -> None:
     """Set the history to ``step``: back after a restore, ahead after an adoption."""
-    progress = turn.state.progress
+    progress = transition.state.progress
     again = max(0, progress.step - step)
     progress = replace(
         progress,
@@ -167,151 +171,155 @@ def _go_on_from(turn: Transition, step: int) -> None:
         highest_step=max(progress.highest_step, step),
         minibatches_recomputed=progress.minibatches_recomputed + again,
     )
-    interruptions = list(turn.state.interruptions)
+    interruptions = list(transition.state.interruptions)
     if again and interruptions and interruptions[-1].cost_s is None:
         interruptions[-1] = replace(interruptions[-1], minibatches_recomputed=again)
-    turn.state = replace(
-        turn.state, progress=progress, interruptions=tuple(interruptions)
+    transition.state = replace(
+        transition.state, progress=progress, interruptions=tuple(interruptions)
     )
 
 
-def stop_generation(turn: Transition, *, checkpoint: bool) -> None:
+def stop_generation(transition: Transition, *, checkpoint: bool) -> None:
     """Stop all ranks after the same mini-batch."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
     generation = replace(
         generation,
         phase=GenerationPhase.STOPPING,
-        since_s=turn.now_s,
+        since_s=transition.now_s,
         checkpoint_asked=checkpoint,
     )
-    turn.put_generation(generation)
-    send_stop(turn, generation)
+    transition.put_generation(generation)
+    send_stop(transition, generation)
 
 
-def send_stop(turn: Transition, generation: Generation) -> None:
+def send_stop(transition: Transition, generation: Generation) -> None:
     """Tell every VM of the plan to stop."""
     stop = StopGeneration(
         generation=generation.number, checkpoint=generation.checkpoint_asked
     )
-    turn.send((slot.vm_id for slot in generation.plan.slots), stop)
+    transition.send((slot.vm_id for slot in generation.plan.slots), stop)
 
 
-def break_generation(turn: Transition, reason: str) -> None:
+def break_generation(transition: Transition, reason: str) -> None:
     """Something died: all other ranks must get out."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     if generation is None or generation.phase is GenerationPhase.BREAKING:
         return
-    turn.put_generation(
+    transition.put_generation(
         replace(
             generation,
             phase=GenerationPhase.BREAKING,
-            since_s=turn.now_s,
+            since_s=transition.now_s,
             break_reason=reason,
         )
     )
-    turn.state = replace(turn.state, plan_reason=reason)
-    turn.say(f"generation {generation.number} broke: {reason}")
+    transition.state = replace(transition.state, plan_reason=reason)
+    transition.log(f"generation {generation.number} broke: {reason}")
     if generation.phase is GenerationPhase.OPENING:
-        close(turn, f"broke: {reason}")
+        close(transition, f"broke: {reason}")
 
 
-def leave(turn: Transition, slot: Slot, rank: RankPhase, reason: str) -> None:
+def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> None:
     """Note that a rank is out or gone; one that had not stopped breaks the others."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     if generation is None:
         return
     before = generation.ranks.get(slot)
     if before is None:
         handing_over = generation.phase is GenerationPhase.STARTING
         if handing_over and slot in generation.participants:
-            break_generation(turn, reason)
+            break_generation(transition, reason)
         return
     if before is RankPhase.GONE or (rank is RankPhase.OUT and before in _FINISHED):
         return
-    turn.put_generation(replace(generation, ranks={**generation.ranks, slot: rank}))
+    transition.put_generation(
+        replace(generation, ranks={**generation.ranks, slot: rank})
+    )
     if generation.phase is GenerationPhase.BREAKING and rank is RankPhase.GONE:
-        _blame(turn, reason)
+        _blame(transition, reason)
     elif before in (RankPhase.INVITED, RankPhase.STARTED):
-        break_generation(turn, reason)
+        break_generation(transition, reason)
 
 
-def _blame(turn: Transition, reason: str) -> None:
+def _blame(transition: Transition, reason: str) -> None:
     """Name a lost VM as the cause of a break that its peers were faster to report."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
-    turn.put_generation(replace(generation, break_reason=reason))
-    turn.state = replace(turn.state, plan_reason=reason)
+    transition.put_generation(replace(generation, break_reason=reason))
+    transition.state = replace(transition.state, plan_reason=reason)
 
 
-def lose_vm(turn: Transition, vm_id: str, reason: str) -> None:
+def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
     """Note that a VM is gone, with all its slots' memory."""
-    if generation := turn.state.generation:
+    if generation := transition.state.generation:
         for slot in generation.participants:
             if slot.vm_id == vm_id:
-                leave(turn, slot, RankPhase.GONE, reason)
+                leave(transition, slot, RankPhase.GONE, reason)
 
 
-def stopped(turn: Transition, slot: Slot, *, done: bool) -> None:
+def stopped(transition: Transition, slot: Slot, *, done: bool) -> None:
     """A rank stopped after the mini-batch that all stop after."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
         ranks = {**generation.ranks, slot: RankPhase.STOPPED}
-        turn.put_generation(
+        transition.put_generation(
             replace(generation, ranks=ranks, done=generation.done or done)
         )
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Take the generation further where nothing is missing, or time has run out."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     if generation is None:
         return
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     since_s = generation.since_s
     match generation.phase:
         case GenerationPhase.OPENING:
-            if turn.due(since_s + OPEN_BOUND_S):
-                break_generation(turn, f"its store did not open in {OPEN_BOUND_S:g} s")
+            if transition.is_due(since_s + OPEN_BOUND_S):
+                break_generation(
+                    transition, f"its store did not open in {OPEN_BOUND_S:g} s"
+                )
         case GenerationPhase.STARTING:
             if RankPhase.INVITED not in generation.ranks.values():
-                _run(turn, generation)
-            elif turn.due(since_s + START_BOUND_S):
-                break_generation(turn, f"it did not start in {START_BOUND_S:g} s")
+                _run(transition, generation)
+            elif transition.is_due(since_s + START_BOUND_S):
+                break_generation(transition, f"it did not start in {START_BOUND_S:g} s")
         case GenerationPhase.RUNNING:
             if finished:
-                close(turn, "all ranks stopped")
+                close(transition, "all ranks stopped")
         case GenerationPhase.STOPPING:
             if finished:
-                close(turn, turn.state.plan_reason)
-            elif turn.due(since_s + STOP_BOUND_S):
-                break_generation(turn, f"it did not stop in {STOP_BOUND_S:g} s")
+                close(transition, transition.state.plan_reason)
+            elif transition.is_due(since_s + STOP_BOUND_S):
+                break_generation(transition, f"it did not stop in {STOP_BOUND_S:g} s")
         case GenerationPhase.BREAKING:
             if finished:
-                close(turn, f"broke: {generation.break_reason}")
+                close(transition, f"broke: {generation.break_reason}")
             else:
-                _get_out(turn, generation)
+                _get_out(transition, generation)
         case _:
             assert_never(generation.phase)
 
 
-def _run(turn: Transition, generation: Generation) -> None:
-    turn.put_generation(
+def _run(transition: Transition, generation: Generation) -> None:
+    transition.put_generation(
         replace(
             generation,
             phase=GenerationPhase.RUNNING,
-            since_s=turn.now_s,
-            started_at_s=turn.now_s,
+            since_s=transition.now_s,
+            started_at_s=transition.now_s,
         )
     )
     shape = generation.plan.shape
-    turn.say(
+    transition.log(
         f"generation {generation.number} trains {shape} from step {generation.from_step}"
     )
 
 
-def _get_out(turn: Transition, generation: Generation) -> None:
+def _get_out(transition: Transition, generation: Generation) -> None:
     """Tell ranks that hang after a break to give up; suspect VMs that do not obey."""
     late = [
         slot.vm_id
@@ -319,32 +327,32 @@ def _get_out(turn: Transition, generation: Generation) -> None:
         if rank in (RankPhase.INVITED, RankPhase.STARTED)
     ]
     if not generation.abandoned:
-        if turn.due(generation.since_s + ABANDON_AFTER_S):
+        if transition.is_due(generation.since_s + ABANDON_AFTER_S):
             donors = [slot.vm_id for slot in generation.participants]
-            turn.put_generation(replace(generation, abandoned=True))
-            turn.send(
+            transition.put_generation(replace(generation, abandoned=True))
+            transition.send(
                 late + donors[len(generation.plan.slots) :],
                 AbandonGeneration(generation=generation.number),
             )
-    elif turn.due(generation.since_s + FENCE_AFTER_S):
+    elif transition.is_due(generation.since_s + FENCE_AFTER_S):
         for vm_id in dict.fromkeys(late):
-            suspect(turn, vm_id)
+            suspect(transition, vm_id)
 
 
-def suspect(turn: Transition, vm_id: str) -> None:
+def suspect(transition: Transition, vm_id: str) -> None:
     """Ask the provider about a VM that does not answer, unless we have asked."""
-    vm = turn.state.vms[vm_id]
+    vm = transition.state.vms[vm_id]
     if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
-        turn.put_vm(replace(vm, silent_since_s=turn.now_s))
-        turn.do(AskProvider(vm_id=vm_id))
+        transition.put_vm(replace(vm, silent_since_s=transition.now_s))
+        transition.emit(AskProvider(vm_id=vm_id))
 
 
-def close(turn: Transition, ended_by: str) -> None:
+def close(transition: Transition, ended_by: str) -> None:
     """End the generation: into the report with it, and on to what follows."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     assert generation is not None
     broke = generation.phase is GenerationPhase.BREAKING
-    summary = summary_of(generation, state.progress.step, turn.now_s, ended_by)
+    summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
     progress = state.progress
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
@@ -352,7 +360,7 @@ def close(turn: Transition, ended_by: str) -> None:
     if broke and RankPhase.GONE not in generation.ranks.values():
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
-    turn.state = replace(
+    transition.state = replace(
         state,
         generation=None,
         previous_plan=generation.plan,
@@ -363,10 +371,10 @@ def close(turn: Transition, ended_by: str) -> None:
     )
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
-        turn.end(_outcome_of_done(state))
+        transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
-        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
 def _outcome_of_done(state: State) -> Outcome:

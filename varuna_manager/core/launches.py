@@ -31,46 +31,48 @@ UNHEARD_S = 60.0
 """A cloud that leaves a launch open for so long is not waited for if there are others."""
 
 
-def offers_seen(turn: Transition, event: OffersSeen) -> None:
+def offers_seen(transition: Transition, event: OffersSeen) -> None:
     """Note what can be rented, and which prices moved."""
-    state = turn.state
+    state = transition.state
     before = {offer_key(offer): offer for offer in state.offers}
     for offer in event.offers:
         old = before.get(offer_key(offer))
         if old is not None and old.usd_per_hour != offer.usd_per_hour:
-            _price_changed(turn, old, offer)
-    spending.prices_seen(turn, event.offers)
+            _price_changed(transition, old, offer)
+    spending.prices_seen(transition, event.offers)
     back = {offer_key(offer) for offer in event.offers if offer.available}
     cooldowns = {k: v for k, v in state.cooldowns.items() if k not in back}
-    turn.state = replace(
-        turn.state,
+    transition.state = replace(
+        transition.state,
         offers=event.offers,
-        offers_seen_at_s=turn.now_s,
+        offers_seen_at_s=transition.now_s,
         cooldowns=cooldowns,
     )
 
 
-def _price_changed(turn: Transition, old: Offer, new: Offer) -> None:
+def _price_changed(transition: Transition, old: Offer, new: Offer) -> None:
     change = PriceChange(
-        at_s=turn.now_s,
+        at_s=transition.now_s,
         zone=new.zone,
         instance_type=new.instance_type,
         spot=new.spot,
         old_usd_per_hour=old.usd_per_hour,
         new_usd_per_hour=new.usd_per_hour,
     )
-    tally = turn.state.tally
-    turn.state = replace(
-        turn.state,
-        price_changes=counters.keep(turn.state.price_changes, change),
+    tally = transition.state.tally
+    transition.state = replace(
+        transition.state,
+        price_changes=counters.keep(transition.state.price_changes, change),
         tally=replace(tally, price_changes=tally.price_changes + 1),
     )
-    turn.say(f"price in {new.zone}: {old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h")
+    transition.log(
+        f"price in {new.zone}: {old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h"
+    )
 
 
-def launch_intended(turn: Transition, event: LaunchIntended) -> None:
+def launch_intended(transition: Transition, event: LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
-    turn.state = state = replace(turn.state, launch_wished=False)
+    transition.state = state = replace(transition.state, launch_wished=False)
     new = event.intent == next_intent(state)
     if not new or state.phase is not JobPhase.ACTIVE or event.count > room(state):
         return
@@ -79,20 +81,20 @@ def launch_intended(turn: Transition, event: LaunchIntended) -> None:
         token=event.token,
         offer=event.offer,
         count=event.count,
-        asked_at_s=turn.now_s,
+        asked_at_s=transition.now_s,
     )
-    turn.state = replace(
+    transition.state = replace(
         state,
         intents={**state.intents, intent.intent: intent},
         next_intent=state.next_intent + 1,
         asked_clouds=state.asked_clouds | {intent.offer.cloud},
     )
-    launch(turn, intent)
+    launch(transition, intent)
 
 
-def launch(turn: Transition, intent: Intent) -> None:
+def launch(transition: Transition, intent: Intent) -> None:
     """Ask the cloud for the VMs of ``intent``; the token keeps it from doing so twice."""
-    turn.do(
+    transition.emit(
         LaunchVms(
             intent=intent.intent,
             token=intent.token,
@@ -102,99 +104,103 @@ def launch(turn: Transition, intent: Intent) -> None:
     )
 
 
-def vms_launched(turn: Transition, event: VmsLaunched) -> None:
+def vms_launched(transition: Transition, event: VmsLaunched) -> None:
     """Take in what the cloud gave; an offer that gave less cools down."""
-    spending.listed(turn, event.vms)  # some may have been taken back already
+    spending.listed(transition, event.vms)  # some may have been taken back already
     for vm in event.vms:
-        adopt(turn, vm)
-    intent = _close_intent(turn, event.intent)
+        adopt(transition, vm)
+    intent = _close_intent(transition, event.intent)
     if intent is None:
         return
     if event.vms:
-        cooldowns = cooling.granted(turn.state.cooldowns, intent.offer)
-        turn.state = replace(turn.state, cooldowns=cooldowns)
+        cooldowns = cooling.granted(transition.state.cooldowns, intent.offer)
+        transition.state = replace(transition.state, cooldowns=cooldowns)
     if len(event.vms) < intent.count:
-        _cool_down(turn, intent.offer, "no_capacity")
-        turn.say(f"{intent.offer.zone} gave {len(event.vms)} of {intent.count} VMs")
+        _cool_down(transition, intent.offer, "no_capacity")
+        transition.log(
+            f"{intent.offer.zone} gave {len(event.vms)} of {intent.count} VMs"
+        )
 
 
-def launch_refused(turn: Transition, event: LaunchRefused) -> None:
+def launch_refused(transition: Transition, event: LaunchRefused) -> None:
     """Leave what refused alone for a while, or ask again if the answer left it open.
 
     Where only a person can help, and nothing else can be rented either, the job fails.
     """
-    intent = turn.state.intents.get(event.intent)
+    intent = transition.state.intents.get(event.intent)
     if intent is None:
         return
-    turn.say(f"no VM from {intent.offer.zone}: {event.reason}")
+    transition.log(f"no VM from {intent.offer.zone}: {event.reason}")
     if event.refusal == "throttled" or event.refusal == "unknown":
-        if _may_give_up(turn, intent):
-            _give_up(turn, intent)
+        if _may_give_up(transition, intent):
+            _give_up(transition, intent)
             return
-        retry_at_s = turn.now_s + event.retry_after_s
+        retry_at_s = transition.now_s + event.retry_after_s
         intents = {
-            **turn.state.intents,
+            **transition.state.intents,
             event.intent: replace(intent, retry_at_s=retry_at_s),
         }
-        turn.state = replace(turn.state, intents=intents)
+        transition.state = replace(transition.state, intents=intents)
         return
-    _close_intent(turn, event.intent)
-    _cool_down(turn, intent.offer, event.refusal)
-    if event.refusal in ("auth", "misconfigured") and _is_hopeless(turn):
-        turn.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
+    _close_intent(transition, event.intent)
+    _cool_down(transition, intent.offer, event.refusal)
+    if event.refusal in ("auth", "misconfigured") and _is_hopeless(transition):
+        transition.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
 
 
-def _is_hopeless(turn: Transition) -> bool:
+def _is_hopeless(transition: Transition) -> bool:
     """Whether nothing is rented, nor can be before a person does something."""
-    state = turn.state
+    state = transition.state
     return not state.vms and all(
-        cooling.needs_a_person(state.cooldowns, offer, turn.now_s)
+        cooling.needs_a_person(state.cooldowns, offer, transition.now_s)
         for offer in state.offers
         if offer.spot or state.job.allow_on_demand
     )
 
 
-def _may_give_up(turn: Transition, intent: Intent) -> bool:
+def _may_give_up(transition: Transition, intent: Intent) -> bool:
     """Whether a cloud has left an intent open for too long while others could meet it.
 
     Within its cloud it is asked on: VMs that nobody asks for any more and that are gone
     before a look would be in no ledger.
     """
-    unheard = turn.now_s - intent.asked_at_s >= UNHEARD_S
-    return unheard and may_elsewhere(turn, intent.offer.cloud)
+    unheard = transition.now_s - intent.asked_at_s >= UNHEARD_S
+    return unheard and may_elsewhere(transition, intent.offer.cloud)
 
 
-def _give_up(turn: Transition, intent: Intent) -> None:
+def _give_up(transition: Transition, intent: Intent) -> None:
     """Meet an intent elsewhere; see ``State.given_up``."""
-    _close_intent(turn, intent.intent)
-    given_up = turn.state.given_up | {intent.intent}
-    turn.state = replace(turn.state, given_up=given_up)
-    _cool_down(turn, intent.offer, "unreachable")
-    turn.say(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
+    _close_intent(transition, intent.intent)
+    given_up = transition.state.given_up | {intent.intent}
+    transition.state = replace(transition.state, given_up=given_up)
+    _cool_down(transition, intent.offer, "unreachable")
+    transition.log(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
 
 
-def _close_intent(turn: Transition, name: str) -> Intent | None:
-    intents = dict(turn.state.intents)
+def _close_intent(transition: Transition, name: str) -> Intent | None:
+    intents = dict(transition.state.intents)
     intent = intents.pop(name, None)
-    turn.state = replace(turn.state, intents=intents)
+    transition.state = replace(transition.state, intents=intents)
     return intent
 
 
-def _cool_down(turn: Transition, offer: Offer, refusal: cooling.Refusal) -> None:
-    state = turn.state
+def _cool_down(transition: Transition, offer: Offer, refusal: cooling.Refusal) -> None:
+    state = transition.state
     cooldowns = cooling.refused(
-        state.cooldowns, offer, refusal, turn.now_s, state.job.cooldown_s
+        state.cooldowns, offer, refusal, transition.now_s, state.job.cooldown_s
     )
-    turn.state = replace(state, cooldowns=cooldowns)
+    transition.state = replace(state, cooldowns=cooldowns)
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
-    return_vms(turn, stranded_vms(turn), "in another region than those that train")
-    for intent in turn.state.intents.values():
-        if intent.retry_at_s is not None and turn.due(intent.retry_at_s):
+    return_vms(
+        transition, stranded_vms(transition), "in another region than those that train"
+    )
+    for intent in transition.state.intents.values():
+        if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)
-            intents = {**turn.state.intents, intent.intent: again}
-            turn.state = replace(turn.state, intents=intents)
-            launch(turn, again)
+            intents = {**transition.state.intents, intent.intent: again}
+            transition.state = replace(transition.state, intents=intents)
+            launch(transition, again)

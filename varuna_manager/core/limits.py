@@ -45,10 +45,10 @@ def with_limits(state: State, event: LimitsChanged) -> State:
     return replace(state, settings=job, alerts=alerts)
 
 
-def limits_changed(turn: Transition, event: LimitsChanged) -> None:
+def limits_changed(transition: Transition, event: LimitsChanged) -> None:
     """A person has changed limits; decisions follow from what now is true."""
-    turn.state = with_limits(turn.state, event)
-    turn.say(f"{event.by}: {described(event)}")
+    transition.state = with_limits(transition.state, event)
+    transition.log(f"{event.by}: {described(event)}")
 
 
 def described(event: LimitsChanged) -> str:
@@ -63,28 +63,28 @@ def described(event: LimitsChanged) -> str:
     return ", ".join(parts)
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Let VMs go that the hourly cap does not bear any more, the dearest first."""
-    state = turn.state
+    state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
     for vm in tuple(state.vms.values()):
-        if vm.shed and vm.leaves_at_s is not None and turn.due(vm.leaves_at_s):
-            return_vms(turn, (vm,), vm.shed)
+        if vm.shed and vm.leaves_at_s is not None and transition.is_due(vm.leaves_at_s):
+            return_vms(transition, (vm,), vm.shed)
     if state.job.max_usd_per_hour is None:
         return
-    money = budget(turn.state)
+    money = budget(transition.state)
     assert money.hourly_cap is not None
-    staying = [vm for vm in turn.state.vms.values() if not _is_going(vm)]
-    going = [vm for vm in turn.state.vms.values() if _is_going(vm)]
+    staying = [vm for vm in transition.state.vms.values() if not _is_going(vm)]
+    going = [vm for vm in transition.state.vms.values() if _is_going(vm)]
     over = money.rate - money.hourly_cap
     for vm in going:
-        over -= _rate(turn.state, vm)
-    for vm in by_eviction_cost(turn.state, staying):
+        over -= _rate(transition.state, vm)
+    for vm in by_eviction_cost(transition.state, staying):
         if over <= FREE:
             return
-        over -= _rate(turn.state, vm)
-        drain(turn, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+        over -= _rate(transition.state, vm)
+        drain(transition, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
 
 
 def _is_going(vm: VmRecord) -> bool:
@@ -113,14 +113,14 @@ def by_eviction_cost(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
     return sorted(vms, key=key)
 
 
-def drain(turn: Transition, vm: VmRecord, reason: str) -> None:
+def drain(transition: Transition, vm: VmRecord, reason: str) -> None:
     """Return a VM; if it trains, once the others have what it holds."""
-    turn.say(f"{vm.vm_id}: {reason}")
-    if not _trains(turn.state, vm):
-        return_vms(turn, (vm,), reason)
+    transition.log(f"{vm.vm_id}: {reason}")
+    if not _trains(transition.state, vm):
+        return_vms(transition, (vm,), reason)
         return
-    leaves_at_s = turn.now_s + SHED_S
-    turn.put_vm(
-        replace(vm, noticed_at_s=turn.now_s, leaves_at_s=leaves_at_s, shed=reason)
+    leaves_at_s = transition.now_s + SHED_S
+    transition.put_vm(
+        replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s, shed=reason)
     )
-    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)

@@ -59,85 +59,87 @@ def usable_vms(state: State) -> tuple[VmRecord, ...]:
     return tuple(vm for vm in at_home(state) if vm.is_usable)
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Prepare, plan, open a generation or leave the one that runs."""
-    state = turn.state
+    state = transition.state
     if not wants_training(state):
         return
     generation = state.generation
     if generation is None:
-        _prepare(turn)
-        _start(turn)
+        _prepare(transition)
+        _start(transition)
     elif generation.phase is GenerationPhase.RUNNING and not generation.done:
         if state.phase is JobPhase.ENDING:
-            generations.stop_generation(turn, checkpoint=True)
+            generations.stop_generation(transition, checkpoint=True)
         else:
-            _reconsider(turn, generation)
+            _reconsider(transition, generation)
 
 
 # --- Preparation --------------------------------------------------------------------------
 
 
-def _prepare(turn: Transition) -> None:
+def _prepare(transition: Transition) -> None:
     """Have the first weights written on one VM, then everything measured on all.
 
     One after the other, and once no VM boots any more, so that nothing disturbs the
     measurement.
     """
-    state, vms = turn.state, usable_vms(turn.state)
+    state, vms = transition.state, usable_vms(transition.state)
     vm_id = next((vm.vm_id for vm in vms), None)
     if state.initialiser is not None or state.calibration is not None:
-        if turn.due(state.prepare_since_s + PREPARE_BOUND_S):
-            fail_preparation(turn, f"no answer in {PREPARE_BOUND_S:g} s")
+        if transition.is_due(state.prepare_since_s + PREPARE_BOUND_S):
+            fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
     elif vm_id is None:
         return
     elif state.newest_checkpoint is None:
-        turn.state = replace(state, initialiser=vm_id, prepare_since_s=state.now_s)
-        turn.send((vm_id,), Initialise())
-    elif state.profile is None and _is_enough(turn, vms):
-        calibration.get_profile(turn, vms)
+        transition.state = replace(
+            state, initialiser=vm_id, prepare_since_s=state.now_s
+        )
+        transition.send((vm_id,), Initialise())
+    elif state.profile is None and _is_enough(transition, vms):
+        calibration.get_profile(transition, vms)
 
 
-def fail_preparation(turn: Transition, reason: str) -> None:
+def fail_preparation(transition: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, but not for ever."""
-    state = turn.state
+    state = transition.state
     failures = state.failed_preparations + 1
-    turn.state = replace(state, initialiser=None, failed_preparations=failures)
-    calibration.give_up(turn)
+    transition.state = replace(state, initialiser=None, failed_preparations=failures)
+    calibration.give_up(transition)
     what = "the first weights" if state.initialiser else "the measurement"
-    turn.say(f"{what} failed: {reason}")
+    transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
-        turn.end(Outcome(kind="failed", exit_code=1, reason=reason))
+        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
 # --- From no generation to one --------------------------------------------------------------
 
 
-def _start(turn: Transition) -> None:
-    state = turn.state
+def _start(transition: Transition) -> None:
+    state = transition.state
     checkpoint, vms = state.newest_checkpoint, usable_vms(state)
-    if checkpoint is None or state.profile is None or not _is_enough(turn, vms):
+    if checkpoint is None or state.profile is None or not _is_enough(transition, vms):
         return
-    answer = _answer(turn, vms, state.profile)
+    answer = _answer(transition, vms, state.profile)
     if answer is None:
         return
     if answer.plan is not None:
         generations.open_generation(
-            turn, answer.plan, answer.inputs_hash, checkpoint.name
+            transition, answer.plan, answer.inputs_hash, checkpoint.name
         )
     elif state.phase is JobPhase.ENDING:
-        turn.state = replace(state, ending_checkpoint=False)
-    elif _is_complete(turn.state, vms) and turn.state.enough is not None:
-        turn.state = replace(turn.state, enough=None)
-    elif _is_complete(turn.state, vms):
+        transition.state = replace(state, ending_checkpoint=False)
+    elif _is_complete(transition.state, vms) and transition.state.enough is not None:
+        transition.state = replace(transition.state, enough=None)
+    elif _is_complete(transition.state, vms):
         outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
-        turn.end(outcome)
+        transition.end(outcome)
 
 
-def _is_enough(turn: Transition, vms: Sequence[VmRecord]) -> bool:
+def _is_enough(transition: Transition, vms: Sequence[VmRecord]) -> bool:
     """Whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
-    state = turn.state
+    state = transition.state
     if not vms or len(vms) < state.job.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
@@ -145,7 +147,7 @@ def _is_enough(turn: Transition, vms: Sequence[VmRecord]) -> bool:
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
-    return turn.due(first_s + state.job.boot_wait_s)
+    return transition.is_due(first_s + state.job.boot_wait_s)
 
 
 def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
@@ -156,41 +158,41 @@ def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
 # --- From one generation to the next --------------------------------------------------------
 
 
-def _reconsider(turn: Transition, generation: Generation) -> None:
+def _reconsider(transition: Transition, generation: Generation) -> None:
     """Leave the generation if a VM of its plan goes, or if a better plan pays."""
-    state = turn.state
+    state = transition.state
     assert state.profile is not None
     vms = usable_vms(state)
     if _hash(vms, state.profile) == generation.inputs_hash:
-        _return_unused(turn, generation, vms)
+        _return_unused(transition, generation, vms)
         return
     ids = {slot.vm_id for slot in generation.plan.slots}
     in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
     leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
     slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
     at_s = _reconsider_at_s(state, leaving, in_plan)
-    if at_s is None or not turn.due(at_s):
+    if at_s is None or not transition.is_due(at_s):
         return
-    answer = _answer(turn, vms, state.profile)
+    answer = _answer(transition, vms, state.profile)
     if answer is None:
         return
     if leaving:
         names = ", ".join(vm.vm_id for vm in leaving)
-        _leave(turn, f"notice: {names}", checkpoint=answer.plan is None)
+        _leave(transition, f"notice: {names}", checkpoint=answer.plan is None)
         return
     plan = answer.plan
     if slow and plan is not None:
         names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
-        _leave(turn, f"slow: {names}", checkpoint=False)
+        _leave(transition, f"slow: {names}", checkpoint=False)
         return
     morph_at_s = math.inf if plan is None else _morph_at_s(state, generation, plan)
     if plan is None or morph_at_s == math.inf:
-        turn.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
-    elif turn.due(morph_at_s):
+        transition.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
+    elif transition.is_due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
         for_money = state.job.plan_objective == "examples_per_dollar"
         why = "more for the money" if for_money else "growth"
-        _leave(turn, f"{why}: {grown:+d} slots", checkpoint=False)
+        _leave(transition, f"{why}: {grown:+d} slots", checkpoint=False)
 
 
 def _reconsider_at_s(
@@ -207,13 +209,13 @@ def _reconsider_at_s(
 
 
 def _return_unused(
-    turn: Transition, generation: Generation, vms: Sequence[VmRecord]
+    transition: Transition, generation: Generation, vms: Sequence[VmRecord]
 ) -> None:
     """Give VMs back that the best plan for the money leaves out, the dearest first.
 
     Only once nothing comes or goes, and after a while; as few are rented from then on.
     """
-    state = turn.state
+    state = transition.state
     planned = {slot.vm_id for slot in generation.plan.slots}
     unused = [vm for vm in vms if vm.vm_id not in planned]
     unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
@@ -224,20 +226,22 @@ def _return_unused(
     )
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
-    if turn.due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
+    if transition.is_due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
         enough = Enough(
             vms=len(vms) - len(going), usd_per_hour=cheapest_usd_per_hour(state)
         )
-        turn.state = replace(state, enough=enough)
+        transition.state = replace(state, enough=enough)
         names = ", ".join(vm.vm_id for vm in going)
-        turn.say(f"returned, as without them examples cost less: {names}")
-        fleet.return_vms(turn, going, "not in the plan that does most for its money")
+        transition.log(f"returned, as without them examples cost less: {names}")
+        fleet.return_vms(
+            transition, going, "not in the plan that does most for its money"
+        )
 
 
-def _leave(turn: Transition, reason: str, *, checkpoint: bool) -> None:
-    turn.state = replace(turn.state, plan_reason=reason)
-    turn.say(f"morph: {reason}")
-    generations.stop_generation(turn, checkpoint=checkpoint)
+def _leave(transition: Transition, reason: str, *, checkpoint: bool) -> None:
+    transition.state = replace(transition.state, plan_reason=reason)
+    transition.log(f"morph: {reason}")
+    generations.stop_generation(transition, checkpoint=checkpoint)
 
 
 def _handover_at_s(state: State, vm: VmRecord) -> float:
@@ -318,17 +322,17 @@ def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
 
 
 def _answer(
-    turn: Transition, vms: Sequence[VmRecord], profile: Profile
+    transition: Transition, vms: Sequence[VmRecord], profile: Profile
 ) -> PlanAnswer | None:
     """Return the planner's answer for ``vms``, or ask for it and return None."""
-    state = turn.state
+    state = transition.state
     inputs_hash = _hash(vms, profile)
     if state.answer is not None and state.answer.inputs_hash == inputs_hash:
         return state.answer
     if state.plan_asked != inputs_hash:
-        turn.state = replace(state, plan_asked=inputs_hash)
+        transition.state = replace(state, plan_asked=inputs_hash)
         inputs = _inputs(state, vms, profile)
-        turn.do(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
+        transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
     return None
 
 
@@ -360,9 +364,9 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
     )
 
 
-def plan_computed(turn: Transition, event: PlanComputed) -> None:
+def plan_computed(transition: Transition, event: PlanComputed) -> None:
     """Keep the newest answer; one to an older question is ignored."""
-    if event.inputs_hash != turn.state.plan_asked:
+    if event.inputs_hash != transition.state.plan_asked:
         return
     why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
     answer = PlanAnswer(
@@ -371,11 +375,11 @@ def plan_computed(turn: Transition, event: PlanComputed) -> None:
         why_not=why_not,
         candidates=event.candidates,
     )
-    turn.state = replace(turn.state, answer=answer, plan_asked=None)
+    transition.state = replace(transition.state, answer=answer, plan_asked=None)
     if why_not:
-        turn.say(why_not)
+        transition.log(why_not)
 
 
-def plan_failed(turn: Transition, event: CommandFailed) -> None:
+def plan_failed(transition: Transition, event: CommandFailed) -> None:
     """The planner refuses the job itself: no fleet would help."""
-    turn.end(Outcome(kind="failed", exit_code=2, reason=event.reason))
+    transition.end(Outcome(kind="failed", exit_code=2, reason=event.reason))

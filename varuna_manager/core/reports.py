@@ -29,21 +29,21 @@ _Ranked = (
 )
 
 
-def report_received(turn: Transition, event: ReportReceived) -> None:
+def report_received(transition: Transition, event: ReportReceived) -> None:
     """Take in a report, once."""
-    vm = turn.state.vms.get(event.vm_id)
+    vm = transition.state.vms.get(event.vm_id)
     if vm is None or vm.phase is VmPhase.RETURNING:
         return
     if event.number < vm.reports_received:
         return
-    turn.put_vm(replace(vm, reports_received=event.number + 1))
+    transition.put_vm(replace(vm, reports_received=event.number + 1))
     match report := event.report:
         case wire.SupervisorReady():
-            _supervisor_ready(turn, event.vm_id, report)
+            _supervisor_ready(transition, event.vm_id, report)
         case wire.CalibrationProgress() | wire.Calibrated():
-            calibrations.heard(turn, report)
+            calibrations.heard(transition, report)
         case wire.StoreOpened():
-            _store_opened(turn, report)
+            _store_opened(transition, report)
         case (
             wire.GenerationStarted()
             | wire.MinibatchCommitted()
@@ -51,23 +51,23 @@ def report_received(turn: Transition, event: ReportReceived) -> None:
             | wire.GenerationBroken()
             | wire.WorkerDied()
         ):
-            _of_a_rank(turn, Slot(vm_id=event.vm_id, index=report.slot), report)
+            _of_a_rank(transition, Slot(vm_id=event.vm_id, index=report.slot), report)
         case wire.Evaluated():
-            counters.evaluated(turn, report)
+            counters.evaluated(transition, report)
         case wire.UserCodeFailed(message=message, traceback=traceback):
-            turn.end(
+            transition.end(
                 Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
             )
         case (
             wire.CheckpointSaved() | wire.CheckpointFailed() | wire.CheckpointDamaged()
         ):
-            _of_the_store(turn, report)
+            _of_the_store(transition, report)
         case (
             wire.InterruptionNoticed()
             | wire.InterruptionCancelled()
             | wire.InterruptionLikely()
         ):
-            _of_the_market(turn, event.vm_id, report)
+            _of_the_market(transition, event.vm_id, report)
         case _:
             assert_never(report)
 
@@ -75,14 +75,14 @@ def report_received(turn: Transition, event: ReportReceived) -> None:
 StoreReport = wire.CheckpointSaved | wire.CheckpointFailed | wire.CheckpointDamaged
 
 
-def _of_the_store(turn: Transition, report: StoreReport) -> None:
+def _of_the_store(transition: Transition, report: StoreReport) -> None:
     match report:
         case wire.CheckpointSaved(name=name, step=step):
-            _checkpoint_saved(turn, CheckpointRef(name=name, step=step))
+            _checkpoint_saved(transition, CheckpointRef(name=name, step=step))
         case wire.CheckpointFailed():
-            _checkpoint_failed(turn, report)
+            _checkpoint_failed(transition, report)
         case wire.CheckpointDamaged():
-            _checkpoint_damaged(turn, report)
+            _checkpoint_damaged(transition, report)
         case _:
             assert_never(report)
 
@@ -92,25 +92,25 @@ MarketReport = (
 )
 
 
-def _of_the_market(turn: Transition, vm_id: str, report: MarketReport) -> None:
+def _of_the_market(transition: Transition, vm_id: str, report: MarketReport) -> None:
     match report:
         case wire.InterruptionNoticed(lead_s=lead_s):
-            _interruption_noticed(turn, vm_id, lead_s)
+            _interruption_noticed(transition, vm_id, lead_s)
         case wire.InterruptionCancelled():
-            _interruption_cancelled(turn, vm_id)
+            _interruption_cancelled(transition, vm_id)
         case wire.InterruptionLikely():
-            turn.say(f"{vm_id}: likelier than others to be taken soon")
+            transition.log(f"{vm_id}: likelier than others to be taken soon")
         case _:
             assert_never(report)
 
 
 def _supervisor_ready(
-    turn: Transition, vm_id: str, report: wire.SupervisorReady
+    transition: Transition, vm_id: str, report: wire.SupervisorReady
 ) -> None:
-    vm = turn.state.vms[vm_id]
+    vm = transition.state.vms[vm_id]
     if vm.phase is VmPhase.READY:
         return
-    turn.put_vm(
+    transition.put_vm(
         replace(
             vm,
             phase=VmPhase.READY,
@@ -119,119 +119,123 @@ def _supervisor_ready(
             software=report.software,
             machine=report.machine,
             cores=report.cores,
-            ready_at_s=turn.now_s,
+            ready_at_s=transition.now_s,
         )
     )
-    turn.state = replace(
-        turn.state,
-        fleet_changed_at_s=turn.now_s,
-        ledger=turn.state.ledger.ready(vm_id, turn.now_s),
+    transition.state = replace(
+        transition.state,
+        fleet_changed_at_s=transition.now_s,
+        ledger=transition.state.ledger.ready(vm_id, transition.now_s),
     )
-    turn.say(f"{vm_id}: ready with {report.num_slots} slots")
+    transition.log(f"{vm_id}: ready with {report.num_slots} slots")
 
 
-def _store_opened(turn: Transition, report: wire.StoreOpened) -> None:
-    generation = turn.state.generation
+def _store_opened(transition: Transition, report: wire.StoreOpened) -> None:
+    generation = transition.state.generation
     if report.generation < 0:
-        calibrations.store_opened(turn, report)
+        calibrations.store_opened(transition, report)
     elif (
         generation is not None
         and generation.number == report.generation
         and generation.phase is GenerationPhase.OPENING
     ):
-        generations.run_generation(turn, generation, report.host, report.port)
+        generations.run_generation(transition, generation, report.host, report.port)
 
 
-def _of_a_rank(turn: Transition, slot: Slot, report: _Ranked) -> None:
+def _of_a_rank(transition: Transition, slot: Slot, report: _Ranked) -> None:
     """Take in what one slot says of its generation, unless that is over."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     if generation is None or generation.number != report.generation:
-        _stray(turn, slot, report)
+        _stray(transition, slot, report)
         return
     match report:
         case wire.GenerationBroken(reason=reason):
-            generations.leave(turn, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
+            generations.leave(
+                transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}"
+            )
             return
         case wire.WorkerDied(reason=reason):
-            _worker_died(turn, slot, reason)
+            _worker_died(transition, slot, reason)
             return
     rank = generation.ranks.get(slot)
     if generation.phase is GenerationPhase.OPENING or rank is None:
         return
     match report:
         case wire.GenerationStarted():
-            generations.started(turn, slot, report)
+            generations.started(transition, slot, report)
         case wire.MinibatchCommitted() if rank is not RankPhase.GONE:
-            counters.committed(turn, generation, report)
-            stragglers.committed(turn, slot, report)
+            counters.committed(transition, generation, report)
+            stragglers.committed(transition, slot, report)
         case wire.GenerationStopped(done=done):
-            generations.stopped(turn, slot, done=done)
+            generations.stopped(transition, slot, done=done)
 
 
-def _worker_died(turn: Transition, slot: Slot, reason: str) -> None:
+def _worker_died(transition: Transition, slot: Slot, reason: str) -> None:
     """A worker died; unless we had it killed, that is an interruption."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
     if lives and not generation.abandoned:
-        counters.interrupted(turn, "worker_death", slot.vm_id, reason)
-    generations.leave(turn, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
+        counters.interrupted(transition, "worker_death", slot.vm_id, reason)
+    generations.leave(transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
 
 
-def _stray(turn: Transition, slot: Slot, report: _Ranked) -> None:
+def _stray(transition: Transition, slot: Slot, report: _Ranked) -> None:
     """What comes from a generation that is over is stale.
 
     But who measures or writes the first weights may die too.
     """
-    state = turn.state
+    state = transition.state
     if not isinstance(report, wire.WorkerDied | wire.GenerationBroken):
         return
     initialises = report.generation == 0 and slot.vm_id == state.initialiser
     calibration = state.calibration
     measures = calibration is not None and calibration.number == report.generation
     if initialises or measures:
-        planning.fail_preparation(turn, f"{slot.vm_id}: {report.reason}")
+        planning.fail_preparation(transition, f"{slot.vm_id}: {report.reason}")
 
 
-def checkpoints_listed(turn: Transition, listed: tuple[CheckpointRef, ...]) -> None:
+def checkpoints_listed(
+    transition: Transition, listed: tuple[CheckpointRef, ...]
+) -> None:
     """Take the store's word, but keep what was saved while it was being listed.
 
     A newer checkpoint that we know of and that is gone shows up as damaged, rather than
     be forgotten in silence.
     """
     newest = max((c.step for c in listed), default=-1)
-    newer = tuple(c for c in turn.state.checkpoints if c.step > newest)
-    turn.state = replace(turn.state, checkpoints=newer + listed)
+    newer = tuple(c for c in transition.state.checkpoints if c.step > newest)
+    transition.state = replace(transition.state, checkpoints=newer + listed)
 
 
-def _checkpoint_saved(turn: Transition, checkpoint: CheckpointRef) -> None:
+def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None:
     """Remember what the store still holds: older ones were deleted with this report."""
-    state = turn.state
+    state = transition.state
     known = {c.name: c for c in (checkpoint, *state.checkpoints)}
     good = [c for c in known.values() if c.name not in state.damaged]
     newest_first = sorted(good, key=lambda c: c.step, reverse=True)
-    turn.state = replace(
+    transition.state = replace(
         state,
         checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
         checkpoint_error="",
         initialiser=None,
     )
-    turn.say(f"checkpoint {checkpoint.name} saved")
+    transition.log(f"checkpoint {checkpoint.name} saved")
 
 
-def _checkpoint_failed(turn: Transition, report: wire.CheckpointFailed) -> None:
+def _checkpoint_failed(transition: Transition, report: wire.CheckpointFailed) -> None:
     """The job goes on with the checkpoint before; without any it cannot begin."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
-    turn.state = replace(turn.state, checkpoint_error=error)
-    turn.say(error)
-    if turn.state.newest_checkpoint is None:
-        turn.end(Outcome(kind="failed", exit_code=1, reason=error))
+    transition.state = replace(transition.state, checkpoint_error=error)
+    transition.log(error)
+    if transition.state.newest_checkpoint is None:
+        transition.end(Outcome(kind="failed", exit_code=1, reason=error))
 
 
-def _checkpoint_damaged(turn: Transition, report: wire.CheckpointDamaged) -> None:
-    state = turn.state
+def _checkpoint_damaged(transition: Transition, report: wire.CheckpointDamaged) -> None:
+    state = transition.state
     if report.name not in state.damaged:
-        turn.state = replace(state, damaged=(*state.damaged, report.name))
+        transition.state = replace(state, damaged=(*state.damaged, report.name))
     generation = state.generation
     reason = f"checkpoint {report.name} is damaged"
     if (
@@ -239,28 +243,30 @@ def _checkpoint_damaged(turn: Transition, report: wire.CheckpointDamaged) -> Non
         and generation.phase is GenerationPhase.STARTING
         and generation.checkpoint == report.name
     ):
-        generations.break_generation(turn, reason)
-    turn.say(f"{reason}: {report.reason}")
+        generations.break_generation(transition, reason)
+    transition.log(f"{reason}: {report.reason}")
 
 
-def _interruption_noticed(turn: Transition, vm_id: str, lead_s: float) -> None:
+def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> None:
     """Count on a VM's end; of one that is known to leave, only when changes."""
-    vm, leaves_at_s = turn.state.vms[vm_id], turn.now_s + lead_s
+    vm, leaves_at_s = transition.state.vms[vm_id], transition.now_s + lead_s
     if vm.shed:
         return
     if vm.leaves_at_s is not None:
-        turn.put_vm(replace(vm, leaves_at_s=leaves_at_s))
+        transition.put_vm(replace(vm, leaves_at_s=leaves_at_s))
         return
-    counters.interrupted(turn, "notice", vm_id, f"leaves in {lead_s:.0f} s")
-    turn.put_vm(replace(vm, noticed_at_s=turn.now_s, leaves_at_s=leaves_at_s))
-    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    counters.interrupted(transition, "notice", vm_id, f"leaves in {lead_s:.0f} s")
+    transition.put_vm(
+        replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s)
+    )
+    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
 
 
-def _interruption_cancelled(turn: Transition, vm_id: str) -> None:
+def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
     """Count on a VM again that was said to leave, unless we let it go ourselves."""
-    vm = turn.state.vms[vm_id]
+    vm = transition.state.vms[vm_id]
     if vm.leaves_at_s is None or vm.shed:
         return
-    counters.cancelled(turn, vm_id)
-    turn.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
-    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    counters.cancelled(transition, vm_id)
+    transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
+    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)

@@ -19,64 +19,67 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
 
-def stop_requested(turn: Transition, event: StopRequested) -> None:
+def stop_requested(transition: Transition, event: StopRequested) -> None:
     """A person wants the job to stop; a second wish may be more impatient."""
     outcome = Outcome(kind="stopped", exit_code=130, reason=f"stopped by {event.by}")
-    turn.end(outcome, checkpoint=event.checkpoint and not event.now)
-    state = turn.state
+    transition.end(outcome, checkpoint=event.checkpoint and not event.now)
+    state = transition.state
     if event.now and state.phase is JobPhase.ENDING:
         intents = {k: v for k, v in state.intents.items() if v.retry_at_s is None}
-        turn.state = replace(state, ending_checkpoint=False, intents=intents)
+        transition.state = replace(state, ending_checkpoint=False, intents=intents)
 
 
-def watch_limits(turn: Transition) -> None:
+def watch_limits(transition: Transition) -> None:
     """Begin to end the job when a limit is reached."""
-    state = turn.state
+    state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
     job = state.job
-    if job.deadline_s is not None and turn.due(job.deadline_s):
+    if job.deadline_s is not None and transition.is_due(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
-        turn.end(outcome, checkpoint=True)
+        transition.end(outcome, checkpoint=True)
     elif job.max_usd is not None:
-        _watch_budget(turn, job.max_usd)
-    _watch_capacity(turn)
+        _watch_budget(transition, job.max_usd)
+    _watch_capacity(transition)
 
 
-def _watch_budget(turn: Transition, max_usd: float) -> None:
+def _watch_budget(transition: Transition, max_usd: float) -> None:
     """End while the money that the fleet may still cost is there."""
-    state = turn.state
+    state = transition.state
     money = budget(state)
-    _alert(turn, money, max_usd)
+    _alert(transition, money, max_usd)
     lasts_s = money.lasts_s
-    is_over = lasts_s is not None and turn.due(state.now_s + lasts_s)
+    is_over = lasts_s is not None and transition.is_due(state.now_s + lasts_s)
     if is_over or _is_too_dear(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.kept > NOTHING:
             reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
-        turn.end(outcome, checkpoint=True)
+        transition.end(outcome, checkpoint=True)
 
 
-def _alert(turn: Transition, money: Budget, max_usd: float) -> None:
+def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     """Tell, once each, which shares of the budget are spent."""
-    state, told = turn.state, {alert.share for alert in turn.state.alerts}
+    state, told = transition.state, {alert.share for alert in transition.state.alerts}
     reached = []
     for share in sorted(set(state.job.alerts) - told):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
-            money.pace > FREE and turn.due(state.now_s + money.pace.lasts_s(left))
+            money.pace > FREE
+            and transition.is_due(state.now_s + money.pace.lasts_s(left))
         ):
             reached.append(share)
     if not reached:
         return
     spent_usd = money.spent.usd
     alerts = [
-        BudgetAlert(share=share, at_s=turn.now_s, spent_usd=spent_usd, max_usd=max_usd)
+        BudgetAlert(
+            share=share, at_s=transition.now_s, spent_usd=spent_usd, max_usd=max_usd
+        )
         for share in reached
     ]
-    turn.state = replace(turn.state, alerts=(*state.alerts, *alerts))
-    turn.say(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
+    transition.state = replace(transition.state, alerts=(*state.alerts, *alerts))
+    transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
 def _is_too_dear(state: State) -> bool:
@@ -87,58 +90,62 @@ def _is_too_dear(state: State) -> bool:
     return bool(state.offers) and not state.vms and not state.intents and dear
 
 
-def _watch_capacity(turn: Transition) -> None:
-    state = turn.state
+def _watch_capacity(transition: Transition) -> None:
+    state = transition.state
     if state.vms:
         if state.vmless_since_s is not None:
-            turn.state = replace(state, vmless_since_s=None)
+            transition.state = replace(state, vmless_since_s=None)
         return
     if state.vmless_since_s is None:
-        turn.state = state = replace(state, vmless_since_s=state.now_s)
+        transition.state = state = replace(state, vmless_since_s=state.now_s)
     wait_s, since_s = state.job.capacity_wait_s, state.vmless_since_s
-    if wait_s is not None and since_s is not None and turn.due(since_s + wait_s):
+    if (
+        wait_s is not None
+        and since_s is not None
+        and transition.is_due(since_s + wait_s)
+    ):
         reason = f"no VM could be rented for {wait_s:g} s"
-        turn.end(Outcome(kind="capacity", exit_code=5, reason=reason))
+        transition.end(Outcome(kind="capacity", exit_code=5, reason=reason))
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Return the VMs once the last checkpoint is written, or cannot be; then finish."""
-    state = turn.state
+    state = transition.state
     if state.phase is not JobPhase.ENDING or state.outcome is None:
         return
-    if state.ending_checkpoint and _may_save(turn):
+    if state.ending_checkpoint and _may_save(transition):
         return
     if state.ending_checkpoint:
-        turn.state = replace(turn.state, ending_checkpoint=False)
-    if turn.state.generation is not None:
-        generation.close(turn, state.outcome.reason)
-    return_vms(turn, turn.state.vms.values(), "the job is over")
-    rents_nothing = not turn.state.vms and not turn.state.intents
-    if rents_nothing and release.is_released(turn):
-        spending.managers_end(turn)  # the last thing that the manager's VM does
-        turn.state = replace(turn.state, phase=JobPhase.ENDED)
-        turn.do(Finish(outcome=state.outcome))
+        transition.state = replace(transition.state, ending_checkpoint=False)
+    if transition.state.generation is not None:
+        generation.close(transition, state.outcome.reason)
+    return_vms(transition, transition.state.vms.values(), "the job is over")
+    rents_nothing = not transition.state.vms and not transition.state.intents
+    if rents_nothing and release.is_released(transition):
+        spending.managers_end(transition)  # the last thing that the manager's VM does
+        transition.state = replace(transition.state, phase=JobPhase.ENDED)
+        transition.emit(Finish(outcome=state.outcome))
 
 
-def _may_save(turn: Transition) -> bool:
+def _may_save(transition: Transition) -> bool:
     """Whether a last checkpoint can still come."""
-    state = turn.state
+    state = transition.state
     since_s = state.ending_since_s
     assert since_s is not None
     possible = state.generation is not None or planning.usable_vms(state)
-    return bool(possible) and not turn.due(since_s + LAST_CHECKPOINT_S)
+    return bool(possible) and not transition.is_due(since_s + LAST_CHECKPOINT_S)
 
 
-def reopen(turn: Transition) -> None:
+def reopen(transition: Transition) -> None:
     """A person resumes a job that had ended, or was ending: go on, unless it is done."""
-    state = turn.state
+    state = transition.state
     if state.outcome is None:
         return
     if state.outcome.kind == "succeeded":
         if state.phase is JobPhase.ENDED:
-            turn.do(Finish(outcome=state.outcome))
+            transition.emit(Finish(outcome=state.outcome))
         return
-    turn.state = replace(
+    transition.state = replace(
         state,
         phase=JobPhase.ACTIVE,
         outcome=None,

@@ -37,26 +37,26 @@ def priced(state: State, vm: Vm) -> Offer:
     return replace(vm.offer, usd_per_hour=max(filter(is_amount, alike), default=0.0))
 
 
-def opened(turn: Transition, vm: Vm) -> None:
+def opened(transition: Transition, vm: Vm) -> None:
     """Count a VM from its launch on; one of an earlier job from this one's beginning."""
-    state = turn.state
+    state = transition.state
     offer = priced(state, vm)
     ledger = state.ledger.opened(
         vm.vm_id,
         offer,
         on_demand_usd_per_hour=on_demand_price(state.offers, offer),
         launched_at_s=max(vm.launched_at, state.submitted_at_s),
-        seen_at_s=turn.now_s,
+        seen_at_s=transition.now_s,
         trains=vm.intent != tags.MANAGER,
     )
-    turn.state = replace(state, ledger=ledger)
+    transition.state = replace(state, ledger=ledger)
 
 
-def managers_listed(turn: Transition, vms: Iterable[Vm], cloud: str = "") -> None:
+def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") -> None:
     """Count the VMs that the job's manager runs on from their launch on.
 
     Args:
-        turn: The core's.
+        transition: The core's.
         vms: What is listed.
         cloud: Of which cloud alone; empty: of all.
     """
@@ -66,66 +66,66 @@ def managers_listed(turn: Transition, vms: Iterable[Vm], cloud: str = "") -> Non
         if vm.intent == tags.MANAGER and vm.state in (VmState.STARTING, VmState.RUNNING)
     }
     for vm in alive.values():
-        opened(turn, vm)
+        opened(transition, vm)
     elsewhere = {
         vm_id
-        for vm_id, line in turn.state.ledger.open.items()
+        for vm_id, line in transition.state.ledger.open.items()
         if cloud and line.offer is not None and line.offer.cloud != cloud
     }
-    managers_end(turn, alive.keys() | elsewhere)
+    managers_end(transition, alive.keys() | elsewhere)
 
 
-def managers_end(turn: Transition, alive: Collection[str] = ()) -> None:
+def managers_end(transition: Transition, alive: Collection[str] = ()) -> None:
     """Count those VMs no longer that managers ran on, but for the ones named."""
-    for vm_id, line in turn.state.ledger.open.items():
+    for vm_id, line in transition.state.ledger.open.items():
         if not line.trains and vm_id not in alive:
-            ledger = turn.state.ledger.gone(vm_id, turn.now_s)
-            turn.state = replace(turn.state, ledger=ledger)
+            ledger = transition.state.ledger.gone(vm_id, transition.now_s)
+            transition.state = replace(transition.state, ledger=ledger)
 
 
-def listed(turn: Transition, vms: Iterable[Vm]) -> None:
+def listed(transition: Transition, vms: Iterable[Vm]) -> None:
     """Take the cloud's word on when VMs ended that this job has paid for."""
     for vm in vms:
-        state = turn.state
+        state = transition.state
         if vm.state is not VmState.TERMINATED or vm.ended_at is None:
             continue
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
         ours = vm.intent in state.intents or vm.intent in state.given_up
         if not known and ours:
-            opened(turn, vm)  # it lived and died between two looks
+            opened(transition, vm)  # it lived and died between two looks
         if known or ours:
-            ledger = turn.state.ledger.ended(vm.vm_id, vm.ended_at)
-            turn.state = replace(turn.state, ledger=ledger)
+            ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at)
+            transition.state = replace(transition.state, ledger=ledger)
 
 
 def settled(state: State, event: VmsListed) -> State:
     """Take the cloud's word on when VMs ended though the job is over: that of its manager
     outlives it."""
-    turn = Transition(state, event.at_s)
-    listed(turn, event.vms)
-    return replace(state, ledger=turn.state.ledger)
+    transition = Transition(state, event.at_s)
+    listed(transition, event.vms)
+    return replace(state, ledger=transition.state.ledger)
 
 
-def fetches(turn: Transition, vm: VmRecord) -> None:
+def fetches(transition: Transition, vm: VmRecord) -> None:
     """Count what a VM that boots fetches from the buckets of other clouds."""
-    cost = egress.fetched(turn.state.job.data_bytes, vm.offer.cloud)
-    ledger = turn.state.ledger.fetched(vm.vm_id, cost)
-    turn.state = replace(turn.state, ledger=ledger)
+    cost = egress.fetched(transition.state.job.data_bytes, vm.offer.cloud)
+    ledger = transition.state.ledger.fetched(vm.vm_id, cost)
+    transition.state = replace(transition.state, ledger=ledger)
 
 
-def prices_seen(turn: Transition, offers: Iterable[Offer]) -> None:
+def prices_seen(transition: Transition, offers: Iterable[Offer]) -> None:
     """Take note of prices that VMs of clouds with moving prices pay from now on."""
-    ledger = turn.state.ledger
+    ledger = transition.state.ledger
     for offer in offers:
         if is_amount(offer.usd_per_hour) and ledger.is_news(offer):
-            ledger = ledger.priced(offer, turn.now_s)
-    turn.state = replace(turn.state, ledger=ledger)
+            ledger = ledger.priced(offer, transition.now_s)
+    transition.state = replace(transition.state, ledger=ledger)
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Bring storage and traffic up to date."""
-    state, job = turn.state, turn.state.job
+    state, job = transition.state, transition.state.job
     ledger = state.ledger
     if job.storage_usd_per_gb_month > 0:
         num_bytes = len(state.checkpoints) * sum(
@@ -135,7 +135,7 @@ def advance(turn: Transition) -> None:
         usd_per_hour = num_bytes / GB * job.storage_usd_per_gb_month / MONTH_H
         rate = Rate.of(usd_per_hour)
         if rate != ledger.storage_rate:
-            ledger = ledger.stored(rate, turn.now_s)
+            ledger = ledger.stored(rate, transition.now_s)
     ledger = ledger.sent("training", state.tally.egress)
     if ledger is not state.ledger:
-        turn.state = replace(state, ledger=ledger)
+        transition.state = replace(state, ledger=ledger)

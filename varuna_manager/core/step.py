@@ -84,12 +84,12 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
         event, ManagerStarted | JobMoved
     ):
         return state, ()
-    turn = Transition(state, event.at_s)
-    _take_in(turn, event)
+    transition = Transition(state, event.at_s)
+    _take_in(transition, event)
     # A commit changes hardly any decision: with thousands of slots it must stay cheap.
-    if turn.decides or not _is_commit(event):
-        _settle(turn)
-    return turn.state, tuple(turn.commands)
+    if transition.decides or not _is_commit(event):
+        _settle(transition)
+    return transition.state, tuple(transition.commands)
 
 
 def _is_commit(event: Event) -> bool:
@@ -98,46 +98,46 @@ def _is_commit(event: Event) -> bool:
     )
 
 
-def _take_in(turn: Transition, event: Event) -> None:
+def _take_in(transition: Transition, event: Event) -> None:
     """Note a fact."""
     match event:
         case JobSubmitted():
-            _job_submitted(turn, event)
+            _job_submitted(transition, event)
         case ManagerStarted():
-            _manager_started(turn)
+            _manager_started(transition)
         case JobMoved():
-            fleet.job_moved(turn, event)
+            fleet.job_moved(transition, event)
         case StopRequested():
-            shutdown.stop_requested(turn, event)
+            shutdown.stop_requested(transition, event)
         case LimitsChanged():
-            limits.limits_changed(turn, event)
+            limits.limits_changed(transition, event)
         case ClockSet(by_s=by_s):
             way = "forward" if by_s > 0 else "back"
-            turn.say(
+            transition.log(
                 f"the wall clock was set {abs(by_s):.0f} s {way}: it is not followed"
             )
         case TimerFired():
-            turn.state = replace(turn.state, timer_at_s=None)
+            transition.state = replace(transition.state, timer_at_s=None)
         case CheckpointsListed(checkpoints=checkpoints):
-            reports.checkpoints_listed(turn, checkpoints)
+            reports.checkpoints_listed(transition, checkpoints)
         case ProfilesListed(profiles=profiles):
-            turn.state = replace(turn.state, known_profiles=profiles)
+            transition.state = replace(transition.state, known_profiles=profiles)
         case ReportReceived():
-            reports.report_received(turn, event)
+            reports.report_received(transition, event)
         case PlanComputed():
-            planning.plan_computed(turn, event)
+            planning.plan_computed(transition, event)
         case SetupFailed(reason=reason, output=output):
-            turn.end(
+            transition.end(
                 Outcome(kind="failed", exit_code=3, reason=reason, traceback=output)
             )
         case CommandFailed(command="compute_plan"):
-            planning.plan_failed(turn, event)
+            planning.plan_failed(transition, event)
         case CommandFailed(command="release_job"):
-            release.release_failed(turn, event)
+            release.release_failed(transition, event)
         case JobReleased():
-            release.job_released(turn)
+            release.job_released(transition)
         case _:
-            _take_in_fleet(turn, event)
+            _take_in_fleet(transition, event)
 
 
 FleetEvent = (
@@ -159,143 +159,145 @@ FleetEvent = (
 )
 
 
-def _take_in_fleet(turn: Transition, event: FleetEvent) -> None:
+def _take_in_fleet(transition: Transition, event: FleetEvent) -> None:
     """Note a fact about VMs."""
     match event:
         case OffersSeen():
-            launches.offers_seen(turn, event)
+            launches.offers_seen(transition, event)
         case OffersRanked(worths=worths):
             known = {worth.offer: worth for worth in worths}
-            turn.state = replace(turn.state, worths=known)
+            transition.state = replace(transition.state, worths=known)
         case FleetRated():
-            deadline.fleet_rated(turn, event)
+            deadline.fleet_rated(transition, event)
         case LaunchIntended():
-            launches.launch_intended(turn, event)
+            launches.launch_intended(transition, event)
         case VmsLaunched():
-            launches.vms_launched(turn, event)
+            launches.vms_launched(transition, event)
         case LaunchRefused():
-            launches.launch_refused(turn, event)
+            launches.launch_refused(transition, event)
         case VmsListed():
-            fleet.vms_listed(turn, event)
+            fleet.vms_listed(transition, event)
         case ProviderAnswered():
-            fleet.provider_answered(turn, event)
+            fleet.provider_answered(transition, event)
         case VmsReturned():
-            fleet.vms_returned(turn, event)
+            fleet.vms_returned(transition, event)
         case VmLost(vm_id=vm_id, reason=reason):
-            if vm := turn.state.vms.get(vm_id):
-                fleet.remove_vm(turn, vm, reason)
+            if vm := transition.state.vms.get(vm_id):
+                fleet.remove_vm(transition, vm, reason)
         case AgentStarting():
-            fleet.agent_starting(turn, event)
+            fleet.agent_starting(transition, event)
         case AgentRegistered():
-            fleet.agent_registered(turn, event)
+            fleet.agent_registered(transition, event)
         case VmSilent(vm_id=vm_id):
-            if vm_id in turn.state.vms:
-                generations.suspect(turn, vm_id)
+            if vm_id in transition.state.vms:
+                generations.suspect(transition, vm_id)
         case VmHeard(vm_id=vm_id):
-            fleet.vm_heard(turn, vm_id)
+            fleet.vm_heard(transition, vm_id)
         case CommandFailed():
-            fleet.command_failed(turn, event)
+            fleet.command_failed(transition, event)
         case _:
             assert_never(event)
 
 
-def _job_submitted(turn: Transition, event: JobSubmitted) -> None:
-    if turn.state.phase is JobPhase.NEW:
-        turn.state = replace(
-            turn.state,
+def _job_submitted(transition: Transition, event: JobSubmitted) -> None:
+    if transition.state.phase is JobPhase.NEW:
+        transition.state = replace(
+            transition.state,
             phase=JobPhase.ACTIVE,
             settings=event.settings,
             profile=event.settings.profile,
             submitted_at_s=event.at_s,
         )
-        turn.say("submitted")
+        transition.log("submitted")
 
 
-def _manager_started(turn: Transition) -> None:
+def _manager_started(transition: Transition) -> None:
     """Issue again whatever is not answered: the manager that asked is gone."""
-    shutdown.reopen(turn)
-    state = turn.state
-    turn.state = replace(
+    shutdown.reopen(transition)
+    state = transition.state
+    transition.state = replace(
         state,
         reconciled=False,
         timer_at_s=None,
         plan_asked=None,
         launch_wished=False,
-        prepare_since_s=turn.now_s,
+        prepare_since_s=transition.now_s,
         release=None,
         intents={
-            k: replace(v, retry_at_s=None, asked_at_s=turn.now_s)
+            k: replace(v, retry_at_s=None, asked_at_s=transition.now_s)
             for k, v in state.intents.items()
         },
     )
-    for intent in turn.state.intents.values():
-        launches.launch(turn, intent)
-    for vm in tuple(turn.state.vms.values()):
+    for intent in transition.state.intents.values():
+        launches.launch(transition, intent)
+    for vm in tuple(transition.state.vms.values()):
         # Silence counts from now on: nobody listened in between.
-        turn.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
+        transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
-            fleet.ask_again(turn, vm)
-    if turn.state.calibration is not None:
-        calibration.send(turn, turn.state.calibration)
-    if turn.state.initialiser is not None:
-        turn.send((turn.state.initialiser,), Initialise())
-    _resume_generation(turn)
+            fleet.ask_again(transition, vm)
+    if transition.state.calibration is not None:
+        calibration.send(transition, transition.state.calibration)
+    if transition.state.initialiser is not None:
+        transition.send((transition.state.initialiser,), Initialise())
+    _resume_generation(transition)
 
 
-def _resume_generation(turn: Transition) -> None:
+def _resume_generation(transition: Transition) -> None:
     """Repeat the commands of the generation's phase; supervisors ignore doubles."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     if generation is None:
         return
     if generation.phase is not GenerationPhase.RUNNING:
-        generation = replace(generation, since_s=turn.now_s, abandoned=False)
-        turn.put_generation(generation)
+        generation = replace(generation, since_s=transition.now_s, abandoned=False)
+        transition.put_generation(generation)
     match generation.phase:
         case GenerationPhase.OPENING:
-            generations.open_store(turn, generation)
+            generations.open_store(transition, generation)
         case GenerationPhase.STARTING:
-            generations.invite(turn, generation)
+            generations.invite(transition, generation)
         case GenerationPhase.STOPPING:
-            generations.send_stop(turn, generation)
+            generations.send_stop(transition, generation)
         case GenerationPhase.RUNNING:
-            stragglers.send_share(turn, generation)
+            stragglers.send_share(transition, generation)
         case GenerationPhase.BREAKING:
             pass  # its ranks are told to give up when it is due
         case _:
             assert_never(generation.phase)
 
 
-def _settle(turn: Transition) -> None:
+def _settle(transition: Transition) -> None:
     """Take the state further until nothing changes, then look what to rent and when
     to look again."""
-    if turn.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
+    if transition.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
         return
     for _ in range(MAX_ROUNDS):
-        before = turn.state
-        turn.wake_at_s = None
-        spending.advance(turn)
-        shutdown.watch_limits(turn)
-        limits.advance(turn)
-        deadline.advance(turn)
-        launches.advance(turn)
-        fleet.advance(turn)
-        generations.advance(turn)
-        stragglers.advance(turn)
-        planning.advance(turn)
-        shutdown.advance(turn)
-        if turn.state is before:
+        before = transition.state
+        transition.wake_at_s = None
+        spending.advance(transition)
+        shutdown.watch_limits(transition)
+        limits.advance(transition)
+        deadline.advance(transition)
+        launches.advance(transition)
+        fleet.advance(transition)
+        generations.advance(transition)
+        stragglers.advance(transition)
+        planning.advance(transition)
+        shutdown.advance(transition)
+        if transition.state is before:
             break
     else:
-        raise AssertionError(f"the core does not come to rest: {turn.state}")
-    if turn.state.phase is JobPhase.ACTIVE:
-        allocation.launch_more(turn)
-    _finish_turn(turn)
+        raise AssertionError(f"the core does not come to rest: {transition.state}")
+    if transition.state.phase is JobPhase.ACTIVE:
+        allocation.launch_more(transition)
+    _finish_turn(transition)
 
 
-def _finish_turn(turn: Transition) -> None:
+def _finish_turn(transition: Transition) -> None:
     """Describe the state for people, and set the timer."""
-    if turn.wake_at_s != turn.state.timer_at_s:
-        turn.do(SetTimer(at_s=turn.wake_at_s))
-    turn.state = replace(
-        turn.state, activity=activity_of(turn.state), timer_at_s=turn.wake_at_s
+    if transition.wake_at_s != transition.state.timer_at_s:
+        transition.emit(SetTimer(at_s=transition.wake_at_s))
+    transition.state = replace(
+        transition.state,
+        activity=activity_of(transition.state),
+        timer_at_s=transition.wake_at_s,
     )

@@ -47,23 +47,25 @@ _AHEAD = 4
 # --- What the ranks tell --------------------------------------------------------------------
 
 
-def committed(turn: Transition, slot: Slot, report: MinibatchCommitted) -> None:
+def committed(transition: Transition, slot: Slot, report: MinibatchCommitted) -> None:
     """Take in what a rank took for a mini-batch; look at it once all have told."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     told = report.microbatches > 0 and report.busy_s > 0
     if generation is None or state.profile is None or not told:
         return
-    pulse = generation.pulse or _begin(state, generation, state.profile)
-    ranks = {**pulse.pending.get(report.step, {}), slot: report}
-    pending = {**pulse.pending, report.step: ranks}
+    timings = generation.timings or _begin(state, generation, state.profile)
+    ranks = {**timings.pending.get(report.step, {}), slot: report}
+    pending = {**timings.pending, report.step: ranks}
     if len(ranks) < len(generation.plan.slots):
         newest = sorted(pending)[-_AHEAD:]
-        pulse = replace(pulse, pending={step: pending[step] for step in newest})
-        turn.put_generation(replace(generation, pulse=pulse))
+        timings = replace(timings, pending={step: pending[step] for step in newest})
+        transition.put_generation(replace(generation, timings=timings))
         return
     later = {step: some for step, some in pending.items() if step > report.step}
-    turn.put_generation(replace(generation, pulse=replace(pulse, pending=later)))
-    _minibatch(turn, ranks, state.profile)
+    transition.put_generation(
+        replace(generation, timings=replace(timings, pending=later))
+    )
+    _minibatch(transition, ranks, state.profile)
 
 
 def _begin(state: State, generation: Generation, profile: Profile) -> RankTimings:
@@ -119,28 +121,30 @@ def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
 
 
 def _minibatch(
-    turn: Transition, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
+    transition: Transition, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
 ) -> None:
     """Look at a mini-batch of which all ranks have told."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     assert generation is not None
-    pulse = generation.pulse
-    assert pulse is not None
+    timings = generation.timings
+    assert timings is not None
     plan = generation.plan
-    beats = [
+    samples = [
         _beat(state, plan, profile, rank, ranks[slot])
         for rank, slot in enumerate(plan.slots)
     ]
-    if not all(beat.expected_s > 0 for beat in beats):
+    if not all(sample.expected_s > 0 for sample in samples):
         return
-    watch = pulse.watch.observe(beats)
-    turn.put_generation(replace(generation, pulse=replace(pulse, watch=watch)))
+    watch = timings.watch.observe(samples)
+    transition.put_generation(
+        replace(generation, timings=replace(timings, watch=watch))
+    )
     if generation.phase is not GenerationPhase.RUNNING or generation.done:
         return
-    if pulse.controller is not None:
-        _share(turn, pulse.controller, [ranks[slot] for slot in plan.slots])
-    for verdict in watch.verdicts():
-        _judge(turn, watch, verdict)
+    if timings.controller is not None:
+        _share(transition, timings.controller, [ranks[slot] for slot in plan.slots])
+    for straggler in watch.stragglers():
+        _judge(transition, watch, straggler)
 
 
 def _beat(
@@ -166,22 +170,24 @@ def _beat(
 
 
 def _share(
-    turn: Transition,
+    transition: Transition,
     controller: balance.ShareBalancer,
     reports: list[MinibatchCommitted],
 ) -> None:
     """Let the controller see a mini-batch that was shared as it wished."""
-    generation = turn.state.generation
+    generation = transition.state.generation
     assert generation is not None
-    assert generation.pulse is not None
+    assert generation.timings is not None
     depth = generation.plan.pipeline_depth
     replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
     if tuple(r[0].microbatches for r in replicas) != controller.shares:
         return  # what it wished last has not come into force yet
     seen = controller.observe([max(one.tasks_s for one in r) for r in replicas])
-    generation = replace(generation, pulse=replace(generation.pulse, controller=seen))
+    generation = replace(
+        generation, timings=replace(generation.timings, controller=seen)
+    )
     if seen.shares == controller.shares:
-        turn.put_generation(generation)
+        transition.put_generation(generation)
         return
     number = 1 if generation.share is None else generation.share.number + 1
     share = ShareMinibatch(
@@ -190,10 +196,10 @@ def _share(
         replica_bounds=seen.replica_bounds,
     )
     generation = replace(generation, share=share)
-    turn.put_generation(generation)
-    send_share(turn, generation)
+    transition.put_generation(generation)
+    send_share(transition, generation)
     before, after = _few(controller.shares), _few(seen.shares)
-    turn.say(
+    transition.log(
         f"virtual nodes of the replicas: {after} (were {before}), as fast as they are"
     )
 
@@ -205,50 +211,52 @@ def _few(shares: tuple[int, ...]) -> str:
     return f"{min(shares)} to {max(shares)} each"
 
 
-def send_share(turn: Transition, generation: Generation) -> None:
+def send_share(transition: Transition, generation: Generation) -> None:
     """Tell every VM of the plan the newest share, if there is one."""
     if generation.share is not None:
-        turn.send((slot.vm_id for slot in generation.plan.slots), generation.share)
+        transition.send(
+            (slot.vm_id for slot in generation.plan.slots), generation.share
+        )
 
 
 # --- Replacing a slow VM ------------------------------------------------------------------------
 
 
-def _judge(turn: Transition, watch: StragglerWatch, verdict: Straggler) -> None:
+def _judge(transition: Transition, watch: StragglerWatch, straggler: Straggler) -> None:
     """Have a slow VM replaced, if that is possible and pays."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     assert generation is not None
-    assert generation.pulse is not None
-    slot = generation.plan.slots[verdict.rank]
+    assert generation.timings is not None
+    slot = generation.plan.slots[straggler.rank]
     vm = state.vms.get(slot.vm_id)
     if state.phase is not JobPhase.ACTIVE or vm is None or not vm.is_usable:
         return
     if vm.slow is not None:
         return
-    evidence = _evidence(vm, verdict, len(watch.beats), generation.plan)
-    if _may_replace(state) and _pays(turn, watch, verdict, vm):
+    evidence = _evidence(vm, straggler, len(watch.samples), generation.plan)
+    if _may_replace(state) and _pays(transition, watch, straggler, vm):
         slow = SlowVm(
             vm_id=vm.vm_id,
-            found_at_s=turn.now_s,
-            slowness=verdict.slowness,
+            found_at_s=transition.now_s,
+            slowness=straggler.slowness,
             evidence=evidence,
         )
-        turn.put_vm(replace(vm, slow=slow))
-        turn.say(f"{evidence}: another one is wanted in its place")
-        turn.decides = True
-    elif vm.vm_id not in generation.pulse.told:
-        told = generation.pulse.told | {vm.vm_id}
-        pulse = replace(generation.pulse, told=told)
-        turn.put_generation(replace(generation, pulse=pulse))
-        turn.say(f"{evidence}: kept, as another one would not pay now")
+        transition.put_vm(replace(vm, slow=slow))
+        transition.log(f"{evidence}: another one is wanted in its place")
+        transition.decides = True
+    elif vm.vm_id not in generation.timings.told:
+        told = generation.timings.told | {vm.vm_id}
+        timings = replace(generation.timings, told=told)
+        transition.put_generation(replace(generation, timings=timings))
+        transition.log(f"{evidence}: kept, as another one would not pay now")
 
 
-def _evidence(vm: VmRecord, verdict: Straggler, seen: int, plan: Plan) -> str:
+def _evidence(vm: VmRecord, straggler: Straggler, seen: int, plan: Plan) -> str:
     alone = plan.data_parallel_width == 1
     peers = "it should be" if alone else "the others of its stage"
     return (
-        f"{vm.vm_id} is {verdict.slowness:.1f}x slower than {peers} "
-        f"in {verdict.outlying} of {seen} mini-batches"
+        f"{vm.vm_id} is {straggler.slowness:.1f}x slower than {peers} "
+        f"in {straggler.outlying} of {seen} mini-batches"
     )
 
 
@@ -265,17 +273,17 @@ def _may_replace(state: State) -> bool:
 
 
 def _pays(
-    turn: Transition, watch: StragglerWatch, verdict: Straggler, vm: VmRecord
+    transition: Transition, watch: StragglerWatch, straggler: Straggler, vm: VmRecord
 ) -> bool:
     """Whether the gain is worth a morph, and a rented VM its price."""
-    state, generation = turn.state, turn.state.generation
+    state, generation = transition.state, transition.state.generation
     assert generation is not None
     spare = _spare(state, generation, vm)
-    offer = None if spare is not None else best_offer(turn, 1, vm)[0]
+    offer = None if spare is not None else best_offer(transition, 1, vm)[0]
     if spare is None and (offer is None or not _suits(state, vm, offer)):
         return False
     step_s = statistics.median(generation.step_times_s[-WINDOW:])
-    saved_s = watch.saved_s((verdict,))
+    saved_s = watch.saved_s((straggler,))
     new_step_s = step_s - saved_s
     if new_step_s <= 0 or saved_s <= 0:
         return False
@@ -296,7 +304,7 @@ def _pays(
         outlook(state),
         left_s=left_s,
     )
-    return turn.now_s >= at_s
+    return transition.now_s >= at_s
 
 
 def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
@@ -330,26 +338,28 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
     return next((v for v in spares if _suits(state, vm, v.offer)), None)
 
 
-def advance(turn: Transition) -> None:
+def advance(transition: Transition) -> None:
     """Let a spare take a slow VM's place, as soon as there is one."""
-    generation = turn.state.generation
-    for vm in tuple(turn.state.vms.values()):
+    generation = transition.state.generation
+    for vm in tuple(transition.state.vms.values()):
         if vm.slow is None or vm.phase is VmPhase.RETURNING:
             continue
-        if vm.is_replaced and _is_missing(turn.state, vm.slow.replaced_by):
-            vm = _put(turn, vm, vm.slow, "")
+        if vm.is_replaced and _is_missing(transition.state, vm.slow.replaced_by):
+            vm = _put(transition, vm, vm.slow, "")
         if generation is None or generation.phase is not GenerationPhase.RUNNING:
             continue
-        spare = None if vm.is_replaced else _spare(turn.state, generation, vm)
+        spare = None if vm.is_replaced else _spare(transition.state, generation, vm)
         if spare is not None and vm.slow is not None:
-            _put(turn, vm, vm.slow, spare.vm_id)
-            turn.say(f"{vm.slow.evidence}: replaced by {spare.vm_id}")
+            _put(transition, vm, vm.slow, spare.vm_id)
+            transition.log(f"{vm.slow.evidence}: replaced by {spare.vm_id}")
 
 
-def _put(turn: Transition, vm: VmRecord, slow: SlowVm, replaced_by: str) -> VmRecord:
+def _put(
+    transition: Transition, vm: VmRecord, slow: SlowVm, replaced_by: str
+) -> VmRecord:
     vm = replace(vm, slow=replace(slow, replaced_by=replaced_by))
-    turn.put_vm(vm)
-    turn.state = replace(turn.state, fleet_changed_at_s=turn.now_s)
+    transition.put_vm(vm)
+    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
     return vm
 
 

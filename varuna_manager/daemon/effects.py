@@ -102,7 +102,7 @@ class EffectRunner:
     """All errands of one job.
 
     Args:
-        desk: Where events go.
+        sink: Where events go.
         provider: The cloud that is rented from.
         links: Whose tokens are admitted and revoked.
         identity: Mints tokens.
@@ -111,13 +111,13 @@ class EffectRunner:
 
     def __init__(
         self,
-        desk: EventSink,
+        sink: EventSink,
         provider: CloudProvider,
         links: AgentSessions,
         identity: Identity,
         url: str,
     ) -> None:
-        self._desk = desk
+        self._sink = sink
         self._provider = provider
         self._links = links
         self._identity = identity
@@ -126,11 +126,11 @@ class EffectRunner:
         self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
         self._newest_plan = ""
-        self._market = MarketWatch(desk)
+        self._market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
             provider.parts() if isinstance(provider, HasParts) else {"": provider}
         )
-        self.looks = CloudPoller(desk, self._parts, self._call, self._market)
+        self.poller = CloudPoller(sink, self._parts, self._call, self._market)
 
     def close(self) -> None:
         """Give up what has not begun, wait for what has: no cloud is asked any more."""
@@ -139,7 +139,7 @@ class EffectRunner:
 
     @property
     def _job(self) -> JobSettings:
-        return self._desk.state.job
+        return self._sink.state.job
 
     async def _call(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -188,7 +188,7 @@ class EffectRunner:
             result = await self._call(self._provider.launch, request)
         except CloudError as error:
             event: Event = LaunchRefused(
-                at_s=self._desk.now_s(),
+                at_s=self._sink.now_s(),
                 intent=command.intent,
                 reason=str(error),
                 refusal=refusal_of(error),
@@ -196,21 +196,21 @@ class EffectRunner:
             )
         else:
             event = VmsLaunched(
-                at_s=self._desk.now_s(),
+                at_s=self._sink.now_s(),
                 intent=command.intent,
                 vms=result.vms,
                 refusal=result.refusal,
             )
-        self._desk.feed(event)
+        self._sink.feed(event)
 
     async def start_agent(self, command: StartAgent) -> None:
         """Give a VM its token and its agent."""
         vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
         token_hash = token_sha256(token)
-        await self._desk.feed(
-            AgentStarting(at_s=self._desk.now_s(), vm_id=vm_id, token_sha256=token_hash)
+        await self._sink.feed(
+            AgentStarting(at_s=self._sink.now_s(), vm_id=vm_id, token_sha256=token_hash)
         )
-        if vm_id not in self._desk.state.vms:
+        if vm_id not in self._sink.state.vms:
             return
         self._links.admit(vm_id, token_hash)
         bootstrap = AgentBootstrap(
@@ -222,13 +222,13 @@ class EffectRunner:
             start = self._provider.start_agent
             await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
         except VmNotFoundError as error:
-            self._desk.feed(
-                VmLost(at_s=self._desk.now_s(), vm_id=vm_id, reason=str(error))
+            self._sink.feed(
+                VmLost(at_s=self._sink.now_s(), vm_id=vm_id, reason=str(error))
             )
         except UserCodeError as error:
-            self._desk.feed(
+            self._sink.feed(
                 SetupFailed(
-                    at_s=self._desk.now_s(),
+                    at_s=self._sink.now_s(),
                     vm_id=vm_id,
                     reason=str(error),
                     output=error.traceback,
@@ -239,7 +239,7 @@ class EffectRunner:
 
     def _part_of(self, vm_id: str) -> CloudProvider:
         """Return the cloud that a VM is from; all of them if it is unknown."""
-        vm = self._desk.state.vms.get(vm_id)
+        vm = self._sink.state.vms.get(vm_id)
         return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
 
     async def terminate(self, command: TerminateVms) -> None:
@@ -259,15 +259,15 @@ class EffectRunner:
             self._fail("terminate_vms", vm_ids, error)
         else:
             vms = await self._ends(part, vm_ids)
-            self._desk.feed(
-                VmsReturned(at_s=self._desk.now_s(), vm_ids=vm_ids, vms=vms)
+            self._sink.feed(
+                VmsReturned(at_s=self._sink.now_s(), vm_ids=vm_ids, vms=vms)
             )
 
     async def _ends(
         self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
     ) -> tuple[Vm, ...]:
         """Ask when the billing of VMs ended; without an answer it ended just now."""
-        wanted = {*vm_ids, *self._desk.state.ledger.unconfirmed}
+        wanted = {*vm_ids, *self._sink.state.ledger.unconfirmed}
         try:
             vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError:
@@ -287,10 +287,10 @@ class EffectRunner:
             # Some clouds tell only now when the last VMs ended.
             for part in self._parts.values():
                 vms = await self._ends(part)
-                self._desk.feed(
-                    VmsReturned(at_s=self._desk.now_s(), vm_ids=(), vms=vms)
+                self._sink.feed(
+                    VmsReturned(at_s=self._sink.now_s(), vm_ids=(), vms=vms)
                 )
-            self._desk.feed(JobReleased(at_s=self._desk.now_s()))
+            self._sink.feed(JobReleased(at_s=self._sink.now_s()))
 
     def out_of_reach(self) -> Collection[str]:
         """Return the VMs whose silence is no fault of theirs."""
@@ -308,9 +308,9 @@ class EffectRunner:
             self._fail("ask_provider", (command.vm_id,), error)
             return
         states = {vm.vm_id: vm.state for vm in vms}
-        self._desk.feed(
+        self._sink.feed(
             ProviderAnswered(
-                at_s=self._desk.now_s(),
+                at_s=self._sink.now_s(),
                 vm_id=command.vm_id,
                 state=states.get(command.vm_id),
             )
@@ -327,9 +327,9 @@ class EffectRunner:
             except PlanError as error:
                 self._fail("compute_plan", (), error)
                 return
-        self._desk.feed(
+        self._sink.feed(
             PlanComputed(
-                at_s=self._desk.now_s(),
+                at_s=self._sink.now_s(),
                 inputs_hash=command.inputs_hash,
                 plan=choice.plan,
                 candidates=choice.decisive,
@@ -341,9 +341,9 @@ class EffectRunner:
     def _fail(
         self, command: FailedCommand, vm_ids: tuple[str, ...], error: Exception
     ) -> None:
-        self._desk.feed(
+        self._sink.feed(
             CommandFailed(
-                at_s=self._desk.now_s(),
+                at_s=self._sink.now_s(),
                 command=command,
                 vm_ids=vm_ids,
                 reason=str(error),
@@ -367,7 +367,7 @@ class EffectRunner:
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
-        self._desk.feed(CheckpointsListed(at_s=self._desk.now_s(), checkpoints=refs))
+        self._sink.feed(CheckpointsListed(at_s=self._sink.now_s(), checkpoints=refs))
 
     async def look_for_newer(self) -> None:
         """List checkpoints anew, soon or not at all: one that is known cannot be read.
@@ -385,7 +385,7 @@ class EffectRunner:
     async def list_profiles(self) -> None:
         """Tell which profiles of the job's model this machine keeps."""
         found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
-        self._desk.feed(ProfilesListed(at_s=self._desk.now_s(), profiles=found))
+        self._sink.feed(ProfilesListed(at_s=self._sink.now_s(), profiles=found))
 
     async def keep_profile(self, command: KeepProfile) -> None:
         """Keep a profile for later jobs; this one does without it."""

@@ -104,7 +104,7 @@ class ManagerLoop:
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
         self.links = AgentSessions(time.monotonic, self._on_heard)
-        self._errands = EffectRunner(self, provider, self.links, identity, url)
+        self._effects = EffectRunner(self, provider, self.links, identity, url)
         self.channel = ControlChannel(
             self, self.links, self.state.job.spec, workdir, identity.admin_token()
         )
@@ -131,9 +131,9 @@ class ManagerLoop:
             )
         )
         for work in (
-            self._errands.list_checkpoints(),
-            self._errands.list_profiles(),
-            self._errands.looks.look_around(),
+            self._effects.list_checkpoints(),
+            self._effects.list_profiles(),
+            self._effects.poller.run(),
             self._look_for_silence(),
             self._watch_clock(),
         ):
@@ -159,7 +159,7 @@ class ManagerLoop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._errands.close()
+        self._effects.close()
         self.links.release()
 
     def now_s(self) -> float:
@@ -203,7 +203,7 @@ class ManagerLoop:
         await self._write(events)
         self.state = state
         if ended := self._lives.take_ended():
-            self._start(self._errands.vms_ended(ended))
+            self._start(self._effects.vms_ended(ended))
         for vm_id in self.links.admitted - state.vms.keys():
             self.links.revoke(vm_id)
         return commands
@@ -239,19 +239,19 @@ class ManagerLoop:
                     )
                 )
             case LaunchVms():
-                self._start(self._ask_cloud(self._errands.launch, command, self._seq))
+                self._start(self._ask_cloud(self._effects.launch, command, self._seq))
             case StartAgent():
-                self._start(self._errands.start_agent(command))
+                self._start(self._effects.start_agent(command))
             case TerminateVms():
-                self._start(self._ask_cloud(self._errands.terminate, command))
+                self._start(self._ask_cloud(self._effects.terminate, command))
             case ReleaseJob():
-                self._start(self._ask_cloud(self._errands.release, command))
+                self._start(self._ask_cloud(self._effects.release, command))
             case AskProvider():
-                self._start(self._errands.ask(command))
+                self._start(self._effects.ask(command))
             case ComputePlan():
-                self._start(self._errands.plan(command))
+                self._start(self._effects.plan(command))
             case KeepProfile():
-                self._start(self._errands.keep_profile(command))
+                self._start(self._effects.keep_profile(command))
             case Send(vm_id=vm_id, command=message):
                 self.links.send(vm_id, message)
             case SetTimer(at_s=at_s):
@@ -321,7 +321,7 @@ class ManagerLoop:
                 # We were stopped ourselves: nobody's silence can be told from ours.
                 self.links.forgive()
                 continue
-            self.links.excuse(self._errands.out_of_reach())
+            self.links.excuse(self._effects.out_of_reach())
             for vm_id in self.links.silent(suspect_s):
                 self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
@@ -354,7 +354,7 @@ class ManagerLoop:
             OutOfStepError: the VM is gone, or reports before this batch are missing.
         """
         if any(isinstance(report, wire.CheckpointDamaged) for report in batch.reports):
-            await self._errands.look_for_newer()
+            await self._effects.look_for_newer()
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(
@@ -372,7 +372,7 @@ class ManagerLoop:
             for number, report in enumerate(new, first)
         ]
         if any(isinstance(report, _BROKEN) for report in new):
-            self._errands.looks.hurry()
+            self._effects.poller.hurry()
         if journalled:
             await asyncio.gather(*journalled)
         return max(vm.reports_received, batch.first + len(batch.reports))

@@ -53,11 +53,11 @@ class MarketWatch:
     """Tells a job's core about the market, and the machine's database about the job.
 
     Args:
-        desk: Where events go.
+        sink: Where events go.
     """
 
-    def __init__(self, desk: EventSink) -> None:
-        self._desk = desk
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
         self._appraiser = OfferRanker()
         self._hazards: Hazards | None = None
         self._told = _Messages()
@@ -68,16 +68,16 @@ class MarketWatch:
         worths = await asyncio.to_thread(self._weigh, tuple(offers))
         if worths is not None and not _alike(worths, self._told.worths):
             self._told = replace(self._told, worths=worths)
-            self._desk.feed(
-                OffersRanked(at_s=self._desk.now_s(), worths=tuple(worths.values()))
+            self._sink.feed(
+                OffersRanked(at_s=self._sink.now_s(), worths=tuple(worths.values()))
             )
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
         if terms is not None and terms != self._told.terms:
             self._told = replace(self._told, terms=terms)
-            self._desk.feed(FleetRated(at_s=self._desk.now_s(), terms=terms))
+            self._sink.feed(FleetRated(at_s=self._sink.now_s(), terms=terms))
         if same != self._told.offers:
             self._told = replace(self._told, offers=same)
-            self._desk.feed(OffersSeen(at_s=self._desk.now_s(), offers=tuple(offers)))
+            self._sink.feed(OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
             await asyncio.to_thread(self._remember_prices, tuple(offers))
 
     async def ended(self, lives: Sequence[VmLife]) -> None:
@@ -88,7 +88,7 @@ class MarketWatch:
         """Return what offers are worth to the job; None if there is nothing new."""
         if self._hazards is None:
             self._hazards = self._known_hazards()
-        state = self._desk.state
+        state = self._sink.state
         try:
             return self._appraiser.appraise(state, offers, self._hazards)
         except PlanError as error:
@@ -97,8 +97,8 @@ class MarketWatch:
 
     def _fleet_terms(self, offers: tuple[Offer, ...]) -> FleetTerms | None:
         """Return what fleets do, if the job has promised anything."""
-        state = self._desk.state
-        if self._hazards is None or not state.job.promises:
+        state = self._sink.state
+        if self._hazards is None or not state.job.has_slo:
             return None
         try:
             return self._appraiser.fleet_terms(state, offers, self._hazards)

@@ -49,7 +49,7 @@ class CloudPoller:
     """All looks of one job's manager.
 
     Args:
-        desk: Where events go.
+        sink: Where events go.
         clouds: By ``Offer.cloud``; a cloud that is the only one may have the empty name.
         call: Calls them.
         market: Is told of the offers.
@@ -57,12 +57,12 @@ class CloudPoller:
 
     def __init__(
         self,
-        desk: EventSink,
+        sink: EventSink,
         clouds: Mapping[str, CloudProvider],
         call: Caller,
         market: MarketWatch,
     ) -> None:
-        self._desk = desk
+        self._sink = sink
         self._clouds = clouds
         self._call = call
         self._market = market
@@ -73,7 +73,7 @@ class CloudPoller:
         self._began_s = time.monotonic()
         self._told_s = -math.inf
 
-    async def look_around(self) -> None:
+    async def run(self) -> None:
         """Look at offers and VMs for ever."""
         await asyncio.gather(*map(self._watch, self._clouds))
 
@@ -106,10 +106,10 @@ class CloudPoller:
         Raises:
             CloudError: they cannot be listed.
         """
-        asked_at_s = self._desk.now_s()
-        job = self._desk.state.job.spec.name
+        asked_at_s = self._sink.now_s()
+        job = self._sink.state.job.spec.name
         listed = await self._call(self._clouds[cloud].list_vms, job)
-        state = self._desk.state
+        state = self._sink.state
         unconfirmed = state.ledger.unconfirmed
         vms = tuple(
             vm
@@ -123,9 +123,9 @@ class CloudPoller:
         ours = {k for k, vm in state.vms.items() if cloud in ("", vm.offer.cloud)}
         if vms != self._vms.get(cloud) or ours - {vm.vm_id for vm in vms}:
             self._vms[cloud] = vms
-            self._desk.feed(
+            self._sink.feed(
                 VmsListed(
-                    at_s=self._desk.now_s(),
+                    at_s=self._sink.now_s(),
                     asked_at_s=asked_at_s,
                     vms=vms,
                     cloud=cloud,

@@ -161,16 +161,16 @@ class ControlChannel:
 
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
-        wish = _decode(_StopWish, await _body(request))
-        await self.callee.stop(by=wish.by, checkpoint=wish.checkpoint, now=wish.now)
+        asked = _decode(_StopRequest, await _body(request))
+        await self.callee.stop(by=asked.by, checkpoint=asked.checkpoint, now=asked.now)
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:
         self._check_admin(request)
-        wish = _decode(_LimitsWish, await _body(request))
+        asked = _decode(_LimitsRequest, await _body(request))
         try:
             await self.callee.change_limits(
-                by=wish.by, limits=wish.limits, sure=wish.sure
+                by=asked.by, limits=asked.limits, sure=asked.sure
             )
         except LimitsRefusedError as error:
             raise HTTPException(409, str(error)) from None
@@ -178,14 +178,14 @@ class ControlChannel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StopWish:
+class _StopRequest:
     checkpoint: bool
     now: bool
     by: str = "command line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LimitsWish:
+class _LimitsRequest:
     limits: tuple[Limit, ...]
     sure: bool
     by: str = "command line"

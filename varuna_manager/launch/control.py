@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import httpx
 
-from spottrain.cloud.data.wish import to_json
+from spottrain.cloud.data.request import to_json
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (

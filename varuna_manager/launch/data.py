@@ -14,13 +14,13 @@ from pathlib import Path
 
 from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
-from spottrain.cloud.data.sources import DataSource, look
-from spottrain.cloud.data.wish import (
+from spottrain.cloud.data.request import (
     DataAwayError,
     DataError,
     DataRequest,
     NothingThereError,
 )
+from spottrain.cloud.data.sources import DataSource, look
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
@@ -129,7 +129,7 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
     """Yield what can be had here without much ado."""
     for name, one in data.items():
-        wish = one.wish(name)
+        wish = one.to_request(name)
         if one.sample is not None:
             continue
         if wish.path and Path(wish.path).expanduser().exists():

@@ -75,7 +75,7 @@ def predict(
     """
     now_s = time.time()
     settings = settings_of(config, facts, job_dir(config.name), now_s)
-    limited = settings.promises or settings.max_usd is not None
+    limited = settings.has_slo or settings.max_usd is not None
     if config.resources.provider == "ssh" or not limited:
         return None
     if offers is None:
@@ -91,9 +91,9 @@ def predict(
     )
     terms = _terms(state)
     if terms is None:
-        return UNKNOWN if settings.promises else None
+        return UNKNOWN if settings.has_slo else None
     found = deadline.feasibility(Transition(state, now_s), terms)
-    promised = settings.promises and settings.allow_on_demand
+    promised = settings.has_slo and settings.allow_on_demand
     if found.reason:
         return DeadlineCheck(
             found.reason,

@@ -22,7 +22,7 @@ ROUNDS = 3
 
 def rank_live(
     offers: Sequence[Priced],
-    paces: ThroughputCache,
+    throughputs: ThroughputCache,
     terms: RankingTerms,
     history: History,
     now_s: float,
@@ -37,7 +37,7 @@ def rank_live(
 
     Args:
         offers: Those of clouds alone are asked for.
-        paces: See ``rank``.
+        throughputs: See ``rank``.
         terms: See ``rank``.
         history: What is known, and where the answers go.
         now_s: Seconds since the epoch.
@@ -51,7 +51,7 @@ def rank_live(
     known = list(offers)
     asked: set[str] = set()
     warnings: list[str] = []
-    ranking = rank(known, paces, terms, exact=exact)
+    ranking = rank(known, throughputs, terms, exact=exact)
     for _ in range(ROUNDS):
         best = ranking.best
         few = [
@@ -66,7 +66,7 @@ def rank_live(
         known = [p for p in known if offer_key(p.offer) not in keys] + live
         warnings += more
         asked |= keys
-        ranking = rank(known, paces, terms, exact=exact)
+        ranking = rank(known, throughputs, terms, exact=exact)
     return ranking, tuple(dict.fromkeys(warnings))
 
 

@@ -74,7 +74,7 @@ def preview_job(
     """
     inputs = plan_inputs.job_inputs(config, facts, profile)
     terms = replace(plan_inputs.terms_of(config, facts), data_bytes=data_bytes or {})
-    paces = ThroughputCache(inputs, config.resources.min_vms)
+    throughputs = ThroughputCache(inputs, config.resources.min_vms)
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
@@ -82,11 +82,11 @@ def preview_job(
         check_budget(config, [p.offer for p in own.offers if not p.is_stale])
         others = _others(inputs, history, now_s, elsewhere)
         everything = (*own.offers, *others.offers)
-        ranking, more = _rank(everything, paces, terms, history, now_s, elsewhere)
+        ranking, more = _rank(everything, throughputs, terms, history, now_s, elsewhere)
     warnings += [*own.warnings, *others.warnings, *more]
     clouds = config.resources.providers
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
-    best = rank(ours, paces, terms, exact=elsewhere.exact)
+    best = rank(ours, throughputs, terms, exact=elsewhere.exact)
     document = plan_inputs.preview(config, inputs, best, terms)
     return document | ranking_view(ranking, now_s, warnings)
 
@@ -167,12 +167,12 @@ def _others(
 
 def _rank(
     offers: Sequence[Priced],
-    paces: ThroughputCache,
+    throughputs: ThroughputCache,
     terms: RankingTerms,
     history: History,
     now_s: float,
     elsewhere: SearchScope,
 ) -> tuple[Ranking, tuple[str, ...]]:
     if elsewhere.offline:
-        return rank(offers, paces, terms, exact=elsewhere.exact), ()
-    return rank_live(offers, paces, terms, history, now_s, exact=elsewhere.exact)
+        return rank(offers, throughputs, terms, exact=elsewhere.exact), ()
+    return rank_live(offers, throughputs, terms, history, now_s, exact=elsewhere.exact)

@@ -135,8 +135,8 @@ class OfferRanker:
         Raises:
             PlanError: No plan can be made from the profile, whatever the machines.
         """
-        profile, paces = self._profile, self._paces
-        if profile is None or paces is None:
+        profile, throughputs = self._profile, self._paces
+        if profile is None or throughputs is None:
             return None
         of_kind = _of_one_kind(state, offers)
         if not of_kind:
@@ -149,9 +149,9 @@ class OfferRanker:
         off = self._terms(state).correction(first.place)
         rates = [0.0]
         for vms in _sizes(state.job.max_vms):
-            pace = paces.of(first.machine, vms)
+            throughput = throughputs.of(first.machine, vms)
             rates += [rates[-1]] * (vms - len(rates))
-            rates.append(max(rates[-1], SURE * off * pace.examples_per_s))
+            rates.append(max(rates[-1], SURE * off * throughput.examples_per_s))
         if not rates[-1]:
             return None
         morph_s = state.progress.morph_cost_s or MORPH_COST_S

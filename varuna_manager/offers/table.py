@@ -51,8 +51,12 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "age_s": max(0.0, now_s - offer.observed_at),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
         "vms": row.vms,
-        "plan": None if row.pace is None or row.is_bound else row.pace.shape,
-        "paid_vms": None if row.pace is None or row.is_bound else row.pace.vms,
+        "plan": None
+        if row.throughput is None or row.is_bound
+        else row.throughput.shape,
+        "paid_vms": None
+        if row.throughput is None or row.is_bound
+        else row.throughput.vms,
         "is_estimate": row.priced.is_estimate,
         "is_bound": row.is_bound,
         "examples_per_s": worth and worth.examples_per_s,

@@ -9,7 +9,8 @@ from typing import Any
 from spottrain.pricing.deadline.best_case import best_case, over_budget, too_slow
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Interval
-from spottrain.varuna_manager.core import allocation, deadline
+from spottrain.varuna_manager.core import allocation
+from spottrain.varuna_manager.core.deadline import is_cost_optimal, job_status, supplies
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import dollars, duration, utc
@@ -22,24 +23,20 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
     expect, and between what they lie with a chance of 90 %; None where nobody can tell, or
     never. ``out_of_reach``: a line for each other limit that nothing can meet.
     """
-    promise = state.promise
-    decision, terms = promise.decision, promise.terms
+    decision, terms = state.deadline.decision, state.deadline.terms
     if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
         return None
-    now = replace(deadline.job_status(state), now_s=at_s)
-    supplies, held = (
-        deadline.supplies(Transition(state, at_s), terms),
-        allocation.held(state),
-    )
+    now = replace(job_status(state), now_s=at_s)
+    on_offer, held = supplies(Transition(state, at_s), terms), allocation.held(state)
     foreseen = forecast(
         now,
         terms.fleet,
-        supplies,
+        on_offer,
         held,
-        promise.outlook,
-        thrifty=deadline.is_cost_optimal(state),
+        state.deadline.outlook,
+        cost_optimal=is_cost_optimal(state),
     )
-    found = best_case(now, terms.fleet, supplies, held)
+    found = best_case(now, terms.fleet, on_offer, held)
     problems = over_budget(now, found), too_slow(now, terms.fleet, found)
     spent = spent_usd(state, at_s)
     return {
@@ -65,15 +62,15 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def deadline_line(promise: dict[str, Any], deadline_s: float | None) -> str:
+def deadline_line(slo: dict[str, Any], deadline_s: float | None) -> str:
     """Return slack, finish and cost in one line."""
-    finish, usd, slack_s = promise["finish_s"], promise["usd"], promise["slack_s"]
+    finish, usd, slack_s = slo["finish_s"], slo["usd"], slo["slack_s"]
     parts = []
     if deadline_s is not None:
         parts.append(f"due {utc(deadline_s)}")
     if slack_s is not None and slack_s >= 0:
         parts.append(f"{duration(slack_s)} of slack")
-    elif deadline_s is not None and _is_late(promise, deadline_s):
+    elif deadline_s is not None and _is_late(slo, deadline_s):
         parts.append("cannot be kept")
     elif deadline_s is not None:
         parts.append("not promised" if slack_s is None else "no slack")
@@ -85,10 +82,10 @@ def deadline_line(promise: dict[str, Any], deadline_s: float | None) -> str:
     if usd["expected"] is not None:
         most = "?" if usd["high"] is None else dollars(usd["high"])
         parts.append(f"{dollars(usd['low'])} to {most} in all")
-    return " · ".join((*parts, *promise["out_of_reach"]))
+    return " · ".join((*parts, *slo["out_of_reach"]))
 
 
-def _is_late(promise: dict[str, Any], deadline_s: float) -> bool:
+def _is_late(slo: dict[str, Any], deadline_s: float) -> bool:
     """Whether the deadline passes first, whatever happens."""
-    soonest_s = promise["finish_s"]["low"]
-    return promise["mode"] == "late" or soonest_s is None or soonest_s > deadline_s
+    soonest_s = slo["finish_s"]["low"]
+    return slo["mode"] == "late" or soonest_s is None or soonest_s > deadline_s

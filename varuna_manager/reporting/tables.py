@@ -54,8 +54,8 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("loss", number(status["loss"]))
     grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
     grid.add_row("money", money_line(status))
-    if (promise := status["promise"]) is not None:
-        grid.add_row("promise", deadline_line(promise, status["deadline_s"]))
+    if (deadline := status["promise"]) is not None:
+        grid.add_row("promise", deadline_line(deadline, status["deadline_s"]))
     grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))

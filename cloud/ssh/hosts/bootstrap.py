@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from spottrain.cloud.ssh.transport.connection import HostConnection
+
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
 from spottrain.cloud.ssh.transport.hosts import Payload, SetupError, UnfitHostError
-from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import CALL_S, Session
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ _ALIKE = ("machine", "python", "torch", "cuda", "nccl")
 
 
 def bring_up(
-    line: HostConnection,
+    connection: HostConnection,
     vm_id: str,
     bootstrap: AgentBootstrap,
     tell: Callable[[], None],
@@ -35,7 +36,7 @@ def bring_up(
     """Bring our software, the user's code and the agent to a host.
 
     Args:
-        line: To the host.
+        connection: To the host.
         vm_id: The VM that the host is.
         bootstrap: What the agent is given.
         tell: Has the agent know where its calls are taken; called before it is started.
@@ -49,8 +50,8 @@ def bring_up(
         UnfitHostError: the host lacks something, or differs from the others.
         CloudError: it cannot be reached.
     """
-    host, session = line.host, line.session()
-    claim, state = line.look()
+    host, session = connection.host, connection.session()
+    claim, state = connection.look()
     if claim is None or claim["vm_id"] != vm_id or state == "over":
         raise VmNotFoundError(f"VM {vm_id} is not on {host.place} any more")
     if state == "running":
@@ -133,19 +134,19 @@ def _bring_data(
             limit_s=payload.data_limit_s,
             wait_s=_DATA_LOOK_S,
         )
-        code, line = seen["code"], seen["line"]
+        code, connection = seen["code"], seen["line"]
         if code == 0:
-            found: dict[str, str] = json.loads(line)
+            found: dict[str, str] = json.loads(connection)
             logger.info("%s: data is there: %s", place, ", ".join(found))
             return found
         if code == SetupError.exit_code:
-            raise SetupError(f"{place}: {line}")
+            raise SetupError(f"{place}: {connection}")
         if code is not None:
-            raise CloudError(f"{place}: data is not there yet: {line or code}")
-        if line != told:
-            logger.info("%s: data %s", place, line)
-            note(f"data {line}")
-            told = line
+            raise CloudError(f"{place}: data is not there yet: {connection or code}")
+        if connection != told:
+            logger.info("%s: data %s", place, connection)
+            note(f"data {connection}")
+            told = connection
 
 
 def _set_up(session: Session, vm_id: str, payload: Payload) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spottrain.cloud.ssh.transport.connection import HostConnection
+
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -33,7 +35,6 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
-from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import trusted_keys
 
 logger = logging.getLogger(__name__)
@@ -89,11 +90,14 @@ class SshProvider:
             self._look_around()
         now_s = time.time()
         types: dict[str, list[HostConnection]] = {}
-        for line in self._lines.values():
-            types.setdefault(line.host.instance_type, []).append(line)
+        for connection in self._lines.values():
+            types.setdefault(connection.host.instance_type, []).append(connection)
         return tuple(
-            replace(_offer(lines[0].host, now_s), available=sum(x.free for x in lines))
-            for lines in types.values()
+            replace(
+                _offer(connections[0].host, now_s),
+                available=sum(x.free for x in connections),
+            )
+            for connections in types.values()
         )
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
@@ -141,16 +145,18 @@ class SshProvider:
             SetupError: the user's setup failed there.
             CloudError: it is still being made ready, or cannot be reached.
         """
-        line = self._line_of(vm_id)
+        connection = self._line_of(vm_id)
         with self._lock:
             start = self._starts.get(vm_id)
             if start is None or start.done():
-                start = self._starters.submit(self._start, line, vm_id, bootstrap)
+                start = self._starters.submit(self._start, connection, vm_id, bootstrap)
                 self._starts[vm_id] = start
         try:
             start.result(_PATIENCE_S)
         except FutureTimeoutError:
-            raise CloudError(f"{line.host.place}: is still being made ready") from None
+            raise CloudError(
+                f"{connection.host.place}: is still being made ready"
+            ) from None
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -178,8 +184,8 @@ class SshProvider:
         """Hang up everywhere; VMs go on."""
         self._starters.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for line in self._lines.values():
-            line.hang_up()
+        for connection in self._lines.values():
+            connection.hang_up()
         self._starters.shutdown()
         self._threads.shutdown()
 
@@ -189,71 +195,71 @@ class SshProvider:
         """Look at every host; one that does not answer soon keeps nobody waiting."""
         with self._lock:
             first = not self._looks
-            for name, line in self._lines.items():
+            for name, connection in self._lines.items():
                 if name not in self._looks or self._looks[name].done():
-                    self._looks[name] = self._threads.submit(self._look, line)
+                    self._looks[name] = self._threads.submit(self._look, connection)
             looks = list(self._looks.values())
         wait_for(looks, _FIRST_LOOK_S if first else _LOOK_S)
         for look in looks:
             if look.done():
                 look.result()
 
-    def _look(self, line: HostConnection) -> None:
+    def _look(self, connection: HostConnection) -> None:
         """Note what there is on a host; clear up what has ended there."""
         try:
-            with line.lock:
-                claim, state = line.look()
+            with connection.lock:
+                claim, state = connection.look()
                 if claim is not None and not self._is_ours(claim):
-                    ours, line.taken_by = None, f"job {claim['job']}"
+                    ours, connection.taken_by = None, f"job {claim['job']}"
                     if state == "over":
-                        line.taken_by = ""  # whoever claims it next clears it up
+                        connection.taken_by = ""  # whoever claims it next clears it up
                 else:
-                    ours, line.taken_by = claim, ""
+                    ours, connection.taken_by = claim, ""
                     if ours is not None:
-                        ours = self._clear_up(line, ours, state)
-                self._note(line, ours)
+                        ours = self._clear_up(connection, ours, state)
+                self._note(connection, ours)
             if ours is not None and state == "running" and self._manager is not None:
-                line.carry(ours["vm_id"], self._manager)
+                connection.carry(ours["vm_id"], self._manager)
         except CloudError as error:
             logger.debug("%s", error)
-            self._count_as_ended(line)
+            self._count_as_ended(connection)
 
     def _is_ours(self, claim: dict[str, Any]) -> bool:
         return bool(claim["owner"] == self._owner and claim["job"] == self._job)
 
     def _clear_up(
-        self, line: HostConnection, claim: dict[str, Any], state: str
+        self, connection: HostConnection, claim: dict[str, Any], state: str
     ) -> dict[str, Any] | None:
         """Free a host whose VM has ended, or was counted as ended; return the claim."""
         known = self._memory.read().rented.get(claim["vm_id"])
         if state != "over" and (known is None or known.lives):
-            line.taken_by = f"VM {claim['vm_id']}"
+            connection.taken_by = f"VM {claim['vm_id']}"
             return claim
-        self._memory.keep_logs(claim["vm_id"], line.end(claim["vm_id"]))
+        self._memory.keep_logs(claim["vm_id"], connection.end(claim["vm_id"]))
         return None
 
-    def _note(self, line: HostConnection, claim: dict[str, Any] | None) -> None:
+    def _note(self, connection: HostConnection, claim: dict[str, Any] | None) -> None:
         """Remember which VM a host is, and that others it was have ended."""
         here = None if claim is None else claim["vm_id"]
-        if self._seen.get(line.host.name, "") == here:
+        if self._seen.get(connection.host.name, "") == here:
             return
         with self._memory.edit() as record:
             for vm_id, rented in tuple(record.rented.items()):
-                if rented.host == line.host.name and vm_id != here:
+                if rented.host == connection.host.name and vm_id != here:
                     record.end(vm_id)
             if claim is not None and here not in record.rented:
-                record.rented[claim["vm_id"]] = _rented(line.host, claim)
-        self._seen[line.host.name] = here
+                record.rented[claim["vm_id"]] = _rented(connection.host, claim)
+        self._seen[connection.host.name] = here
 
-    def _count_as_ended(self, line: HostConnection) -> None:
+    def _count_as_ended(self, connection: HostConnection) -> None:
         """Give up VMs on a host that has been away longer than agents outlive it."""
-        if line.away_since_s is None:
+        if connection.away_since_s is None:
             return
-        away_s = time.monotonic() - line.away_since_s
+        away_s = time.monotonic() - connection.away_since_s
         with self._memory.edit() as record:
             for vm_id, rented in tuple(record.rented.items()):
                 lived_s = rented.lease_s + _CHECKPOINT_S
-                if rented.host == line.host.name and away_s > lived_s:
+                if rented.host == connection.host.name and away_s > lived_s:
                     record.end(vm_id)
 
     # --- How a host is taken and given back -----------------------------------------
@@ -269,7 +275,7 @@ class SshProvider:
             )
         taken = self._taken_by(request.intent)
         while len(taken) < request.count:
-            free = [line for line in fitting if line.free]
+            free = [connection for connection in fitting if connection.free]
             free = free[: request.count - len(taken)]
             if not free:
                 break
@@ -283,14 +289,14 @@ class SshProvider:
         rented = self._memory.read().rented
         return [i for i, x in rented.items() if x.vm.intent == intent and x.lives]
 
-    def _claim(self, line: HostConnection, request: LaunchRequest) -> str | None:
+    def _claim(self, connection: HostConnection, request: LaunchRequest) -> str | None:
         """Claim a host; return the VM's id, None if somebody was faster."""
-        host, now_s = line.host, time.time()
+        host, now_s = connection.host, time.time()
         try:
-            with line.lock:
-                session = line.session()
+            with connection.lock:
+                session = connection.session()
                 offer = replace(_offer(host, now_s), available=None)
-                wish = {
+                claim_wanted = {
                     "vm_id": f"{host.name}-{uuid.uuid4().hex[:8]}",
                     "owner": self._owner,
                     "job": request.job,
@@ -301,33 +307,33 @@ class SshProvider:
                     "private_address": session.private_address,
                     "offer": dataclasses.asdict(offer),
                 }
-                claim = session.call("claim", claim=wish)
-                if claim["vm_id"] != wish["vm_id"]:
-                    line.taken_by = f"job {claim['job']}"
+                claim = session.call("claim", claim=claim_wanted)
+                if claim["vm_id"] != claim_wanted["vm_id"]:
+                    connection.taken_by = f"job {claim['job']}"
                     return None
-                line.taken_by = f"VM {claim['vm_id']}"
-                self._note(line, claim)
+                connection.taken_by = f"VM {claim['vm_id']}"
+                self._note(connection, claim)
                 return str(claim["vm_id"])
         except CloudError as error:
             logger.warning("%s", error)
-            line.hang_up()
+            connection.hang_up()
             return None
 
     def _why_none(self, kind: str) -> str:
         reasons = []
-        for line in self._lines.values():
-            if line.host.instance_type == kind and not line.free:
-                trouble = line.unfit or line.trouble
-                taken = f"{line.host.name}: taken by {line.taken_by}"
+        for connection in self._lines.values():
+            if connection.host.instance_type == kind and not connection.free:
+                trouble = connection.unfit or connection.trouble
+                taken = f"{connection.host.name}: taken by {connection.taken_by}"
                 reasons.append(str(trouble) if trouble else taken)
         return f"no more host of type {kind} is free: {'; '.join(reasons)}"
 
     def _terminate(self, rented: HostVm) -> None:
-        vm_id, line = rented.vm.vm_id, self._lines.get(rented.host)
-        if line is not None:
-            with line.lock:
-                self._memory.keep_logs(vm_id, line.end(vm_id))
-                line.taken_by = ""
+        vm_id, connection = rented.vm.vm_id, self._lines.get(rented.host)
+        if connection is not None:
+            with connection.lock:
+                self._memory.keep_logs(vm_id, connection.end(vm_id))
+                connection.taken_by = ""
         with self._memory.edit() as record:
             record.end(vm_id)
 
@@ -340,19 +346,19 @@ class SshProvider:
         return self._lines[rented.host]
 
     def _start(
-        self, line: HostConnection, vm_id: str, bootstrap: AgentBootstrap
+        self, connection: HostConnection, vm_id: str, bootstrap: AgentBootstrap
     ) -> None:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
 
         def tell() -> None:
-            line.carry(vm_id, manager)
+            connection.carry(vm_id, manager)
 
         try:
             same = self._memory.same_software
-            bring_up(line, vm_id, bootstrap, tell, self._payload, same)
+            bring_up(connection, vm_id, bootstrap, tell, self._payload, same)
         except UnfitHostError as error:
-            line.unfit = error
+            connection.unfit = error
             self._terminate(self._memory.read().rented[vm_id])
             raise VmNotFoundError(str(error)) from None
 

@@ -18,6 +18,8 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from spottrain.cloud.ssh.transport.connection import HostConnection
+
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -47,7 +49,6 @@ from spottrain.cloud.ssh.transport.hosts import (
     UnfitHostError,
     UnreachableHostError,
 )
-from spottrain.cloud.ssh.transport.line import HostConnection
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class RentedVmProvider:
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
         self._lock = threading.Lock()
         self._closing = False
-        self._guests: dict[str, RentedVm] = {}
+        self._vms: dict[str, RentedVm] = {}
         self._strikes: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
@@ -137,23 +138,23 @@ class RentedVmProvider:
         result = self._inner.launch(request)
         with self._lock:
             for vm in result.vms:
-                self._guests.setdefault(vm.vm_id, RentedVm(vm))
+                self._vms.setdefault(vm.vm_id, RentedVm(vm))
         return result
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         """Return what the cloud says; see to the connections to VMs that run."""
         vms = self._inner.list_vms(job)
         if job == self._job:
-            self._tend(vms)
+            self._sync(vms)
         return vms
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Fetch the logs of VMs that can be reached, and give all of them back."""
         with self._lock:
-            known = [self._guests[i] for i in vm_ids if i in self._guests]
-        for guest in known:
-            guest.leave()
-        self._relays.care()  # a relay may be among them
+            known = [self._vms[i] for i in vm_ids if i in self._vms]
+        for rented_vm in known:
+            rented_vm.leave()
+        self._relays.sync()  # a relay may be among them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
@@ -166,19 +167,19 @@ class RentedVmProvider:
             SetupError: the user's setup failed there.
             CloudError: it is still being made ready, or cannot be reached.
         """
-        guest = self._guest(vm_id)
+        rented_vm = self._guest(vm_id)
         with self._lock:
             if self._closing:
-                raise CloudError(f"{guest.place}: the manager leaves")
-            start = guest.start
+                raise CloudError(f"{rented_vm.place}: the manager leaves")
+            start = rented_vm.start
             if start is None or start.done():
-                start = self._starters.submit(self._start, guest, bootstrap)
-                guest.start = start
+                start = self._starters.submit(self._start, rented_vm, bootstrap)
+                rented_vm.start = start
         try:
             start.result(_PATIENCE_S)
         except FutureTimeoutError:
             raise CloudError(
-                f"{guest.place}: is still being made ready: {guest.doing}"
+                f"{rented_vm.place}: is still being made ready: {rented_vm.doing}"
             ) from None
 
     # --- What else a manager needs --------------------------------------------------
@@ -197,15 +198,17 @@ class RentedVmProvider:
             if self._closing:
                 return
             self._closing = True
-            guests = tuple(self._guests.values())
+            rented_vms = tuple(self._vms.values())
         self._relays.close()
-        for guest in guests:
-            guest.woken.set()
-        wait_for([self._threads.submit(_hang_up, guest) for guest in guests])
+        for rented_vm in rented_vms:
+            rented_vm.woken.set()
+        wait_for(
+            [self._threads.submit(_hang_up, rented_vm) for rented_vm in rented_vms]
+        )
         self._starters.shutdown()
         self._threads.shutdown()
-        for guest in guests:  # who was just connecting has connected
-            _hang_up(guest)
+        for rented_vm in rented_vms:  # who was just connecting has connected
+            _hang_up(rented_vm)
         if self._bastion is not None:
             self._bastion.close()
         leave = getattr(self._inner, "close", None)
@@ -215,13 +218,13 @@ class RentedVmProvider:
     # --- Connections ------------------------------------------------------------------
 
     def _for_each(
-        self, guests: Sequence[RentedVm], do: Callable[[RentedVm], None]
+        self, rented_vms: Sequence[RentedVm], do: Callable[[RentedVm], None]
     ) -> list[Future[None]]:
         """Set about something for each of some VMs; nothing once we hang up."""
         with self._lock:
             if self._closing:
                 return []
-            return [self._threads.submit(do, guest) for guest in guests]
+            return [self._threads.submit(do, rented_vm) for rented_vm in rented_vms]
 
     def _guest(self, vm_id: str) -> RentedVm:
         """Return a VM of the job.
@@ -229,94 +232,96 @@ class RentedVmProvider:
         Raises:
             VmNotFoundError: the cloud does not list it as alive.
         """
-        if vm_id not in self._guests:  # rented before our time
+        if vm_id not in self._vms:  # rented before our time
             self.list_vms(self._job)
-        guest = self._guests.get(vm_id)
-        if guest is None:
+        rented_vm = self._vms.get(vm_id)
+        if rented_vm is None:
             raise VmNotFoundError(f"VM {vm_id} is gone or unknown")
-        guest.check_there()
-        return guest
+        rented_vm.check_there()
+        return rented_vm
 
-    def _tend(self, vms: Sequence[Vm]) -> None:
+    def _sync(self, vms: Sequence[Vm]) -> None:
         """Know the VMs that live, and see that their agents' calls are carried."""
         with self._lock:
             if self._closing:
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
             living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
-            gone = [self._guests.pop(i) for i in self._guests.keys() - living.keys()]
-            for guest in gone:
-                guest.leave()
-                self._threads.submit(_hang_up, guest)
+            gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
+            for rented_vm in gone:
+                rented_vm.leave()
+                self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
-                self._guests.setdefault(vm_id, RentedVm(vm)).vm = vm
-        self._relays.care()
+                self._vms.setdefault(vm_id, RentedVm(vm)).vm = vm
+        self._relays.sync()
 
     def _running(self) -> list[RentedVm]:
         with self._lock:
-            guests = tuple(self._guests.values())
-        return [g for g in guests if g.vm.state is VmState.RUNNING and not g.left]
+            rented_vms = tuple(self._vms.values())
+        return [g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.left]
 
-    def _enter(self, guest: RentedVm) -> HostConnection | None:
+    def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
         """Return the line to a VM, None if its cloud cannot say yet how to enter it.
 
         Raises:
             VmNotFoundError: the VM is gone.
             CloudError: the cloud does not answer.
         """
-        guest.check_there()
-        target = self._ways.ssh_target(guest.vm.vm_id)
+        rented_vm.check_there()
+        target = self._ways.ssh_target(rented_vm.vm.vm_id)
         if target is None:
             return None
-        host = self._access.host(guest.vm, target)
+        host = self._access.host(rented_vm.vm, target)
         with self._lock:
-            before, line = guest.line, guest.enter(host, self._dial)
-        if before is not None and before is not line:
+            before, connection = rented_vm.connection, rented_vm.enter(host, self._dial)
+        if before is not None and before is not connection:
             before.hang_up()
-        return line
+        return connection
 
-    def _fetch_logs(self, guest: RentedVm) -> None:
+    def _fetch_logs(self, rented_vm: RentedVm) -> None:
         """Keep the logs of a VM, if there is a connection to it."""
-        line, vm_id = guest.line, guest.vm.vm_id
+        connection, vm_id = rented_vm.connection, rented_vm.vm.vm_id
         try:
-            if line is not None and (line.connected or guest.told):
-                with guest.in_use(self._relays.may_hang_up):
-                    self._memory.keep_logs(vm_id, line.end(vm_id, _LOGS_S))
+            if connection is not None and (connection.connected or rented_vm.told):
+                with rented_vm.in_use(self._relays.may_hang_up):
+                    self._memory.keep_logs(vm_id, connection.end(vm_id, _LOGS_S))
         except (CloudError, OSError) as error:
-            logger.info("%s: its logs are lost: %s", guest.place, error)
+            logger.info("%s: its logs are lost: %s", rented_vm.place, error)
 
     # --- How an agent is brought to life ------------------------------------------------
 
-    def _start(self, guest: RentedVm, bootstrap: AgentBootstrap) -> None:
+    def _start(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
         try:
-            with guest.in_use(self._relays.may_hang_up):
-                self._bring_up(guest, bootstrap)
+            with rented_vm.in_use(self._relays.may_hang_up):
+                self._bring_up(rented_vm, bootstrap)
         except UnreachableHostError:
-            guest.check_there()
-            self._ways.ssh_target(guest.vm.vm_id)  # whoever is gone cannot answer
+            rented_vm.check_there()
+            self._ways.ssh_target(rented_vm.vm.vm_id)  # whoever is gone cannot answer
             raise
         except (UnfitHostError, AuthError) as error:
-            self._give_back(guest, error)
+            self._give_back(rented_vm, error)
             raise VmNotFoundError(str(error)) from None
-        guest.looked(runs=True)
-        self._strikes.pop(_kind(guest.vm.offer), None)
+        rented_vm.looked(runs=True)
+        self._strikes.pop(_kind(rented_vm.vm.offer), None)
 
-    def _bring_up(self, guest: RentedVm, bootstrap: AgentBootstrap) -> None:
-        line = self._reach(guest)
-        self._claim(line, guest.vm.vm_id)
-        guest.doing = "software, setup and agent"
+    def _bring_up(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
+        connection = self._reach(rented_vm)
+        self._claim(connection, rented_vm.vm.vm_id)
+        rented_vm.doing = "software, setup and agent"
         manager = _address(bootstrap.manager_url)
 
         def tell() -> None:
-            self._relays.tell(guest, line, manager)
+            self._relays.tell(rented_vm, connection, manager)
 
         def note(doing: str) -> None:
-            guest.doing = doing
+            rented_vm.doing = doing
 
         same = self._memory.same_software
-        bring_up(line, guest.vm.vm_id, bootstrap, tell, self._payload, same, note)
+        bring_up(
+            connection, rented_vm.vm.vm_id, bootstrap, tell, self._payload, same, note
+        )
 
-    def _reach(self, guest: RentedVm) -> HostConnection:
+    def _reach(self, rented_vm: RentedVm) -> HostConnection:
         """Wait until a VM lets us in.
 
         Raises:
@@ -327,37 +332,37 @@ class RentedVmProvider:
         """
         deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
         while True:
-            trouble, guest.doing = self._try(guest)
+            trouble, rented_vm.doing = self._try(rented_vm)
             if isinstance(trouble, HostConnection):
                 return trouble
             if time.monotonic() > deadline_s:
                 raise trouble
-            guest.woken.wait(pause_s)
-            guest.check_there()
+            rented_vm.woken.wait(pause_s)
+            rented_vm.check_there()
             if self._closing:
-                raise UnreachableHostError(f"{guest.place}: the manager leaves")
+                raise UnreachableHostError(f"{rented_vm.place}: the manager leaves")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _try(self, guest: RentedVm) -> tuple[HostConnection | CloudError, str]:
+    def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
         """Return the line to a VM that lets us in, or why it does not yet."""
         try:
-            line = self._enter(guest)
+            connection = self._enter(rented_vm)
         except VmNotFoundError:
             raise
         except CloudError as error:
             return UnreachableHostError(str(error)), str(error)
-        if line is None:
+        if connection is None:
             doing = "boots; its cloud has not shown its SSH host key yet"
-            return UnreachableHostError(f"{guest.place}: {doing}"), doing
+            return UnreachableHostError(f"{rented_vm.place}: {doing}"), doing
         try:
-            line.session()
+            connection.session()
         except (HostKeyError, UnfitHostError):
             raise
         except (AuthError, UnreachableHostError) as error:
             return error, str(error)
-        return line, "connected"
+        return connection, "connected"
 
-    def _claim(self, line: HostConnection, vm_id: str) -> None:
+    def _claim(self, connection: HostConnection, vm_id: str) -> None:
         """Note on the VM whose it is; again after a restart of the manager."""
         owner = self._memory.read().owner
         claim = {
@@ -366,13 +371,13 @@ class RentedVmProvider:
             "job": self._job,
             "expires_at": time.time() + ANSWER_S + self._payload.limit_s,
         }
-        line.session().call("claim", claim=claim)
+        connection.session().call("claim", claim=claim)
 
-    def _give_back(self, guest: RentedVm, error: CloudError) -> None:
+    def _give_back(self, rented_vm: RentedVm, error: CloudError) -> None:
         """Return a VM on which no agent can run; after some, rent no more of the kind."""
         logger.warning("%s", error)
-        self.terminate([guest.vm.vm_id])
-        kind = _kind(guest.vm.offer)
+        self.terminate([rented_vm.vm.vm_id])
+        kind = _kind(rented_vm.vm.offer)
         self._strikes[kind] += 1
         if self._strikes[kind] >= _STRIKES:
             self._unfit[kind] = error
@@ -388,6 +393,6 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 443
 
 
-def _hang_up(guest: RentedVm) -> None:
-    if guest.line is not None:
-        guest.line.hang_up()
+def _hang_up(rented_vm: RentedVm) -> None:
+    if rented_vm.connection is not None:
+        rented_vm.connection.hang_up()

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from spottrain.cloud.ssh.transport.connection import HostConnection
+
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.ssh.rented.vm import RentedVm
-from spottrain.cloud.ssh.transport.line import HostConnection
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +55,16 @@ class Region:
     @property
     def is_up(self) -> bool:
         """Whether calls travel, as far as we know."""
-        line = None if self.relay is None or self.relay.left else self.relay.line
-        return line is not None and line.carries
+        connection = (
+            None if self.relay is None or self.relay.left else self.relay.connection
+        )
+        return connection is not None and connection.carries
 
     @property
     def quiet_s(self) -> float:
         """For how long nothing has been heard from the relay."""
-        line = None if self.relay is None else self.relay.line
-        return math.inf if line is None else line.quiet_s
+        connection = None if self.relay is None else self.relay.connection
+        return math.inf if connection is None else connection.quiet_s
 
     def excuses(self, now_s: float) -> bool:
         """Whether silence in this region may be the fault of its relay."""
@@ -117,16 +120,16 @@ class Relays:
 
     def _keep_caring(self) -> None:
         while not self._left.wait(_CARE_S):
-            self.care()
+            self.sync()
 
-    def care(self) -> None:
+    def sync(self) -> None:
         """See that the calls of all agents that run are carried; does not block."""
         if self._manager is None:
             return
         with self._caring:
-            for guest in self._untold():
-                for look in self._set_about([guest], self._look):
-                    guest.look = look
+            for rented_vm in self._untold():
+                for look in self._set_about([rented_vm], self._look):
+                    rented_vm.look = look
             for region in self._quiet():
                 if region.relay is not None:
                     for ping in self._set_about([region.relay], _ping):
@@ -140,83 +143,87 @@ class Relays:
         with self._lock:
             excuses = {name: x.excuses(now_s) for name, x in self._regions.items()}
         return [
-            guest.vm.vm_id
-            for guest in self._running()
-            if excuses.get(guest.vm.offer.region)
+            rented_vm.vm.vm_id
+            for rented_vm in self._running()
+            if excuses.get(rented_vm.vm.offer.region)
         ]
 
-    def may_hang_up(self, guest: RentedVm) -> bool:
+    def may_hang_up(self, rented_vm: RentedVm) -> bool:
         """Whether nobody's calls travel over the connection to a VM."""
-        region = self._region(guest)
-        return guest.told != "" and not (region.relay is guest and region.is_up)
+        region = self._region(rented_vm)
+        return rented_vm.told != "" and not (region.relay is rented_vm and region.is_up)
 
-    def _look(self, guest: RentedVm) -> None:
+    def _look(self, rented_vm: RentedVm) -> None:
         """Have an agent that runs know where to call, be it from before our time."""
-        runs = guest.told != ""
-        with guest.in_use(self.may_hang_up):
+        runs = rented_vm.told != ""
+        with rented_vm.in_use(self.may_hang_up):
             try:
-                line = self._enter(guest)
-                if line is not None and self._manager is not None:
-                    claim, state = line.look()
+                connection = self._enter(rented_vm)
+                if connection is not None and self._manager is not None:
+                    claim, state = connection.look()
                     runs = claim is not None and state == "running"
                     if runs:
-                        self.tell(guest, line, self._manager)
+                        self.tell(rented_vm, connection, self._manager)
             except CloudError as error:
                 logger.debug("%s", error)
-        guest.looked(runs=runs)
+        rented_vm.looked(runs=runs)
 
-    def _region(self, guest: RentedVm) -> Region:
+    def _region(self, rented_vm: RentedVm) -> Region:
         with self._lock:
-            return self._regions.setdefault(guest.vm.offer.region, Region())
+            return self._regions.setdefault(rented_vm.vm.offer.region, Region())
 
     def tell(
-        self, guest: RentedVm, line: HostConnection, manager: tuple[str, int]
+        self, rented_vm: RentedVm, connection: HostConnection, manager: tuple[str, int]
     ) -> None:
         """Tell a VM's agent where its calls are taken; make the VM the relay if none is.
 
         Args:
-            guest: The VM.
-            line: To it.
+            rented_vm: The VM.
+            connection: To it.
             manager: Address and port to which the region's calls shall come.
 
         Raises:
             CloudError: it cannot be told, or its host forwards nothing.
         """
-        region = self._region(guest)
+        region = self._region(rented_vm)
         if is_direct(manager):
-            self._point(guest, line, f"{manager[0]}:{manager[1]}")
+            self._point(rented_vm, connection, f"{manager[0]}:{manager[1]}")
             return
         # Who takes long to become the relay may never be: then others try as well.
         mine = region.turn.acquire(timeout=_TURN_S)
         try:
             if not region.is_up:
-                self._become(region, guest, line, manager)
+                self._become(region, rented_vm, connection, manager)
         finally:
             if mine:
                 region.turn.release()
-        if region.relay is guest:
-            guest.told = region.address
+        if region.relay is rented_vm:
+            rented_vm.told = region.address
         else:
-            self._point(guest, line, region.address)
+            self._point(rented_vm, connection, region.address)
 
-    def _point(self, guest: RentedVm, line: HostConnection, address: str) -> None:
-        line.session().call("point", vm_id=guest.vm.vm_id, address=address)
-        guest.told = address
+    def _point(
+        self, rented_vm: RentedVm, connection: HostConnection, address: str
+    ) -> None:
+        connection.session().call("point", vm_id=rented_vm.vm.vm_id, address=address)
+        rented_vm.told = address
 
     def _become(
         self,
         region: Region,
-        guest: RentedVm,
-        line: HostConnection,
+        rented_vm: RentedVm,
+        connection: HostConnection,
         manager: tuple[str, int],
     ) -> None:
-        address = line.carry(guest.vm.vm_id, manager, relay=True)
+        address = connection.carry(rented_vm.vm.vm_id, manager, relay=True)
         with self._lock:
             if region.is_up:
                 return  # another one was faster
-            region.relay, region.address = guest, address
+            region.relay, region.address = rented_vm, address
             region.changed_s = time.monotonic()
-        logger.info("%s: carries the calls of %s", guest.place, guest.vm.offer.region)
+        logger.info(
+            "%s: carries the calls of %s", rented_vm.place, rented_vm.vm.offer.region
+        )
 
     def _untold(self) -> list[RentedVm]:
         """Return the VMs to look at now; only the best ones while none is the relay."""
@@ -224,15 +231,15 @@ class Relays:
         direct = manager and is_direct(manager) and f"{manager[0]}:{manager[1]}"
         found: list[RentedVm] = []
         without: dict[str, list[RentedVm]] = {}
-        for guest in self._running():
-            region = self._region(guest)
-            if not guest.may_be_looked_at:
+        for rented_vm in self._running():
+            region = self._region(rented_vm)
+            if not rented_vm.may_be_looked_at:
                 continue
             address = direct or (region.address if region.is_up else "")
             if not address:
-                without.setdefault(guest.vm.offer.region, []).append(guest)
-            elif guest.told != address:
-                found.append(guest)
+                without.setdefault(rented_vm.vm.offer.region, []).append(rented_vm)
+            elif rented_vm.told != address:
+                found.append(rented_vm)
         for waiting in without.values():
             waiting.sort(key=_rank)
             found += waiting[:_CANDIDATES]
@@ -256,16 +263,18 @@ def is_direct(manager: tuple[str, int]) -> bool:
     return manager[0] not in ("localhost", "127.0.0.1")
 
 
-def _ping(guest: RentedVm) -> None:
+def _ping(rented_vm: RentedVm) -> None:
     """Ask a relay for a sign of life; without one its connection is given up."""
     try:
-        if guest.line is not None:
-            guest.line.look(_PING_S)
+        if rented_vm.connection is not None:
+            rented_vm.connection.look(_PING_S)
     except CloudError as error:
-        logger.warning("%s: carries no calls any more: %s", guest.place, error)
+        logger.warning("%s: carries no calls any more: %s", rented_vm.place, error)
 
 
-def _rank(guest: RentedVm) -> tuple[bool, bool, float]:
+def _rank(rented_vm: RentedVm) -> tuple[bool, bool, float]:
     """Sort by who will be there longest, those in trouble last."""
-    trouble = guest.line is not None and guest.line.trouble is not None
-    return trouble, guest.vm.offer.spot, guest.vm.launched_at
+    trouble = (
+        rented_vm.connection is not None and rented_vm.connection.trouble is not None
+    )
+    return trouble, rented_vm.vm.offer.spot, rented_vm.vm.launched_at

@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spottrain.cloud.ssh.transport.connection import HostConnection
+
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import SshTarget, Vm
 from spottrain.cloud.ssh.transport.bastion import Bastion
 from spottrain.cloud.ssh.transport.hosts import Host
-from spottrain.cloud.ssh.transport.line import HostConnection
 from spottrain.cloud.ssh.transport.session import Dial, dial
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
@@ -63,10 +64,10 @@ class VmAccess:
 
 @dataclass(eq=False, slots=True)
 class RentedVm:
-    """A VM; ``line`` is there once its cloud has said how it is entered."""
+    """A VM; ``connection`` is there once its cloud has said how it is entered."""
 
     vm: Vm
-    line: HostConnection | None = None
+    connection: HostConnection | None = None
     start: Future[None] | None = None
     look: Future[None] | None = None
     doing: str = "waiting for its turn"
@@ -86,13 +87,13 @@ class RentedVm:
     @property
     def place(self) -> str:
         """How errors name it."""
-        return self.line.host.place if self.line else f"VM {self.vm.vm_id}"
+        return self.connection.host.place if self.connection else f"VM {self.vm.vm_id}"
 
     def enter(self, host: Host, dial: Dial) -> HostConnection:
         """Return the line; a new one if the VM is reached in another way than before."""
-        if self.line is None or self.line.host != host:
-            self.line = HostConnection(host, dial)
-        return self.line
+        if self.connection is None or self.connection.host != host:
+            self.connection = HostConnection(host, dial)
+        return self.connection
 
     def check_there(self) -> None:
         """Check that it was not given back meanwhile.
@@ -122,8 +123,12 @@ class RentedVm:
         finally:
             with self._lock:
                 self._users -= 1
-                if not self._users and self.line is not None and may_hang_up(self):
-                    self.line.hang_up()
+                if (
+                    not self._users
+                    and self.connection is not None
+                    and may_hang_up(self)
+                ):
+                    self.connection.hang_up()
 
     @property
     def may_be_looked_at(self) -> bool:

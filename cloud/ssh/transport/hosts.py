@@ -81,7 +81,7 @@ class Payload:
     """Shell commands, run once a VM in the unpacked workdir."""
     setup_limit_s: float = 600.0
     data: str = ""
-    """What data to bring, see ``cloud.data.wish.to_json``; nothing if empty."""
+    """What data to bring, see ``cloud.data.request.to_json``; nothing if empty."""
     data_limit_s: float = 3600.0
     buckets: bool = False
     """Whether checkpoints or data are in a bucket, which takes obstore."""

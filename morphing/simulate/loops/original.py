@@ -18,7 +18,7 @@ from spottrain.morphing.schedules.rule import (
     FORWARD,
     NOTHING,
     ORIGINAL,
-    promises_forward,
+    expects_forward,
 )
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
@@ -113,7 +113,7 @@ def look(
     It is not busy, and a message does not count, before the planned event has happened.
     """
     if stage[RUNNING] == NOTHING and stage[LISTED] != NOTHING:
-        if promises_forward(
+        if expects_forward(
             ORIGINAL,
             stage[LISTED] % 3,
             counts[0, CHUNK_FORWARDS],

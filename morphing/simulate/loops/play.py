@@ -46,10 +46,10 @@ a moment is remembered anew (after Brent, who so finds cycles)."""
 
 @part
 def start(
-    conduct: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
+    order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
 ) -> bool:
     """Let an idle stage begin what it may; returns whether it did."""
-    code = choose(conduct, stage, counts)
+    code = choose(order_policy, stage, counts)
     if code == NOTHING:
         return False
     nth = counts[code // 3, CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
@@ -109,7 +109,7 @@ def play(
     durations: Numbers,
     wires: Wires,
     num_microbatches: int,
-    conduct: int,
+    order_policy: int,
     watched: int,
 ) -> tuple[Numbers, int]:
     """Play the lists to their end; all times are in nanoseconds.
@@ -123,7 +123,7 @@ def play(
         durations: By stage, code and micro-batch (or one for all micro-batches).
         wires: What links are like.
         num_microbatches: Of the replica.
-        conduct: ``FREE`` or ``IN_ORDER``.
+        order_policy: ``OPPORTUNISTIC`` or ``STRICT``.
         watched: Stage whose tasks are the moments at which repetitions are looked for
             and leapt over, best the slowest; -1 to play every micro-batch, as is needed
             where they differ.
@@ -145,7 +145,7 @@ def play(
     while True:
         for p in touched[:at_once]:
             if stages[p, RUNNING] == NOTHING and start(
-                conduct, stages[p], counts[p], durations[p], now
+                order_policy, stages[p], counts[p], durations[p], now
             ):
                 heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
         at_once = 0
@@ -165,7 +165,7 @@ def play(
             if what % KINDS != DONE:
                 counts[p, to // depth, what % KINDS] += 1
                 continue
-            code = complete(conduct, stages[p], counts[p], runs[p], codes, now)
+            code = complete(order_policy, stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
                 heap = send(p, code, counts, wires, (free, latest), heap, now)
             looks = looks or p == watched
@@ -182,7 +182,7 @@ def play(
                 continue
             if not equal(then_pending, pending(heap, now, KINDS * depth * chunks)):
                 continue
-            times = repetitions(conduct, then, then_counts, stages, counts, runs)
+            times = repetitions(order_policy, then, then_counts, stages, counts, runs)
             if times > 0:
                 fast_forward(
                     times, then, then_counts, then_at, stages, counts, free, heap, now

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from spottrain.morphing.schedules.compiled import part
-from spottrain.morphing.schedules.rule import FREE, NOTHING
+from spottrain.morphing.schedules.rule import NOTHING, OPPORTUNISTIC
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
     BACKWARDS,
@@ -102,7 +102,7 @@ def clear(before: int, after: int, falls: int) -> int:
 
 @part
 def repetitions(
-    conduct: int,
+    order_policy: int,
     then: Numbers,
     then_counts: Numbers,
     stages: Numbers,
@@ -119,7 +119,7 @@ def repetitions(
             times = min(times, left // repeated - 1)
         a_flight, b_flight = a[FORWARDS] - a[BACKWARDS], b[FORWARDS] - b[BACKWARDS]
         times = min(times, clear(a_flight, b_flight, b[BACKWARDS] - a[BACKWARDS]))
-        if conduct == FREE:
+        if order_policy == OPPORTUNISTIC:
             more = b[FORWARDS] - a[FORWARDS]
             room = clear(a[BOUND] - a_flight, b[BOUND] - b_flight, more)
             times = min(times, room)

@@ -34,7 +34,7 @@ class SlowReplica:
     lists: Sequence[StageSchedule]
     stages: Sequence[StageTimes]
     links: Sequence[Link]
-    conduct: OrderPolicy
+    order_policy: OrderPolicy
     bound: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class SlowReplica:
                 first=p == 0,
                 last=p == depth - 1,
                 bound=self.bound,
-                conduct=self.conduct,
+                order_policy=self.order_policy,
             )
             for p, tasks in enumerate(self.lists)
         ]
@@ -119,7 +119,7 @@ class SlowReplica:
     def send(self, run: int, way: int, now: int) -> None:
         """Send on what the sections of ``run`` have made."""
         p = run % len(self.lists)
-        if self.conduct is OrderPolicy.ORIGINAL:
+        if self.order_policy is OrderPolicy.ORIGINAL:
             self.waiting[p][way] += 1
             self.send_some(p, now)
             return

@@ -16,7 +16,7 @@ def spot(name: str = "spot", usd: float = 1.0, available: int | None = 4) -> Sup
     return Supply(name=name, spot=True, usd_per_hour=usd, available=available)
 
 
-def standing(
+def status(
     *,
     hours: float | None,
     work: float,

@@ -87,8 +87,8 @@ def promise(
         groups[f"markets {seeds.start} to {seeds.stop - 1}"] = [*map(synthetic, seeds)]
     if not groups:
         raise ConfigError("nothing to play: got no --trace and --markets 0; give one")
-    worlds = [world for group in groups.values() for world in group]
-    found = iter(evaluate_all(worlds, processes or os.cpu_count() or 1))
+    scenarios = [scenario for group in groups.values() for scenario in group]
+    found = iter(evaluate_all(scenarios, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
     document = {name: _document(group) for name, group in cases.items()}
     if output is Output.JSON:
@@ -129,8 +129,8 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
         (low, high, [case for case in cases if low <= case.slack < high])
         for low, high in itertools.pairwise(SLACKS)
     ]
-    finish, usd = kept(told for case in cases for told in case.foretold)
-    soon = kept(told for case in cases for told in case.foretold_in_haste)
+    finish, usd = kept(told for case in cases for told in case.predicted)
+    soon = kept(told for case in cases for told in case.predicted_time_optimal)
     ours = sorted(
         cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd
     )
@@ -150,11 +150,11 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
         },
         "one_zone": asdict(blind) if (blind := online_bound_row(cases)) else None,
         "worst": {
-            "world": worst.world,
+            "world": worst.scenario,
             "over_bound": worst.outcomes[0].usd / worst.offline_optimum_usd,
         },
         "broken": [
-            f"{outcome.world}, {outcome.rule}"
+            f"{outcome.scenario}, {outcome.rule}"
             for case in cases
             for outcome in case.outcomes[:OURS]
             if not (outcome.in_time and outcome.in_budget)
@@ -183,14 +183,14 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
         table,
         LEGEND,
         f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
-        f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
+        f"worst: {worst['scenario']}, {worst['over_bound']:.2f} times the bound",
         *([_blind_line(blind)] if blind else []),
         (
             f"intervals of 90 % that held: {told['finish']:.1%} finish, "
             f"{told['usd']:.1%} cost; in haste: {told['finish_in_haste']:.1%} and "
             f"{told['usd_in_haste']:.1%}"
         ),
-        *(f"promise broken: {world}" for world in part["broken"]),
+        *(f"promise broken: {scenario}" for scenario in part["broken"]),
     ]
 
 

@@ -28,10 +28,10 @@ def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
 
 
 def interrupted(
-    turn: Transition, kind: InterruptionKind, vm_id: str, reason: str
+    transition: Transition, kind: InterruptionKind, vm_id: str, reason: str
 ) -> None:
     """Count an interruption; it cost nothing if the VM had no part in training."""
-    state = turn.state
+    state = transition.state
     generation = state.generation
     hit = generation is not None and any(
         s.vm_id == vm_id for s in _trainers(generation)
@@ -39,7 +39,7 @@ def interrupted(
     interruption = Interruption(
         interruption=kind,
         vm_id=vm_id,
-        at_s=turn.now_s,
+        at_s=transition.now_s,
         reason=reason,
         generation=generation.number if generation and hit else None,
         cost_s=None if hit else 0.0,
@@ -55,20 +55,20 @@ def interrupted(
             tally = replace(tally, silent_losses=tally.silent_losses + 1)
         case "worker_death":
             tally = replace(tally, worker_deaths=tally.worker_deaths + 1)
-    turn.state = replace(
+    transition.state = replace(
         state, tally=tally, interruptions=keep(state.interruptions, interruption)
     )
-    turn.say(f"{vm_id}: {reason}")
+    transition.log(f"{vm_id}: {reason}")
 
 
-def cancelled(turn: Transition, vm_id: str) -> None:
+def cancelled(transition: Transition, vm_id: str) -> None:
     """Take back that a VM was noticed; what has been done about it stays done."""
-    state, tally = turn.state, turn.state.tally
-    turn.state = replace(
+    state, tally = transition.state, transition.state.tally
+    transition.state = replace(
         state,
         tally=replace(tally, preemptions_noticed=tally.preemptions_noticed - 1),
         interruptions=tuple(
-            _cancelled(turn, hit)
+            _cancelled(transition, hit)
             if hit.vm_id == vm_id
             and hit.interruption == "notice"
             and hit.cancelled_at_s is None
@@ -76,16 +76,16 @@ def cancelled(turn: Transition, vm_id: str) -> None:
             for hit in state.interruptions
         ),
     )
-    turn.say(f"{vm_id}: stays, its notice was cancelled")
+    transition.log(f"{vm_id}: stays, its notice was cancelled")
 
 
-def _cancelled(turn: Transition, hit: Interruption) -> Interruption:
-    idle = turn.state.progress.paused_since_s is None
+def _cancelled(transition: Transition, hit: Interruption) -> Interruption:
+    idle = transition.state.progress.paused_since_s is None
     return replace(
         hit,
         reason=f"{hit.reason}; cancelled",
         cost_s=0.0 if hit.cost_s is None and idle else hit.cost_s,
-        cancelled_at_s=turn.now_s,
+        cancelled_at_s=transition.now_s,
     )
 
 
@@ -96,10 +96,10 @@ def _trainers(generation: Generation) -> Iterable[Slot]:
     return generation.ranks
 
 
-def replaced(turn: Transition, slow: SlowVm) -> None:
+def replaced(transition: Transition, slow: SlowVm) -> None:
     """Count a slow VM that others do without now."""
-    state, tally = turn.state, turn.state.tally
-    turn.state = replace(
+    state, tally = transition.state, transition.state.tally
+    transition.state = replace(
         state,
         tally=replace(tally, slow_vms_replaced=tally.slow_vms_replaced + 1),
         slow_vms=keep(state.slow_vms, slow),
@@ -107,7 +107,7 @@ def replaced(turn: Transition, slow: SlowVm) -> None:
 
 
 def committed(
-    turn: Transition, generation: Generation, report: MinibatchCommitted
+    transition: Transition, generation: Generation, report: MinibatchCommitted
 ) -> None:
     """Note a rank's mini-batch; it counts once every section has been reported.
 
@@ -118,31 +118,35 @@ def committed(
     for section in report.sections:
         if 0 <= section < len(steps):
             steps[section] = max(steps[section], report.step)
-    step = min(*steps, turn.state.job.spec.steps)
+    step = min(*steps, transition.state.job.spec.steps)
     generation = replace(generation, section_steps=tuple(steps))
-    progress = turn.state.progress
+    progress = transition.state.progress
     if report.peak_bytes > progress.peak_bytes:
         progress = replace(progress, peak_bytes=report.peak_bytes)
     if step > progress.step:
         times = (*generation.step_times_s, report.step_s)[-WINDOW:]
         generation = replace(generation, committed=True, step_times_s=times)
-        tally, news = turn.state.tally, step - progress.step
+        tally, news = transition.state.tally, step - progress.step
         egress = tally.egress + generation.egress * news
-        progress = _progress(turn, progress, step, report)
-        turn.state = replace(turn.state, tally=replace(tally, egress=egress))
-    turn.state = replace(turn.state, generation=generation, progress=progress)
+        progress = _progress(transition, progress, step, report)
+        transition.state = replace(
+            transition.state, tally=replace(tally, egress=egress)
+        )
+    transition.state = replace(
+        transition.state, generation=generation, progress=progress
+    )
 
 
 def _progress(
-    turn: Transition, progress: Progress, step: int, report: MinibatchCommitted
+    transition: Transition, progress: Progress, step: int, report: MinibatchCommitted
 ) -> Progress:
     if progress.paused_since_s is not None:
-        cost_s = max(0.0, turn.now_s - progress.paused_since_s - report.step_s)
+        cost_s = max(0.0, transition.now_s - progress.paused_since_s - report.step_s)
         progress = replace(progress, paused_since_s=None)
-        hits = [i for i in turn.state.interruptions if i.cost_s is None]
+        hits = [i for i in transition.state.interruptions if i.cost_s is None]
         if all(hit.interruption == "notice" for hit in hits):
             progress = replace(progress, morph_cost_s=cost_s)  # it was planned
-        _settle_interruptions(turn, cost_s)
+        _settle_interruptions(transition, cost_s)
     first = progress.loss_first
     started_at_s = progress.first_commit_at_s
     return replace(
@@ -151,30 +155,30 @@ def _progress(
         highest_step=max(progress.highest_step, step),
         loss_first=report.loss if first is None else first,
         loss_last=report.loss,
-        first_commit_at_s=turn.now_s if started_at_s is None else started_at_s,
-        last_commit_at_s=turn.now_s,
+        first_commit_at_s=transition.now_s if started_at_s is None else started_at_s,
+        last_commit_at_s=transition.now_s,
     )
 
 
-def _settle_interruptions(turn: Transition, cost_s: float) -> None:
+def _settle_interruptions(transition: Transition, cost_s: float) -> None:
     """Training has gone on: the interruptions since the last commit are over."""
-    turn.state = replace(
-        turn.state,
+    transition.state = replace(
+        transition.state,
         interruptions=tuple(
             replace(i, cost_s=cost_s) if i.cost_s is None else i
-            for i in turn.state.interruptions
+            for i in transition.state.interruptions
         ),
     )
 
 
-def evaluated(turn: Transition, report: Evaluated) -> None:
+def evaluated(transition: Transition, report: Evaluated) -> None:
     """Note a held-out loss."""
-    progress = turn.state.progress
+    progress = transition.state.progress
     first = progress.heldout_first
     if first is None and report.step == 0:
         first = report.loss
-    turn.state = replace(
-        turn.state,
+    transition.state = replace(
+        transition.state,
         progress=replace(
             progress,
             heldout_first=first,
@@ -182,4 +186,4 @@ def evaluated(turn: Transition, report: Evaluated) -> None:
             heldout_step=report.step,
         ),
     )
-    turn.say(f"held-out loss {report.loss:.3f} after {report.step} steps")
+    transition.log(f"held-out loss {report.loss:.3f} after {report.step} steps")

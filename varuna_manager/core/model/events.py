@@ -375,5 +375,8 @@ Event = (
     | SetupFailed
 )
 
-EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
-"""Every event class by the name under which the journal keeps it."""
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)} | {
+    "OffersWeighed": OffersRanked,
+    "FleetWeighed": FleetRated,
+}
+"""Every event class by the name under which a journal keeps it, former names included."""

@@ -242,7 +242,7 @@ class Generation:
     abandoned: bool = False
     """Whether its last ranks have been told to give up."""
     step_times_s: tuple[float, ...] = ()
-    pulse: RankTimings | None = None
+    timings: RankTimings | None = None
     """How fast its ranks are; None until the first of them has told."""
     share: ShareMinibatch | None = None
     """The newest share of the mini-batch that its ranks were told, if any."""

@@ -66,7 +66,7 @@ class JobSettings:
     """A profile that the user gives: nothing is measured."""
 
     @property
-    def promises(self) -> bool:
+    def has_slo(self) -> bool:
         """Whether there is a deadline or a least throughput to keep."""
         return self.deadline_s is not None or self.min_examples_per_s is not None
 
@@ -74,7 +74,7 @@ class JobSettings:
     def plan_objective(self) -> Objective:
         """What plans are compared by: where a promise decides how many VMs there are,
         plans make the most of them."""
-        return "throughput" if self.promises else self.objective
+        return "throughput" if self.has_slo else self.objective
 
 
 LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]

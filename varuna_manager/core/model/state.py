@@ -80,7 +80,7 @@ class State:
     offers_seen_at_s: float = 0.0
     worths: Mapping[str, OfferWorth] = field(default_factory=dict)
     """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
-    promise: DeadlineState = field(default_factory=DeadlineState)
+    deadline: DeadlineState = field(default_factory=DeadlineState)
     """What deadline or throughput ask for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused of late, by scope (``pricing.scopes``): it is left alone."""
@@ -155,7 +155,7 @@ class State:
     def most_vms(self) -> int:
         """The most VMs to have at once: more than the job may have for as long as VMs
         that are being replaced, for the sake of a promise, train on."""
-        decision = self.promise.decision
+        decision = self.deadline.decision
         wanted = sum(count for _, count in decision.wanted) if decision else 0
         return max(self.job.max_vms, wanted)
 
@@ -266,7 +266,7 @@ def check_invariants(state: State) -> None:
 def _check_fleet(state: State) -> None:
     staying = sum(vm.counts for vm in state.vms.values())
     wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
-    swaps = state.promise.decision is not None
+    swaps = state.deadline.decision is not None
     most = 2 * state.job.max_vms if swaps else state.job.max_vms
     assert staying + wanted <= most, "never more VMs than allowed"
     for vm_id, vm in state.vms.items():

@@ -32,7 +32,7 @@ class Transition:
         """Seconds since the epoch, as the events tell it."""
         return self.state.now_s
 
-    def do(self, command: Command) -> None:
+    def emit(self, command: Command) -> None:
         """Wish for ``command``."""
         self.commands.append(command)
 
@@ -40,13 +40,13 @@ class Transition:
         """Wish to send ``command`` to every VM of ``vm_ids`` that still exists, once."""
         for vm_id in dict.fromkeys(vm_ids):
             if vm_id in self.state.vms:
-                self.do(Send(vm_id=vm_id, command=command))
+                self.emit(Send(vm_id=vm_id, command=command))
 
-    def say(self, news: str) -> None:
+    def log(self, news: str) -> None:
         """Note what happened, in one line for people."""
         self.state = replace(self.state, last_news=news)
 
-    def due(self, at_s: float) -> bool:
+    def is_due(self, at_s: float) -> bool:
         """Whether ``at_s`` has come; if not, the core will be woken then."""
         if self.now_s >= at_s:
             return True
@@ -81,7 +81,7 @@ class Transition:
             )
         else:
             return
-        self.say(f"ending: {outcome.reason}")
+        self.log(f"ending: {outcome.reason}")
 
 
 def _has_unsaved(state: State) -> bool:

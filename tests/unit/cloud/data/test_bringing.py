@@ -15,14 +15,14 @@ from tests.fakes.web import Web, serve_web
 from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache
 from spottrain.cloud.data.mounts import mount
-from spottrain.cloud.data.running import Running
-from spottrain.cloud.data.wish import (
+from spottrain.cloud.data.request import (
     DataAwayError,
     DataError,
     DataRequest,
     from_json,
     to_json,
 )
+from spottrain.cloud.data.running import Running
 
 
 @pytest.fixture
@@ -33,23 +33,23 @@ def web() -> Iterator[Web]:
 
 
 def test_wishes_travel_as_json() -> None:
-    wishes = (
+    requests = (
         DataRequest(name="a", url="s3://b/a", unpack=True, sha256="0" * 64),
         DataRequest(name="b", path="/data"),
         DataRequest(name="c", mount="server:/", type="nfs4", options="ro"),
     )
-    assert from_json(to_json(wishes)) == wishes
+    assert from_json(to_json(requests)) == requests
     with pytest.raises(DataError, match="is the software here another"):
         from_json('[{"name": "a", "colour": "red"}]')
 
 
 def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    wishes = (
+    requests = (
         DataRequest(name="web", url=f"{web.url}/a"),
         DataRequest(name="own", path=str(tmp_path / "own")),
     )
-    found = bring(wishes, Cache(tmp_path / "cache"))
+    found = bring(requests, Cache(tmp_path / "cache"))
     assert found.keys() == {"SPOTTRAIN_DATA_WEB", "SPOTTRAIN_DATA_OWN"}
     assert found["SPOTTRAIN_DATA_OWN"] == str(tmp_path / "own")
     assert Path(found["SPOTTRAIN_DATA_WEB"]).read_bytes() == b"from the web"
@@ -61,10 +61,10 @@ def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def run(
-    folder: Path, *wishes: DataRequest, limit_s: float = 60.0
+    folder: Path, *requests: DataRequest, limit_s: float = 60.0
 ) -> tuple[int, list[str]]:
     running = Running(
-        folder / "cache", folder / "log", os.environ, to_json(wishes), limit_s
+        folder / "cache", folder / "log", os.environ, to_json(requests), limit_s
     )
     code = running.look(60.0)["code"]
     return code, (folder / "log").read_text().splitlines()
@@ -120,10 +120,10 @@ def has_own_mounts() -> bool:
 @pytest.mark.skipif(not has_own_mounts(), reason="needs root and unshare")
 def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
     bringing = f"{sys.executable} -m spottrain.cloud.data {tmp_path}/cache 60"
-    wishes = to_json(
+    requests = to_json(
         [DataRequest(name="own", mount="none", type="tmpfs", options="size=1m")]
     )
-    (tmp_path / "wishes").write_text(wishes)
+    (tmp_path / "wishes").write_text(requests)
     twice = f"{bringing} <wishes && {bringing} <wishes && grep {tmp_path} /proc/mounts"
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", twice],

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.data.cache import Cache, missing, num_bytes
+from spottrain.cloud.data.request import DataAwayError, DataError, DataRequest
 from spottrain.cloud.data.sources import SourceFile
-from spottrain.cloud.data.wish import DataAwayError, DataError, DataRequest
 
 WISH = DataRequest(name="corpus", url="s3://bucket/corpus/")
 
@@ -48,8 +48,8 @@ class Shelf:
         self.fetched.append(file.name)
 
 
-def bring(cache: Cache, shelf: Shelf, wish: DataRequest = WISH) -> Path:
-    return cache.bring(wish, shelf, lambda line: None)
+def bring(cache: Cache, shelf: Shelf, request: DataRequest = WISH) -> Path:
+    return cache.bring(request, shelf, lambda line: None)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -157,8 +157,8 @@ def test_room_is_made_by_what_was_unused_for_longest(
     (tmp_path / "not-ours").mkdir()
     paths = []
     for n, name in enumerate(("first", "second")):
-        wish = DataRequest(name=name, url=f"s3://bucket/{name}/")
-        paths.append(bring(Cache(tmp_path), Shelf({name: b"x" * 40}), wish))
+        request = DataRequest(name=name, url=f"s3://bucket/{name}/")
+        paths.append(bring(Cache(tmp_path), Shelf({name: b"x" * 40}), request))
         os.utime(paths[-1], (n, n))
     cache = Cache(tmp_path, may_evict=may_evict)
     if may_evict:

@@ -14,7 +14,7 @@ from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.schedules.schedule import make_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 
-paces = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5)
+throughputs = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5)
 
 
 def splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -37,7 +37,7 @@ def slowest_s(
     return max(f + n * s for n, s, f in zip(shares, seconds, fixed_s, strict=True))
 
 
-@given(paces, st.data())
+@given(throughputs, st.data())
 def test_no_other_shares_end_sooner(seconds: list[float], data: st.DataObject) -> None:
     count = len(seconds)
     total = data.draw(st.integers(count, 12))

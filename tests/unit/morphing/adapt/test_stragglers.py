@@ -48,7 +48,7 @@ def minibatches(
 
 
 def convicted(watch: StragglerWatch) -> list[int]:
-    return [verdict.rank for verdict in watch.verdicts()]
+    return [straggler.rank for straggler in watch.stragglers()]
 
 
 @pytest.mark.parametrize(("depth", "width"), SHAPES)
@@ -56,9 +56,9 @@ def test_noise_of_ten_per_cent_never_convicts(depth: int, width: int) -> None:
     for seed in range(35):  # over all shapes 210 runs
         counts = [0] * (depth * width)
         rows: list[tuple[float, ...]] = []
-        beats = minibatches(random.Random(seed), depth, width, {})
+        samples = minibatches(random.Random(seed), depth, width, {})
         for _ in range(1000):
-            ratios = [beat.ratio for beat in next(beats)]
+            ratios = [sample.ratio for sample in next(samples)]
             rows.append(slowness_of(ratios, depth))
             for rank, slowness in enumerate(rows[-1]):
                 counts[rank] += slowness > 1 + MARGIN
@@ -79,7 +79,7 @@ def test_ranks_that_scatter_wildly_are_not_convicted(depth: int, width: int) -> 
             watch = watch.observe(
                 [RankSample(busy_s=s, expected_s=1.0, microbatches=1) for s in times_s]
             )
-            assert watch.verdicts() == (), f"seed {seed}"
+            assert watch.stragglers() == (), f"seed {seed}"
 
 
 def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
@@ -91,7 +91,7 @@ def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
                 for s in (1.0, 1.9, 1.7)
             ]
         )
-        assert watch.verdicts() == ()
+        assert watch.stragglers() == ()
     for _ in range(WINDOW):
         watch = watch.observe(
             [
@@ -115,19 +115,19 @@ def test_a_rank_that_is_thirty_per_cent_slower_is_found(depth: int, width: int) 
         draw = random.Random(seed)
         slow = draw.randrange(depth * width)
         watch = StragglerWatch(pipeline_depth=depth)
-        for _, beats in zip(
+        for _, samples in zip(
             range(WINDOW), minibatches(draw, depth, width, {}), strict=False
         ):
-            watch = watch.observe(beats)
+            watch = watch.observe(samples)
         found = minibatches(draw, depth, width, {slow: 1.3})
         for _ in range(WINDOW + FEW):
             watch = watch.observe(next(found))
             if convicted(watch):
                 break
         assert convicted(watch) == [slow], f"seed {seed}"
-        (verdict,) = watch.verdicts()
-        assert verdict.slowness == pytest.approx(1.3, rel=0.25)
-        assert OUTLYING <= verdict.outlying <= WINDOW
+        (straggler,) = watch.stragglers()
+        assert straggler.slowness == pytest.approx(1.3, rel=0.25)
+        assert OUTLYING <= straggler.outlying <= WINDOW
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())
@@ -181,25 +181,25 @@ def steady(busy_s: list[float], shares: list[int], depth: int) -> StragglerWatch
 def test_what_a_replacement_saves_is_what_the_others_wait_now() -> None:
     # Replica 0 takes 4 micro-batches of 1 s, replica 1 as many of 2 s in one stage.
     watch = steady([4.0, 4.0, 4.0, 8.0], [4, 4], 2)
-    assert watch.saved_s(watch.verdicts()) == pytest.approx(4.0)
+    assert watch.saved_s(watch.stragglers()) == pytest.approx(4.0)
 
 
 def test_a_replacement_saves_also_where_the_others_have_taken_work_over() -> None:
     # 6 + 3 virtual nodes of 1 and 2 s take 6 s; as fast as each other they take 4.5 s.
     watch = steady([6.0, 6.0], [6, 3], 1)
-    (verdict,) = watch.verdicts()
-    assert (verdict.rank, verdict.slowness, verdict.outlying) == (1, 2.0, WINDOW)
-    assert watch.saved_s((verdict,)) == pytest.approx(1.5)
+    (straggler,) = watch.stragglers()
+    assert (straggler.rank, straggler.slowness, straggler.outlying) == (1, 2.0, WINDOW)
+    assert watch.saved_s((straggler,)) == pytest.approx(1.5)
 
 
 def test_nothing_is_said_before_enough_was_seen() -> None:
     watch = StragglerWatch(pipeline_depth=1)
-    assert watch.verdicts() == ()
-    beats = [RankSample(busy_s=b, expected_s=1.0, microbatches=1) for b in (1.0, 5.0)]
+    assert watch.stragglers() == ()
+    samples = [RankSample(busy_s=b, expected_s=1.0, microbatches=1) for b in (1.0, 5.0)]
     for _ in range(OUTLYING - 1):
-        watch = watch.observe(beats)
-    assert watch.verdicts() == ()
-    assert convicted(watch.observe(beats)) == [1]
+        watch = watch.observe(samples)
+    assert watch.stragglers() == ()
+    assert convicted(watch.observe(samples)) == [1]
 
 
 def test_a_vm_that_is_fast_again_is_let_off() -> None:
@@ -207,7 +207,7 @@ def test_a_vm_that_is_fast_again_is_let_off() -> None:
     even = [RankSample(busy_s=1.0, expected_s=1.0, microbatches=1)] * 2
     for _ in range(WINDOW - OUTLYING + 1):
         watch = watch.observe(even)
-    assert watch.verdicts() == ()
+    assert watch.stragglers() == ()
 
 
 def section(index: int) -> SectionProfile:

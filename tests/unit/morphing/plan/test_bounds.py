@@ -84,17 +84,17 @@ def cases(draw: st.DrawFn) -> PlanInputs:
 def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) -> None:
     layouts = Layouts(case, 4)
     depth = data.draw(st.integers(1, min(len(case.facts.sections), len(case.slots))))
-    manner = data.draw(st.sampled_from(execution_modes(case, depth)))
-    if manner.chunks == 1:
+    mode = data.draw(st.sampled_from(execution_modes(case, depth)))
+    if mode.chunks == 1:
         bound = data.draw(st.integers(0, 5))
-        manner = replace(manner, in_flight_bound=bound)
+        mode = replace(mode, in_flight_bound=bound)
     elif layouts.virtual_nodes % depth:
         return
-    group = depth if manner.chunks > 1 else 1
+    group = depth if mode.chunks > 1 else 1
     widths = layouts.fleet.widths(depth, layouts.virtual_nodes // group)
-    bounds_s = layouts.least_steps_s(depth, manner, widths)
+    bounds_s = layouts.least_steps_s(depth, mode, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
-        layout = layouts.lay_out(Draft(depth, width, manner))
+        layout = layouts.lay_out(Draft(depth, width, mode))
         if isinstance(layout, PlanLayout):
             assert bound_s <= layouts.simulate(layout).predicted_step_s
 

@@ -380,10 +380,10 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
         widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
         for width in range(1, widest + 1):
-            for manner in execution_modes(case, depth):
-                draft = Draft(depth, width, manner)
+            for mode in execution_modes(case, depth):
+                draft = Draft(depth, width, mode)
                 groups, rest = divmod(layouts.virtual_nodes, depth)
-                if manner.chunks > 1 and (rest or groups < width):
+                if mode.chunks > 1 and (rest or groups < width):
                     continue
                 layout = layouts.lay_out(draft)
                 if isinstance(layout, PlanLayout):

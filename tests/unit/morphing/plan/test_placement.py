@@ -170,13 +170,13 @@ def test_no_other_replicas_have_more_speed_whatever_ran_before(
     if taken is None:
         return
     placed = place(taken, even_bounds(depth), width, FACTS, previous)
-    paces = [min(speeds) for speeds in replicas(placed, depth)]
-    assert paces == sorted(paces, reverse=True)
+    throughputs = [min(speeds) for speeds in replicas(placed, depth)]
+    assert throughputs == sorted(throughputs, reverse=True)
     safe_anyhow = max(Counter(d.slot.vm_id for d in taken).values()) < width
     if width == 1 or safe_anyhow:
         # Devices in the order of speed, so many at a time: none can do better.
         speeds = sorted((d.speed for d in taken), reverse=True)
-        assert paces == speeds[depth - 1 :: depth]
+        assert throughputs == speeds[depth - 1 :: depth]
         fleet_of = Counter(speeds)
         pure = sum(len(set(own)) == 1 for own in replicas(placed, depth))
         assert pure >= sum(n // depth for n in fleet_of.values())

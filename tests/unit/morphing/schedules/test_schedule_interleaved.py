@@ -117,7 +117,9 @@ def test_without_chunks_micro_batches_come_in_their_order(
 
 def test_a_list_with_chunks_is_followed_in_order_whatever_is_asked_for() -> None:
     lists = make_schedule("interleaved", 2, 2, recompute=False, chunks=2)
-    stage = StageProgress(lists[0], first=True, last=False, conduct=OrderPolicy.FREE)
+    stage = StageProgress(
+        lists[0], first=True, last=False, order_policy=OrderPolicy.OPPORTUNISTIC
+    )
     for microbatch in (0, 1):
         stage.completed(Task(Work.FORWARD, microbatch))
 
@@ -147,7 +149,7 @@ def test_the_simulators_loops_go_the_executors_way(
 
     run = simulate_pipeline(lists, stages, links)
 
-    slow = SlowReplica(lists, stages, links, OrderPolicy.IN_ORDER).run()
+    slow = SlowReplica(lists, stages, links, OrderPolicy.STRICT).run()
     assert run.finish_s == pytest.approx(slow.finish_s)
     assert run.busy_s == pytest.approx(slow.busy_s)
     assert run.peak_in_flight == slow.peak_in_flight

@@ -23,7 +23,7 @@ from tests.unit.morphing.slow_replica import SlowReplica
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.schedules.rule import IN_ORDER
+from spottrain.morphing.schedules.rule import STRICT
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand, make_schedule
 from spottrain.morphing.simulate.loops.play import play
 from spottrain.morphing.simulate.replica import (
@@ -54,7 +54,9 @@ def test_what_is_simulated_is_what_next_task_says(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
 ) -> None:
     schedule, stages, links = pipeline
-    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.FREE, bound)
+    slow = SlowReplica(
+        expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound
+    )
     assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
 
 
@@ -63,10 +65,8 @@ def test_in_order_too(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]],
 ) -> None:
     schedule, stages, links = pipeline
-    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.IN_ORDER)
-    assert (
-        got == SlowReplica(expand(schedule), stages, links, OrderPolicy.IN_ORDER).run()
-    )
+    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.STRICT)
+    assert got == SlowReplica(expand(schedule), stages, links, OrderPolicy.STRICT).run()
 
 
 @given(
@@ -197,7 +197,7 @@ def test_in_order_nothing_that_takes_longer_makes_the_end_come_sooner(
         )
         for s in stages
     ]
-    order = Conditions.IN_ORDER
+    order = Conditions.STRICT
     fast = simulate_pipeline(schedule, stages, links, conditions=order)
     slow = simulate_pipeline(schedule, slower_stages, slower_links, conditions=order)
     assert all(a <= b for a, b in zip(fast.finish_s, slow.finish_s, strict=True))
@@ -301,7 +301,7 @@ def test_what_is_compiled_is_what_is_written() -> None:
             np.arange(12).reshape(3, 2, 2),
         ),
         40,
-        IN_ORDER,
+        STRICT,
         0,
     )
     rows, instants = compiled.fast(play, 10**9)(*arguments)

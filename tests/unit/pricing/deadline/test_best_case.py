@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.best_case import (
     SOONEST,
@@ -20,7 +20,7 @@ from spottrain.pricing.deadline.model import Holdings
 
 
 def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
-    found = best_case(standing(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
+    found = best_case(status(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
     assert found is not None
     assert (found.vms, found.usd_per_hour) == (4, 0.5)
     assert found.takes_s == pytest.approx(100.0 + SOONEST * 10 * HOUR_S)
@@ -29,7 +29,7 @@ def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
 
 
 def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
-    at = replace(standing(hours=None, work=10), kept_s=720.0)
+    at = replace(status(hours=None, work=10), kept_s=720.0)
     found = best_case(
         at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),)
     )
@@ -39,14 +39,14 @@ def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
 
 
 def test_the_hourly_cap_bounds_the_fleet() -> None:
-    found = best_case(standing(hours=None, work=10, cap=2.0), FLEET, (spot(),))
+    found = best_case(status(hours=None, work=10, cap=2.0), FLEET, (spot(),))
     assert found is not None
     assert found.vms == 2
 
 
 @pytest.mark.parametrize("cap", [0.5, None])
 def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
-    at = standing(hours=1, work=1000, usd=1.0, cap=cap)
+    at = status(hours=1, work=1000, usd=1.0, cap=cap)
     supplies = () if cap is None else (spot(),)
     assert best_case(at, FLEET, supplies) is None
     answer = conceivable(at, FLEET, supplies)
@@ -59,7 +59,7 @@ def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
 
 
 def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> None:
-    at = standing(hours=None, work=1000, usd=5.0)
+    at = status(hours=None, work=1000, usd=5.0)
     answer = conceivable(at, FLEET, (spot(),))
     assert answer.possible
     assert answer.reason == (
@@ -73,7 +73,7 @@ def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> No
 
 
 def test_all_that_is_out_of_reach_is_told_at_once() -> None:
-    at = replace(standing(hours=1, work=1000, usd=5.0), min_examples_per_s=1e9)
+    at = replace(status(hours=1, work=1000, usd=5.0), min_examples_per_s=1e9)
     answer = conceivable(at, FLEET, (spot(),))
     assert not answer.possible
     for part in (
@@ -96,7 +96,7 @@ def test_all_that_is_out_of_reach_is_told_at_once() -> None:
 def test_what_is_named_as_a_cure_is_one(
     hours: float, work: float, usd: float, least: float
 ) -> None:
-    at = replace(standing(hours=hours, work=work, usd=usd), min_examples_per_s=least)
+    at = replace(status(hours=hours, work=work, usd=usd), min_examples_per_s=least)
     answer = conceivable(at, FLEET, (spot(),))
     assert answer.possible == (not answer.reason)
     if deadline := re.search(r"deadline to ([0-9.,]+) h", answer.reason):
@@ -121,6 +121,6 @@ def test_no_fleet_does_what_is_said_to_be_out_of_reach(
     took_s = FLEET.boot_s + 0.5 * HOUR_S * len(sizes)
     cost = sum(sizes) * 0.5 + max(sizes) * FLEET.boot_s / HOUR_S
     work = trained / HOUR_S / FLEET.rates[-1]
-    at = standing(hours=hours, work=work, usd=usd)
+    at = status(hours=hours, work=work, usd=usd)
     if took_s <= hours * HOUR_S and cost <= usd:
         assert conceivable(at, FLEET, (spot(),)).possible

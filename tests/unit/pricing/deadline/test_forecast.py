@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings, Supply
@@ -24,22 +24,22 @@ SEEN = MarketOutlook(looks=(((1.0, 4),),) * 9, looked_at_s=0.0)
 def test_where_the_hourly_cap_bears_no_vm_there_is_no_end(
     supplies: tuple[Supply, ...], hours: float | None
 ) -> None:
-    at = standing(hours=hours, work=5, cap=0.5)
-    told = forecast(at, FLEET, supplies, (), SEEN, thrifty=False)
+    at = status(hours=hours, work=5, cap=0.5)
+    told = forecast(at, FLEET, supplies, (), SEEN, cost_optimal=False)
     assert told.finish_s.expected == told.finish_s.high == math.inf
     assert told.usd.expected == math.inf
 
 
 def test_the_hourly_cap_slows_the_job_down() -> None:
-    at = standing(hours=None, work=5, cap=2.0)
-    held = (Holdings(name="spot", ready=2),)
+    at = status(hours=None, work=5, cap=2.0)
+    holdings = (Holdings(name="spot", ready=2),)
     for supplies in (SPOT_ONLY, (spot("b", 3.0), *SPOT_ONLY)):
-        told = forecast(at, FLEET, supplies, held, SEEN)
+        told = forecast(at, FLEET, supplies, holdings, SEEN)
         assert told.finish_s.expected == pytest.approx(5 * HOUR_S * 3.4 / 1.9)
 
 
 def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
-    at = standing(hours=None, work=5, cap=4.0)
+    at = status(hours=None, work=5, cap=4.0)
     risky = replace(spot(), losses_per_hour=0.5)
     seen = MarketOutlook(looks=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
     told = forecast(at, FLEET, (risky,), (), seen)
@@ -47,22 +47,22 @@ def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
 
 
 @pytest.mark.parametrize("thrifty", [True, False])
-def test_spot_vms_alone_have_no_latest_finish(thrifty: bool) -> None:
-    at = standing(hours=9, work=5)
-    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN, thrifty=thrifty)
+def test_spot_vms_alone_have_no_latest_finish(cost_optimal: bool) -> None:
+    at = status(hours=9, work=5)
+    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN, cost_optimal=cost_optimal)
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
     assert told.finish_s.high == math.inf
 
 
 def test_spot_vms_that_are_late_say_when_they_would_be_done() -> None:
-    at = standing(hours=1, work=5000)
+    at = status(hours=1, work=5000)
     told = forecast(at, FLEET, SPOT_ONLY, (), SEEN)
     assert 1 * HOUR_S < told.finish_s.low < told.finish_s.expected < math.inf
     assert told.finish_s.high == math.inf
 
 
 def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None:
-    told = forecast(standing(hours=1, work=5000), FLEET, BOTH, (), SEEN)
+    told = forecast(status(hours=1, work=5000), FLEET, BOTH, (), SEEN)
     finish = told.finish_s
     assert finish.low < finish.expected < finish.high < math.inf
     assert finish.high - finish.low > 0.1 * finish.expected
@@ -70,7 +70,7 @@ def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None
 
 @pytest.mark.parametrize("hours", [None, 1e6])
 def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> None:
-    at = replace(standing(hours=hours, work=5000, usd=5.0), kept_s=900.0)
+    at = replace(status(hours=hours, work=5000, usd=5.0), kept_s=900.0)
     told = forecast(at, FLEET, BOTH, (), SEEN)
     assert told.finish_s.low == told.finish_s.expected == told.finish_s.high == math.inf
     # A quarter of an hour of four VMs is kept back.
@@ -88,7 +88,7 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     price=st.floats(0, 4),
     looks=st.lists(st.tuples(st.floats(0.1, 4), st.integers(1, 4)), max_size=4),
     allowed=st.booleans(),
-    thrifty=st.booleans(),
+    cost_optimal=st.booleans(),
 )
 def test_every_interval_is_one_and_costs_no_more_than_there_is(
     hours: float | None,
@@ -101,14 +101,14 @@ def test_every_interval_is_one_and_costs_no_more_than_there_is(
     price: float,
     looks: list[tuple[float, int]],
     allowed: bool,
-    thrifty: bool,
+    cost_optimal: bool,
 ) -> None:
-    at = standing(hours=hours, work=work, usd=usd, cap=cap)
+    at = status(hours=hours, work=work, usd=usd, cap=cap)
     at = replace(at, kept_s=kept_s)
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
-    held = (Holdings(name="spot", ready=ready),)
+    holdings = (Holdings(name="spot", ready=ready),)
     outlook = MarketOutlook(looks=tuple((look,) for look in looks))
-    told = forecast(at, FLEET, supplies, held, outlook, thrifty=thrifty)
+    told = forecast(at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal)
     for one in (told.finish_s, told.usd):
         assert 0 <= one.low <= one.expected
         assert one.low <= one.high

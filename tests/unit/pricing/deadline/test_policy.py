@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, standing
+from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
@@ -29,14 +29,14 @@ DRY = spot(available=0)
 def decided(
     at: JobStatus,
     supplies: tuple[Supply, ...] = (spot(), ON_DEMAND),
-    held: tuple[Holdings, ...] = NOTHING,
+    holdings: tuple[Holdings, ...] = NOTHING,
     outlook: MarketOutlook | None = None,
 ) -> FleetDecision:
-    return decide(at, FLEET, supplies, held, outlook or MarketOutlook())
+    return decide(at, FLEET, supplies, holdings, outlook or MarketOutlook())
 
 
 def test_spot_vms_are_rented_while_there_is_time() -> None:
-    decision = decided(standing(hours=10, work=5))
+    decision = decided(status(hours=10, work=5))
     assert decision.mode == "pace"
     assert decision.count("spot") > 0
     assert decision.count("on-demand") == 0
@@ -44,7 +44,7 @@ def test_spot_vms_are_rented_while_there_is_time() -> None:
 
 def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
     sizes = [
-        decided(standing(hours=hours, work=5)).count("spot") for hours in (6, 12, 30)
+        decided(status(hours=hours, work=5)).count("spot") for hours in (6, 12, 30)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
@@ -52,15 +52,15 @@ def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
 
 def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() -> None:
     seen = MarketOutlook(looks=(((1.0, 4),),) * 50, looked_at_s=0.0)
-    decision = decided(standing(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
+    decision = decided(status(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
     assert decision.mode == "wait"
     assert decision.wanted == ()
 
 
 def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
-    at = standing(hours=5.07, work=5)
-    held = (Holdings(name="spot", ready=1),)
-    decision = decided(at, (DRY, ON_DEMAND), held)
+    at = status(hours=5.07, work=5)
+    holdings = (Holdings(name="spot", ready=1),)
+    decision = decided(at, (DRY, ON_DEMAND), holdings)
     assert decision.mode == "edge"
     assert dict(decision.wanted) == {"on-demand": 3, "spot": 1}
 
@@ -68,26 +68,26 @@ def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
 def test_a_job_without_a_vm_that_trains_risks_no_boot_in_vain_near_the_deadline() -> (
     None
 ):
-    decision = decided(standing(hours=5.07, work=5))
+    decision = decided(status(hours=5.07, work=5))
     assert dict(decision.wanted) == {"on-demand": 4}
 
 
 def test_with_no_slack_left_all_vms_are_on_demand() -> None:
-    decision = decided(standing(hours=5 + 120 / HOUR_S, work=5))
+    decision = decided(status(hours=5 + 120 / HOUR_S, work=5))
     assert decision.mode == "net"
     assert dict(decision.wanted) == {"on-demand": 4}
 
 
 def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
-    at = standing(hours=5 + 125 / HOUR_S, work=5)
-    held = (Holdings(name="spot", ready=4),)
-    assert dict(decided(at, held=held).wanted) == {"on-demand": 4, "spot": 4}
-    booted = (*held, Holdings(name="on-demand", ready=4))
-    assert dict(decided(at, held=booted).wanted) == {"on-demand": 4}
+    at = status(hours=5 + 125 / HOUR_S, work=5)
+    holdings = (Holdings(name="spot", ready=4),)
+    assert dict(decided(at, holdings=holdings).wanted) == {"on-demand": 4, "spot": 4}
+    booted = (*holdings, Holdings(name="on-demand", ready=4))
+    assert dict(decided(at, holdings=booted).wanted) == {"on-demand": 4}
 
 
 def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
-    at = standing(hours=20, work=5)
+    at = status(hours=20, work=5)
     least = feasible(at, FLEET, (ON_DEMAND,)).least_usd
     assert least is not None
     tight = replace(at, usd_left=least + 0.1)
@@ -96,64 +96,68 @@ def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
 
 
 def test_a_vm_elsewhere_must_be_clearly_cheaper_than_one_that_is_held() -> None:
-    at, held = standing(hours=6, work=5), (Holdings(name="a", ready=4),)
-    near = decided(at, (spot("a"), spot("b", 0.9), ON_DEMAND), held)
+    at, holdings = status(hours=6, work=5), (Holdings(name="a", ready=4),)
+    near = decided(at, (spot("a"), spot("b", 0.9), ON_DEMAND), holdings)
     assert near.count("b") == 0
-    far = decided(at, (spot("a"), spot("b", 0.5), ON_DEMAND), held)
+    far = decided(at, (spot("a"), spot("b", 0.5), ON_DEMAND), holdings)
     assert (far.count("a"), far.count("b")) == (4, 4)  # until those of b are ready
 
 
 def test_a_zone_that_takes_its_vms_back_all_the_time_counts_as_dearer() -> None:
     rough = replace(spot("rough", 0.9), losses_per_hour=10.0)
-    decision = decided(standing(hours=6, work=5), (rough, spot("calm"), ON_DEMAND))
+    decision = decided(status(hours=6, work=5), (rough, spot("calm"), ON_DEMAND))
     assert decision.count("rough") == 0
 
 
 def test_the_cap_of_an_hours_price_bounds_the_fleet() -> None:
-    decision = decided(standing(hours=6, work=1, cap=2.5))
+    decision = decided(status(hours=6, work=1, cap=2.5))
     assert decision.count("spot") <= 2
 
 
 def test_without_a_deadline_all_spot_vms_are_taken_and_none_on_demand() -> None:
-    decision = decided(standing(hours=None, work=5))
+    decision = decided(status(hours=None, work=5))
     assert (decision.mode, dict(decision.wanted)) == ("spot", {"spot": 4})
 
 
 def test_without_on_demand_vms_nothing_is_promised_and_all_spot_is_taken() -> None:
-    decision = decided(standing(hours=9, work=5), (spot(available=3),))
+    decision = decided(status(hours=9, work=5), (spot(available=3),))
     assert (decision.mode, decision.count("spot")) == ("spot", 3)
     assert "nothing can be promised" in decision.reason
 
 
 def test_a_rate_below_the_least_one_rents_on_demand_until_spot_suffices() -> None:
     at = replace(
-        standing(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0
+        status(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0
     )
     lacking = decided(at, (spot(available=1), ON_DEMAND))
     assert dict(lacking.wanted) == {"on-demand": 2, "spot": 1}
-    held = (Holdings(name="spot", ready=3), Holdings(name="on-demand", ready=2))
+    holdings = (Holdings(name="spot", ready=3), Holdings(name="on-demand", ready=2))
     fine = replace(at, recent_examples_per_s=2.7)
-    assert decided(fine, (spot(available=0), ON_DEMAND), held).count("on-demand") == 0
+    assert (
+        decided(fine, (spot(available=0), ON_DEMAND), holdings).count("on-demand") == 0
+    )
 
 
 def test_a_finished_job_wants_nothing() -> None:
-    assert decided(standing(hours=5, work=0)).wanted == ()
+    assert decided(status(hours=5, work=0)).wanted == ()
 
 
 @pytest.mark.parametrize("hours", [-1.0, 0.0, 1.0])
 def test_a_job_that_is_late_goes_on_with_all_it_has(hours: float) -> None:
-    decision = decided(standing(hours=hours, work=5))
+    decision = decided(status(hours=hours, work=5))
     assert (decision.mode, decision.count("on-demand")) == ("late", 4)
 
 
 def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> None:
-    held = (Holdings(name="on-demand", ready=4),)
+    holdings = (Holdings(name="on-demand", ready=4),)
 
     def hastened(hours: float) -> dict[str, int]:
-        at = standing(hours=hours, work=5)
+        at = status(hours=hours, work=5)
         supplies = (spot(), ON_DEMAND)
         return dict(
-            decide(at, FLEET, supplies, held, MarketOutlook(), thrifty=False).wanted
+            decide(
+                at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False
+            ).wanted
         )
 
     assert hastened(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
@@ -162,10 +166,14 @@ def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> No
 
 
 def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
-    def hastened(*supplies: Supply, held: tuple[Holdings, ...] = ()) -> dict[str, int]:
-        at = standing(hours=20, work=5, usd=500.0)
+    def hastened(
+        *supplies: Supply, holdings: tuple[Holdings, ...] = ()
+    ) -> dict[str, int]:
+        at = status(hours=20, work=5, usd=500.0)
         return dict(
-            decide(at, FLEET, supplies, held, MarketOutlook(), thrifty=False).wanted
+            decide(
+                at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False
+            ).wanted
         )
 
     dear = spot(usd=3.0, available=0)
@@ -173,13 +181,13 @@ def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> No
     assert hastened(dear, ON_DEMAND) == {"on-demand": 4}
     assert hastened(ON_DEMAND) == {"on-demand": 4}
     training = (Holdings(name="spot", ready=3),)
-    assert hastened(dear, ON_DEMAND, held=training) == {"spot": 3, "on-demand": 1}
+    assert hastened(dear, ON_DEMAND, holdings=training) == {"spot": 3, "on-demand": 1}
     rented = (Holdings(name="on-demand", ready=4),)
-    assert hastened(spot(), ON_DEMAND, held=rented)["spot"] == 4
+    assert hastened(spot(), ON_DEMAND, holdings=rented)["spot"] == 4
 
 
 def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> None:
-    at = standing(hours=5 + 294 / HOUR_S, work=5)
+    at = status(hours=5 + 294 / HOUR_S, work=5)
     four = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=4),))
     assert (four.mode, four.count("on-demand")) == ("edge", 2)
     one = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=1),))
@@ -192,7 +200,7 @@ def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> 
 
 
 def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
-    at = standing(hours=5.2, work=5, usd=40.0)
+    at = status(hours=5.2, work=5, usd=40.0)
     answer = feasible(at, FLEET, (spot(), ON_DEMAND))
     assert not answer.possible
     assert answer.least_usd == pytest.approx(4 * 3 * (5 + 120 / HOUR_S))
@@ -204,7 +212,7 @@ def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
 
 
 def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
-    at = standing(hours=4, work=5)
+    at = status(hours=4, work=5)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert (answer.possible, answer.least_usd) == (False, None)
     assert answer.earliest_finish_s == pytest.approx(5 * HOUR_S + 120)
@@ -216,7 +224,7 @@ def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
 def test_the_deadline_that_is_named_does_a_minute_later(
     work: float, ending_s: float
 ) -> None:
-    at = replace(standing(hours=0.001, work=work), ending_s=ending_s)
+    at = replace(status(hours=0.001, work=work), ending_s=ending_s)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     named = re.search(r"move the deadline to ([0-9.,]+) h from now", answer.reason)
     assert named is not None
@@ -226,7 +234,7 @@ def test_the_deadline_that_is_named_does_a_minute_later(
 
 
 def test_without_on_demand_vms_no_promise_can_be_made() -> None:
-    answer = feasible(standing(hours=50, work=5), FLEET, (spot(),))
+    answer = feasible(status(hours=50, work=5), FLEET, (spot(),))
     assert not answer.possible
     assert "no promise can be made" in answer.reason
 
@@ -240,7 +248,7 @@ def test_without_on_demand_vms_no_promise_can_be_made() -> None:
 def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
     hours: float, work: float, usd: float, most: int
 ) -> None:
-    at = standing(hours=hours, work=work, usd=usd)
+    at = status(hours=hours, work=work, usd=usd)
     supply = replace(ON_DEMAND, available=most)
     by_hand = []
     for size in range(1, most + 1):
@@ -262,7 +270,7 @@ def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
 def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
     least: float, hours: float | None, usd: float, most: int
 ) -> None:
-    at = replace(standing(hours=hours, work=5, usd=usd), min_examples_per_s=least)
+    at = replace(status(hours=hours, work=5, usd=usd), min_examples_per_s=least)
     supply = replace(ON_DEMAND, available=most)
     fast = [n for n in range(1, most + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
     answer = feasible(at, FLEET, (supply,))
@@ -279,7 +287,7 @@ def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
 
 
 def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
-    at = replace(standing(hours=100, work=5), min_examples_per_s=1e9)
+    at = replace(status(hours=100, work=5), min_examples_per_s=1e9)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert not answer.possible
     assert "1e+09 cannot be promised: 4 on-demand VMs train 3.4 examples/s" in (
@@ -288,7 +296,7 @@ def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
 
 
 def test_a_least_rate_costs_what_vms_so_fast_cost() -> None:
-    slow = standing(hours=None, work=5, usd=10.0)
+    slow = status(hours=None, work=5, usd=10.0)
     at = replace(slow, min_examples_per_s=3.0)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert answer.possible
@@ -328,12 +336,12 @@ def test_a_decision_asks_for_nothing_that_is_not_there_nor_above_the_cap(
     ]
     if allowed:
         supplies.append(replace(ON_DEMAND, available=free[2]))
-    held = tuple(
+    holdings = tuple(
         Holdings(name=supply.name, ready=ready[n], booting=booting[n])
         for n, supply in enumerate(supplies)
     )
-    at = standing(hours=hours, work=work, usd=usd, cap=cap)
-    decision = decided(at, tuple(supplies), held)
+    at = status(hours=hours, work=work, usd=usd, cap=cap)
+    decision = decided(at, tuple(supplies), holdings)
     bill = 0.0
     for n, supply in enumerate(supplies):
         count = decision.count(supply.name)
@@ -378,7 +386,7 @@ def test_a_price_that_cannot_be_is_refused(usd: float) -> None:
 
 def test_a_number_that_is_none_is_refused_where_the_job_stands() -> None:
     with pytest.raises(ConfigError, match="examples_left"):
-        replace(standing(hours=5, work=1), examples_left=float("nan"))
+        replace(status(hours=5, work=1), examples_left=float("nan"))
 
 
 def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
@@ -391,7 +399,7 @@ def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
 
 
 def test_the_net_counts_boots_of_those_that_are_not_rented_yet() -> None:
-    at = standing(hours=9, work=5)
+    at = status(hours=9, work=5)
     fresh = on_demand_fallback(at, FLEET, (ON_DEMAND,), ())
     paid = on_demand_fallback(
         at, FLEET, (ON_DEMAND,), (Holdings(name="on-demand", ready=4),)

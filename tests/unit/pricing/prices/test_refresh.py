@@ -72,8 +72,8 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def ask(market: Market, history: History, now_s: float, **more: Any) -> Refreshed:
-    wish = more.pop("wish", PriceRequest(kinds=[P4D]))
-    return refresh([market], history, FACTS, wish, now_s, **more)
+    request = more.pop("wish", PriceRequest(kinds=[P4D]))
+    return refresh([market], history, FACTS, request, now_s, **more)
 
 
 def spot(history: History) -> list[Price]:
@@ -96,14 +96,16 @@ def test_what_was_asked_a_moment_ago_is_not_asked_again(history: History) -> Non
 def test_only_what_is_due_is_asked_for(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S)
-    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P4D, P5, T4]))
-    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P5], regions=["us-east-1"]))
+    ask(market, history, NOW_S, request=PriceRequest(kinds=[P4D, P5, T4]))
+    ask(market, history, NOW_S, request=PriceRequest(kinds=[P5], regions=["us-east-1"]))
     assert [list(q.kinds) for q in market.questions] == [[P4D], [P5]]
 
 
 def test_a_region_that_was_asked_for_alone_is_not_everywhere(history: History) -> None:
     market = Market([PRICE])
-    ask(market, history, NOW_S, wish=PriceRequest(kinds=[P4D], regions=["us-east-1"]))
+    ask(
+        market, history, NOW_S, request=PriceRequest(kinds=[P4D], regions=["us-east-1"])
+    )
     ask(market, history, NOW_S)
     assert [list(q.regions) for q in market.questions] == [["us-east-1"], []]
 
@@ -131,10 +133,12 @@ def test_a_cloud_that_does_not_answer_costs_its_own_prices_only(
     )
     azure = Market([azure_price], cloud="azure", name="azure test")
     later_s = NOW_S + 2 * HOUR_S
-    wish = PriceRequest(kinds=[P4D, T4])
-    answers = refresh([aws, azure], history, FACTS, wish, later_s)
+    request = PriceRequest(kinds=[P4D, T4])
+    answers = refresh([aws, azure], history, FACTS, request, later_s)
     assert answers.failures == {"aws": "the API is down"}
-    newest = {p.cloud: p for p in known(history, FACTS, wish, LATER_S).prices if p.spot}
+    newest = {
+        p.cloud: p for p in known(history, FACTS, request, LATER_S).prices if p.spot
+    }
     assert newest["aws"].age_s(later_s) == 2 * HOUR_S
     assert newest["azure"].age_s(later_s) == 0.0
     ask(aws, history, later_s)
@@ -149,12 +153,12 @@ def test_what_cannot_be_a_price_is_named_and_not_remembered(history: History) ->
 
 
 def test_what_ships_is_known_until_something_newer_is(history: History) -> None:
-    wish = PriceRequest(kinds=[P4D], regions=["us-east-1"])
-    (shipped,) = known(history, FACTS, wish, LATER_S).prices
+    request = PriceRequest(kinds=[P4D], regions=["us-east-1"])
+    (shipped,) = known(history, FACTS, request, LATER_S).prices
     assert (shipped.source, shipped.usd_per_hour) == ("published", 21.957642)
     newer = replace(PRICE, spot=False, zone="us-east-1", usd_per_hour=20.0)
     history.record_prices([newer])
-    assert known(history, FACTS, wish, LATER_S) == Sifted((newer,), ())
+    assert known(history, FACTS, request, LATER_S) == Sifted((newer,), ())
     elsewhere = PriceRequest(kinds=[P4D], regions=["eu-west-1"])
     assert known(history, FACTS, elsewhere, LATER_S).prices == ()
 
@@ -173,8 +177,8 @@ def test_what_a_clock_that_was_ahead_has_noted_is_not_believed(
     dear = replace(PRICE, usd_per_hour=2 * PRICE.usd_per_hour)
     history.record_prices([replace(PRICE, since_s=ahead_s, seen_s=ahead_s)])
     history.record_prices([replace(dear, since_s=NOW_S, seen_s=NOW_S)])
-    wish = PriceRequest(kinds=[P4D])
-    (known_now,) = [p for p in known(history, FACTS, wish, NOW_S).prices if p.spot]
+    request = PriceRequest(kinds=[P4D])
+    (known_now,) = [p for p in known(history, FACTS, request, NOW_S).prices if p.spot]
     assert (known_now.usd_per_hour, known_now.seen_s) == (dear.usd_per_hour, NOW_S)
 
 
@@ -183,8 +187,8 @@ def test_a_price_that_a_wrong_clock_confirmed_was_seen_when_it_began(
 ) -> None:
     history.record_prices([replace(PRICE, since_s=NOW_S, seen_s=NOW_S)])
     history.record_prices([replace(PRICE, seen_s=NOW_S + 30 * DAY_S)])
-    wish, now_s = PriceRequest(kinds=[P4D]), NOW_S + 2 * DAY_S
-    (price,) = [p for p in known(history, FACTS, wish, now_s).prices if p.spot]
+    request, now_s = PriceRequest(kinds=[P4D]), NOW_S + 2 * DAY_S
+    (price,) = [p for p in known(history, FACTS, request, now_s).prices if p.spot]
     assert price.is_stale(now_s)
 
 

@@ -39,7 +39,7 @@ def quote(
     )
 
 
-def standing(hours: float = 100.0, held: Place | None = HERE) -> SwitchingState:
+def state(hours: float = 100.0, held: Place | None = HERE) -> SwitchingState:
     return SwitchingState(
         examples=hours * HOUR, held=held, checkpoint=held, copies=frozenset({"aws"})
     )
@@ -47,7 +47,7 @@ def standing(hours: float = 100.0, held: Place | None = HERE) -> SwitchingState:
 
 def test_the_first_choice_is_the_most_examples_for_a_dollar() -> None:
     quotes = [quote(usd=1.0), quote(OTHER, usd=1.5, rate=2.0), quote(FAR, usd=3.0)]
-    decision = decide(quotes, standing(held=None), NO_FRICTIONS, CHEAPEST_NOW)
+    decision = decide(quotes, state(held=None), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.quote.place == OTHER
     assert not decision.moves
     assert "$75.00 to the end" in decision.reason
@@ -56,22 +56,22 @@ def test_the_first_choice_is_the_most_examples_for_a_dollar() -> None:
 def test_the_first_choice_counts_the_data_that_is_elsewhere() -> None:
     quotes = [quote(usd=1.0), quote(OTHER, usd=0.9)]
     frictions = Frictions(dataset_bytes=150e9)
-    stays = decide(quotes, standing(100.0, None), frictions, CHEAPEST_NOW)
-    goes = decide(quotes, standing(200.0, None), frictions, CHEAPEST_NOW)
+    stays = decide(quotes, state(100.0, None), frictions, CHEAPEST_NOW)
+    goes = decide(quotes, state(200.0, None), frictions, CHEAPEST_NOW)
     assert (stays.quote.place, goes.quote.place) == (HERE, OTHER)
     assert goes.switch_usd == pytest.approx(13.5)
 
 
 def test_without_frictions_any_better_price_is_taken() -> None:
     quotes = [quote(usd=1.0), quote(BESIDE, usd=0.999)]
-    decision = decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+    decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.moves
     assert decision.quote.place == BESIDE
 
 
 def test_an_equal_price_is_no_reason_to_move() -> None:
     quotes = [quote(BESIDE), quote(usd=1.0), quote(OTHER, usd=2.0, rate=2.0)]
-    decision = decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+    decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert not decision.moves
     assert decision.reason.startswith("nothing trains more for a dollar")
 
@@ -80,10 +80,10 @@ def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
     rule = SwitchingRule(hysteresis=0.05)
     near = [quote(usd=1.04), quote(BESIDE)]
     off = [quote(usd=1.06), quote(BESIDE)]
-    stays = decide(near, standing(), NO_FRICTIONS, rule)
+    stays = decide(near, state(), NO_FRICTIONS, rule)
     assert not stays.moves
     assert "4.0% more for a dollar, less than the 5.0%" in stays.reason
-    assert decide(off, standing(), NO_FRICTIONS, rule).moves
+    assert decide(off, state(), NO_FRICTIONS, rule).moves
 
 
 def test_prices_that_waver_within_the_hysteresis_cause_one_move_at_most() -> None:
@@ -92,7 +92,7 @@ def test_prices_that_waver_within_the_hysteresis_cause_one_move_at_most() -> Non
         wave = 0.02 if day % 2 else -0.02
         quotes = [quote(usd=1.0 + wave), quote(BESIDE, usd=1.0 - wave)]
         rule = SwitchingRule(hysteresis=0.05)
-        decision = decide(quotes, standing(held=held), NO_FRICTIONS, rule)
+        decision = decide(quotes, state(held=held), NO_FRICTIONS, rule)
         held, moves = decision.quote.place, moves + decision.moves
     assert moves == 0
 
@@ -101,8 +101,8 @@ def test_a_move_must_save_more_than_boot_and_lost_work_cost() -> None:
     frictions = Frictions(boot_s=1800, move_s=1800)
     quotes = [quote(usd=2.0), quote(BESIDE, usd=1.0)]
     # Saves 1 USD an hour; half an hour's boot and half an hour again cost 1 USD.
-    stays = decide(quotes, standing(0.99), frictions, CHEAPEST_NOW)
-    goes = decide(quotes, standing(1.01), frictions, CHEAPEST_NOW)
+    stays = decide(quotes, state(0.99), frictions, CHEAPEST_NOW)
+    goes = decide(quotes, state(1.01), frictions, CHEAPEST_NOW)
     assert (stays.moves, goes.moves) == (False, True)
     assert stays.switch_usd == pytest.approx(1.0)
     assert stays.reason.endswith("saves $0.99; moving there costs $1.00")
@@ -112,8 +112,8 @@ def test_savings_count_no_further_than_the_horizon() -> None:
     frictions = Frictions(boot_s=3600)
     quotes = [quote(usd=1.1), quote(BESIDE, usd=1.0)]
     short, long = (SwitchingRule(horizon_s=hours * HOUR) for hours in (9, 11))
-    assert not decide(quotes, standing(), frictions, short).moves
-    assert decide(quotes, standing(), frictions, long).moves
+    assert not decide(quotes, state(), frictions, short).moves
+    assert decide(quotes, state(), frictions, long).moves
 
 
 @pytest.mark.parametrize(
@@ -147,25 +147,25 @@ def test_interruptions_that_become_frequent_drive_a_job_away() -> None:
     rule = SwitchingRule(hysteresis=0.05)
     calm = [quote(usd=1.0), quote(BESIDE, usd=1.2)]
     rough = [quote(usd=1.0, losses=1.0), quote(BESIDE, usd=1.2)]
-    assert not decide(calm, standing(), frictions, rule).moves
-    assert decide(rough, standing(), frictions, rule).quote.place == BESIDE
+    assert not decide(calm, state(), frictions, rule).moves
+    assert decide(rough, state(), frictions, rule).quote.place == BESIDE
 
 
 def test_an_interruption_wastes_its_boot_and_the_work_done_again() -> None:
     frictions = Frictions(boot_s=600, lost_s=1200)
-    assert frictions.pace(quote(losses=1.0)) == pytest.approx(HOUR / 1.5)
+    assert frictions.throughput(quote(losses=1.0)) == pytest.approx(HOUR / 1.5)
 
 
 def test_what_has_no_quote_any_more_is_replaced() -> None:
     quotes = [quote(FAR, usd=1.0), quote(OTHER, usd=1.0)]
     frictions = Frictions(checkpoint_bytes=100e9)
-    decision = decide(quotes, standing(), frictions, SwitchingRule(hysteresis=9.0))
+    decision = decide(quotes, state(), frictions, SwitchingRule(hysteresis=9.0))
     assert decision.quote.place == FAR
     assert decision.switch_usd == pytest.approx(2.0)
 
 
 def test_alone_there_is_nothing_to_move_to() -> None:
-    assert decide([quote()], standing(), NO_FRICTIONS, CHEAPEST_NOW).reason == (
+    assert decide([quote()], state(), NO_FRICTIONS, CHEAPEST_NOW).reason == (
         "nothing else can be had"
     )
 
@@ -173,20 +173,20 @@ def test_alone_there_is_nothing_to_move_to() -> None:
 def test_no_quotes_are_no_market() -> None:
     for quotes in ([], [quote(usd=math.nan), quote(rate=0.0)]):
         with pytest.raises(ValueError, match="no quotes"):
-            decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+            decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
 
 
 def test_a_held_place_whose_price_is_no_number_is_left() -> None:
     quotes = [quote(usd=math.nan), quote(OTHER, usd=5.0)]
-    decision = decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW)
+    decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.quote.place == OTHER
     assert "nan" not in decision.reason
 
 
 def test_free_machines_are_worth_a_move_and_are_not_left() -> None:
     quotes = [quote(usd=1.0), quote(BESIDE, usd=0.0)]
-    assert decide(quotes, standing(), NO_FRICTIONS, CHEAPEST_NOW).moves
-    assert not decide(quotes, standing(held=BESIDE), NO_FRICTIONS, CHEAPEST_NOW).moves
+    assert decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW).moves
+    assert not decide(quotes, state(held=BESIDE), NO_FRICTIONS, CHEAPEST_NOW).moves
 
 
 PLACES = [HERE, BESIDE, FAR, OTHER]
@@ -220,7 +220,7 @@ RULES = st.builds(
 def test_a_move_saves_more_than_it_costs_and_beats_the_hysteresis(
     quotes: list[Quote], frictions: Frictions, rule: SwitchingRule, hours: float
 ) -> None:
-    decision = decide(quotes, standing(hours), frictions, rule)
+    decision = decide(quotes, state(hours), frictions, rule)
     assert decision.quote in quotes
     if not decision.moves:
         return
@@ -234,8 +234,8 @@ def test_a_move_saves_more_than_it_costs_and_beats_the_hysteresis(
 def test_having_moved_one_does_not_move_back_at_the_same_prices(
     quotes: list[Quote], frictions: Frictions, rule: SwitchingRule, hours: float
 ) -> None:
-    first = decide(quotes, standing(hours), frictions, rule)
-    there = standing(hours, first.quote.place)
+    first = decide(quotes, state(hours), frictions, rule)
+    there = state(hours, first.quote.place)
     again = decide(
         quotes, replace(there, copies=frozenset({"aws", "azure"})), frictions, rule
     )
@@ -251,8 +251,8 @@ def test_more_work_left_never_unmakes_a_move(
     hours: float,
     factor: float,
 ) -> None:
-    if decide(quotes, standing(hours), frictions, rule).moves:
-        assert decide(quotes, standing(hours * factor), frictions, rule).moves
+    if decide(quotes, state(hours), frictions, rule).moves:
+        assert decide(quotes, state(hours * factor), frictions, rule).moves
 
 
 UNSOUND = st.builds(
@@ -277,5 +277,5 @@ def test_quotes_that_cannot_be_have_no_say_wherever_they_stand(
 ) -> None:
     mixed = [*quotes[:where], unsound, *quotes[where:]]
     for at in (None, held):
-        asked = standing(held=at), frictions, rule
+        asked = state(held=at), frictions, rule
         assert decide(mixed, *asked) == decide(quotes, *asked)

@@ -46,10 +46,10 @@ def names(ranking: Ranking) -> list[str]:
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms, st.integers(1, 4), st.sampled_from([PACES, FOR_MONEY]))
 def test_the_first_rows_are_those_of_planning_everything(
-    market: list[Priced], asked: RankingTerms, exact: int, paces: ThroughputCache
+    market: list[Priced], asked: RankingTerms, exact: int, throughputs: ThroughputCache
 ) -> None:
-    whole = rank(market, paces, asked, exact=len(market))
-    short = rank(market, paces, asked, exact=exact)
+    whole = rank(market, throughputs, asked, exact=len(market))
+    short = rank(market, throughputs, asked, exact=exact)
     assert names(short)[:exact] == names(whole)[:exact]
     assert not any(row.is_bound for row in whole.rows)
     assert len(short.rows) == len(market)

@@ -22,12 +22,12 @@ FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(machines, st.integers(1, 5), st.sampled_from([PACES, FOR_MONEY]))
 def test_no_plan_beats_the_bounds(
-    machine: MachineShape, vms: int, paces: ThroughputCache
+    machine: MachineShape, vms: int, throughputs: ThroughputCache
 ) -> None:
-    exact = paces.of(machine, vms)
+    exact = throughputs.of(machine, vms)
     if exact.why_not:
         return
-    nearly, best = paces.nearly(machine, vms), paces.at_best(machine, vms)
+    nearly, best = throughputs.nearly(machine, vms), throughputs.at_best(machine, vms)
     each = [p.examples_per_s / p.vms for p in (exact, nearly, best)]
     assert each[0] <= each[1] * (1 + 1e-9)
     assert each[1] <= each[2] * (1 + 1e-9)
@@ -35,10 +35,10 @@ def test_no_plan_beats_the_bounds(
 
 
 def test_a_fleet_is_planned_once() -> None:
-    paces = ThroughputCache(JOB)
-    first = paces.of(MACHINE, 2)
-    assert paces.of(MACHINE, 2) is first
-    assert paces.made == 1
+    throughputs = ThroughputCache(JOB)
+    first = throughputs.of(MACHINE, 2)
+    assert throughputs.of(MACHINE, 2) is first
+    assert throughputs.made == 1
 
 
 def test_faster_gpus_and_networks_train_more() -> None:
@@ -51,9 +51,9 @@ def test_faster_gpus_and_networks_train_more() -> None:
 
 
 def test_where_the_model_does_not_fit_it_says_why() -> None:
-    pace = PACES.of(TOO_SMALL, 4)
-    assert "model needs" in pace.why_not
-    assert PACES.nearly(TOO_SMALL, 4).why_not in ("", pace.why_not)
+    throughput = PACES.of(TOO_SMALL, 4)
+    assert "model needs" in throughput.why_not
+    assert PACES.nearly(TOO_SMALL, 4).why_not in ("", throughput.why_not)
 
 
 def test_machines_that_a_plan_for_money_leaves_out_are_not_paid_for() -> None:
@@ -65,9 +65,11 @@ def test_machines_that_a_plan_for_money_leaves_out_are_not_paid_for() -> None:
 
 
 def test_all_that_vms_send_each_other_counts() -> None:
-    paces = ThroughputCache(replace(JOB, schedule="varuna"))
-    pace = paces.of(MACHINE, 2)
-    assert pace.shape in ("1x2", "2x1")
+    throughputs = ThroughputCache(replace(JOB, schedule="varuna"))
+    throughput = throughputs.of(MACHINE, 2)
+    assert throughput.shape in ("1x2", "2x1")
     gradients, activations = 2 * 4 * 16 * 10**6, 2 * 16 * 10**6
-    assert pace.sent_bytes == (gradients if pace.shape == "1x2" else activations)
-    assert paces.of(replace(MACHINE, gpus=2), 1).sent_bytes == 0
+    assert throughput.sent_bytes == (
+        gradients if throughput.shape == "1x2" else activations
+    )
+    assert throughputs.of(replace(MACHINE, gpus=2), 1).sent_bytes == 0

@@ -194,12 +194,12 @@ def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
 
 @pytest.mark.parametrize("seed", [10006, 10024])
 def test_no_rule_costs_less_on_the_mean_over_the_draws(seed: int) -> None:
-    world = synthetic(seed)
-    (place,) = world.zones
-    least = online_bound_usd(world)
+    scenario = synthetic(seed)
+    (place,) = scenario.zones
+    least = online_bound_usd(scenario)
     assert least is not None
     draws = [
-        replace(world, zones=(replace(place, name=f"draw {n}"),)) for n in range(2)
+        replace(scenario, zones=(replace(place, name=f"draw {n}"),)) for n in range(2)
     ]
     for rule in (CostOptimal, TimeOptimal, SpotOnlyWait):
         outcomes = [play(drawn, rule()) for drawn in draws]

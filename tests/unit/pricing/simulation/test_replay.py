@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, spot, standing
+from tests.unit.pricing.promised import FLEET, HOUR_S, spot, status
 from tests.unit.pricing.promised import ON_DEMAND as VMS
 
 from spottrain.pricing.deadline.forecast import forecast
@@ -34,7 +34,9 @@ from spottrain.pricing.simulation.replay import ON_DEMAND, play
 from spottrain.pricing.simulation.scenarios import Scenario, Zone, prolonged, synthetic
 
 
-def world(lives: list[tuple[float, float]], *, hours: float, work: float) -> Scenario:
+def scenario(
+    lives: list[tuple[float, float]], *, hours: float, work: float
+) -> Scenario:
     """``work``: hours of the largest fleet."""
     return Scenario(
         name="by hand",
@@ -52,7 +54,7 @@ STEADY = [(0.0, math.inf)] * 4
 
 
 def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
-    outcome = play(world(STEADY, hours=9, work=5), SpotOnlyWait())
+    outcome = play(scenario(STEADY, hours=9, work=5), SpotOnlyWait())
     paid_s = FLEET.boot_s + FLEET.morph_s + 5 * HOUR_S
     assert outcome.finished_s == pytest.approx(paid_s)
     assert outcome.usd == pytest.approx(4 * paid_s / HOUR_S)
@@ -62,8 +64,8 @@ def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
 
 def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
     lives = [(0.0, 2 * HOUR_S), *STEADY[1:]]
-    outcome = play(world(lives, hours=9, work=5), SpotOnlyWait())
-    whole = play(world(STEADY, hours=9, work=5), SpotOnlyWait())
+    outcome = play(scenario(lives, hours=9, work=5), SpotOnlyWait())
+    whole = play(scenario(STEADY, hours=9, work=5), SpotOnlyWait())
     left = (5 - 2) * HOUR_S + FLEET.boot_s + FLEET.morph_s + FLEET.lost_s
     later_s = 2 * HOUR_S + FLEET.morph_s + left * FLEET.rates[4] / FLEET.rates[3]
     assert outcome.losses == 1
@@ -72,7 +74,7 @@ def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
 
 
 def test_without_spot_vms_the_net_alone_is_in_time() -> None:
-    outcome = play(world([], hours=6, work=5), CostOptimal())
+    outcome = play(scenario([], hours=6, work=5), CostOptimal())
     assert outcome.in_time
     assert outcome.on_demand_usd == pytest.approx(outcome.usd)
 
@@ -80,7 +82,7 @@ def test_without_spot_vms_the_net_alone_is_in_time() -> None:
 def test_a_storm_at_the_worst_moment_does_not_break_the_promise() -> None:
     for storm_h in (0.5, 1.0, 2.0, 4.0, 5.0):
         lives = [(0.0, storm_h * HOUR_S)] * 4
-        outcome = play(world(lives, hours=5.2, work=5), CostOptimal())
+        outcome = play(scenario(lives, hours=5.2, work=5), CostOptimal())
         assert outcome.in_time, storm_h
 
 
@@ -110,13 +112,13 @@ def test_the_promise_holds_with_next_to_no_slack_of_time_and_money(
 
 
 def test_on_demand_only_is_in_time_and_spot_only_may_be_late() -> None:
-    dry = world([(0.0, HOUR_S)] * 4, hours=6, work=5)
+    dry = scenario([(0.0, HOUR_S)] * 4, hours=6, work=5)
     assert play(dry, OnDemandOnly()).in_time
     assert not play(dry, SpotOnlyWait()).in_time
 
 
 def test_failover_rents_on_demand_at_once_and_uniform_progress_when_behind() -> None:
-    short = world([(0.0, HOUR_S)] * 4, hours=12, work=5)
+    short = scenario([(0.0, HOUR_S)] * 4, hours=12, work=5)
     greedy, even = play(short, GreedyFailover()), play(short, UniformProgress())
     assert greedy.in_time
     assert even.in_time
@@ -137,7 +139,9 @@ def test_a_world_is_the_same_for_the_same_seed_and_feasible() -> None:
 
 
 def test_markets_begin_anew_for_those_who_are_late() -> None:
-    short = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    short = replace(
+        scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S
+    )
     assert not play(short, SpotOnlyWait()).finished
     late = play(prolonged(short), SpotOnlyWait())
     assert late.finished
@@ -148,9 +152,9 @@ def test_markets_begin_anew_for_those_who_are_late() -> None:
 
 
 def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> None:
-    dry = replace(world([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
+    dry = replace(scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
     gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
-    cases = [evaluate(one) for one in (world(STEADY, hours=9, work=5), dry, gone)]
+    cases = [evaluate(one) for one in (scenario(STEADY, hours=9, work=5), dry, gone)]
     found = {row.rule: row for row in rows(cases)}
     row, ours = found["spot only, wait"], found["promise"]
     assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
@@ -159,13 +163,15 @@ def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> No
     assert row.in_time_over_bound == pytest.approx(
         easy.outcomes[3].usd / easy.offline_optimum_usd
     )
-    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.offline_optimum_usd)
+    assert row.ours_over_bound == pytest.approx(
+        easy.outcomes[0].usd / easy.offline_optimum_usd
+    )
     assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
 
 
 def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
     lives = [(at_h * HOUR_S, (at_h + 2) * HOUR_S) for at_h in (0, 0, 1, 2, 3, 4)]
-    market = world(lives, hours=6, work=2)
+    market = scenario(lives, hours=6, work=2)
     assert online_bound_usd(replace(market, zones=market.zones * 2)) is None
     row = online_bound_row([evaluate(market)])
     assert row is not None
@@ -176,14 +182,14 @@ def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
 
 
 def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
-    cases = [evaluate(world(STEADY, hours=9, work=5))]
+    cases = [evaluate(scenario(STEADY, hours=9, work=5))]
     found = {row.rule: row for row in rows(cases)}
     assert found["promise"].in_time == 1
     assert found["on-demand only"].on_demand == pytest.approx(1.0)
     assert 1.0 <= found[FREE].over_bound < found["promise"].over_bound
     assert found["spot only, wait"].late_by is None
-    assert len(cases[0].foretold) == len(cases[0].foretold_in_haste) == 3
-    told = cases[0].foretold
+    assert len(cases[0].predicted) == len(cases[0].predicted_time_optimal) == 3
+    told = cases[0].predicted
     assert kept(told) == (
         sum(one.finish_kept for one in told) / 3,
         sum(one.usd_kept for one in told) / 3,
@@ -194,7 +200,7 @@ def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
 
 
 def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> None:
-    at = standing(hours=9, work=5)
+    at = status(hours=9, work=5)
     told = forecast(
         at, FLEET, (spot(), VMS), (Holdings(name="spot", ready=4),), MarketOutlook()
     )
@@ -204,15 +210,17 @@ def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> Non
 
 
 def test_a_job_that_is_late_costs_what_on_demand_vms_cost() -> None:
-    at = standing(hours=2, work=5)
-    for thrifty in (True, False):
-        told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook(), thrifty=thrifty)
+    at = status(hours=2, work=5)
+    for cost_optimal in (True, False):
+        told = forecast(
+            at, FLEET, (spot(), VMS), (), MarketOutlook(), cost_optimal=cost_optimal
+        )
         assert told.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
         assert told.usd.low < told.usd.expected < told.usd.high
 
 
 def test_without_a_deadline_the_end_is_open() -> None:
-    at = standing(hours=None, work=5, usd=99.0)
+    at = status(hours=None, work=5, usd=99.0)
     told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
     assert told.finish_s.high == math.inf
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
@@ -222,7 +230,7 @@ def test_without_a_deadline_the_end_is_open() -> None:
 
 
 def test_a_finished_job_costs_no_more() -> None:
-    at = standing(hours=5, work=0)
+    at = status(hours=5, work=0)
     told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
     assert (told.usd.high, told.finish_s.high) == (0.0, 0.0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spottrain.cloud.data.wish import DataRequest
+from spottrain.cloud.data.request import DataRequest
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig, load_config, parse_config

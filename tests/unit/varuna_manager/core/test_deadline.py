@@ -50,7 +50,7 @@ def weigh(told: Story, terms: FleetTerms = TERMS) -> None:
 def test_a_job_that_promises_nothing_decides_nothing() -> None:
     told = story(None)
     weigh(told)
-    assert told.state.promise.decision is None
+    assert told.state.deadline.decision is None
     assert deadline_view(told.state, told.now_s) is None
 
 
@@ -66,7 +66,7 @@ def test_before_it_is_known_what_vms_do_none_are_rented_on_demand_but_to_begin()
 def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     told = story(10 * TRAIN_S)
     weigh(told)
-    decision = told.state.promise.decision
+    decision = told.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
     assert told.wished(c.IntendLaunch) == []
@@ -75,9 +75,9 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
     told = story(10 * TRAIN_S)
     weigh(told)
-    turn = Transition(told.state, told.now_s)
-    assert best_offer(turn, 1) == (None, 0)
-    assert best_offer(turn, 1, told.state.vms["a"]) == (OFFER, 1)
+    transition = Transition(told.state, told.now_s)
+    assert best_offer(transition, 1) == (None, 0)
+    assert best_offer(transition, 1, told.state.vms["a"]) == (OFFER, 1)
 
 
 def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() -> None:
@@ -114,8 +114,8 @@ def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> No
     weigh(told)
     wish = told.intend()
     assert not wish.offer.spot
-    assert told.state.promise.decision is not None
-    assert told.state.promise.decision.mode in ("edge", "net")
+    assert told.state.deadline.decision is not None
+    assert told.state.deadline.decision.mode in ("edge", "net")
     held_back = [vm for vm in told.state.vms.values() if vm.leaves_at_s is not None]
     assert held_back == [], "spot VMs train on until on-demand VMs do"
     new = tuple(f"d{n}" for n in range(wish.count))
@@ -160,7 +160,7 @@ def test_without_on_demand_vms_nothing_is_promised_and_the_job_does_what_it_can(
     told = story(TRAIN_S / 2, allow_on_demand=False)
     weigh(told)
     assert told.state.phase is JobPhase.ACTIVE
-    decision = told.state.promise.decision
+    decision = told.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
 
@@ -206,8 +206,8 @@ def test_a_nearer_deadline_is_decided_over_at_once() -> None:
         by="a person",
         limits=(Limit(name="deadline_s", value=nearer),),
     )
-    assert told.state.promise.decision is not None
-    assert told.state.promise.decision.mode in ("edge", "net")
+    assert told.state.deadline.decision is not None
+    assert told.state.deadline.decision.mode in ("edge", "net")
 
 
 def test_what_is_promised_is_shown_with_an_interval() -> None:

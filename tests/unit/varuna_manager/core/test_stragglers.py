@@ -43,7 +43,7 @@ def training(**settings: int) -> Story:
     return story
 
 
-def beat(
+def sample(
     story: Story,
     step: int,
     slow: dict[str, float],
@@ -75,27 +75,27 @@ def beat(
             )
 
 
-def pulse(story: Story) -> RankTimings:
-    found = story.generation.pulse
+def timings(story: Story) -> RankTimings:
+    found = story.generation.timings
     assert found is not None
     return found
 
 
 def test_a_minibatch_is_looked_at_once_all_ranks_have_told_of_it() -> None:
     story = training()
-    beat(story, 2, {}, only=("a", "b", "c"))
-    beat(story, 3, {}, only=FOUR)
-    assert len(pulse(story).watch.beats) == 1
-    beat(story, 4, {})
-    assert len(pulse(story).watch.beats) == 2
-    assert pulse(story).pending == {}
+    sample(story, 2, {}, only=("a", "b", "c"))
+    sample(story, 3, {}, only=FOUR)
+    assert len(timings(story).watch.samples) == 1
+    sample(story, 4, {})
+    assert len(timings(story).watch.samples) == 2
+    assert timings(story).pending == {}
 
 
 def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     story = training()
     told = []
     for step in range(2, 2 + WINDOW // 2):
-        beat(story, step, {"d": 3.0})
+        sample(story, step, {"d": 3.0})
         told += [w.command for w in story.wished(c.Send)]
     shares = {share for share in told if isinstance(share, wire.ShareMinibatch)}
     assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
@@ -108,18 +108,18 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
 def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
     story = training()
     for step in range(2, 40):
-        beat(story, step, {"d": 3.0})
+        sample(story, step, {"d": 3.0})
     assert story.generation.share is not None
     assert story.generation.share.number == 1
     for step in range(40, 50):
-        beat(story, step, {"a": 6.0}, shares=(6, 2))
+        sample(story, step, {"a": 6.0}, shares=(6, 2))
     assert story.generation.share.number == 2
 
 
 def test_a_restarted_manager_tells_the_newest_share_again() -> None:
     story = training()
     for step in range(2, 12):
-        beat(story, step, {"d": 3.0})
+        sample(story, step, {"d": 3.0})
     share = story.generation.share
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.sent(wire.ShareMinibatch) == dict.fromkeys(FOUR, share)
@@ -134,14 +134,14 @@ def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
     }
     story.state = replace(state, vms=vms)
     for step in range(2, 40):
-        beat(story, step, {"d": 3.0})
-    assert pulse(story).controller is None
+        sample(story, step, {"d": 3.0})
+    assert timings(story).controller is None
     assert story.generation.share is None
 
 
 def found_slow(story: Story, factor: float = 3.0) -> None:
     for step in range(2, 2 + OUTLYING):
-        beat(story, step, {"d": factor})
+        sample(story, step, {"d": factor})
 
 
 @pytest.mark.parametrize("available", [0, 1])
@@ -226,7 +226,7 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() ->
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story)
-    assert pulse(story).controller is None
+    assert timings(story).controller is None
     assert story.generation.share is None
     slow = story.state.vms["d"].slow
     assert slow is not None

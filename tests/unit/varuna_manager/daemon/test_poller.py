@@ -27,7 +27,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
 
 
-class Desk:
+class Sink:
     """Keeps events, and lets a test wait for what they come to."""
 
     def __init__(self) -> None:
@@ -61,20 +61,20 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def looking(
     clouds: list[ToyCloud],
-    story: Callable[[Desk, CloudPoller], Awaitable[None]],
+    story: Callable[[Sink, CloudPoller], Awaitable[None]],
     ask: Callable[..., Coroutine[Any, Any, Any]] = call,
 ) -> None:
     """Let a story happen while all clouds are looked at."""
 
     async def run() -> None:
-        desk = Desk()
+        sink = Sink()
         makers = {
             cloud.name: functools.partial(NamespacedProvider, cloud) for cloud in clouds
         }
         parts = MultiCloudProvider(makers).parts()
-        looks = CloudPoller(desk, parts, ask, MarketWatch(desk))
-        watching = asyncio.create_task(looks.look_around())
-        await story(desk, looks)
+        poller = CloudPoller(sink, parts, ask, MarketWatch(sink))
+        watching = asyncio.create_task(poller.run())
+        await story(sink, poller)
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching
@@ -83,11 +83,11 @@ def looking(
 
 
 def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
-    async def story(desk: Desk, _: CloudPoller) -> None:
-        await desk.until(lambda: len(desk.of(e.VmsListed)) == 2)
-        await desk.until(lambda: desk.of(e.OffersSeen))
-        assert {event.cloud for event in desk.of(e.VmsListed)} == {"aws", "gcp"}
-        (seen,) = desk.of(e.OffersSeen)
+    async def story(sink: Sink, _: CloudPoller) -> None:
+        await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
+        await sink.until(lambda: sink.of(e.OffersSeen))
+        assert {event.cloud for event in sink.of(e.VmsListed)} == {"aws", "gcp"}
+        (seen,) = sink.of(e.OffersSeen)
         assert [offer.cloud for offer in seen.offers] == ["aws", "gcp"]
 
     looking([ToyCloud("aws"), ToyCloud("gcp")], story)
@@ -97,21 +97,21 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
     aws.down = True
 
-    async def story(desk: Desk, looks: CloudPoller) -> None:
-        await desk.until(lambda: desk.of(e.OffersSeen))
-        assert {event.cloud for event in desk.of(e.VmsListed)} == {"gcp"}
-        (offer,) = desk.of(e.OffersSeen)[0].offers
+    async def story(sink: Sink, poller: CloudPoller) -> None:
+        await sink.until(lambda: sink.of(e.OffersSeen))
+        assert {event.cloud for event in sink.of(e.VmsListed)} == {"gcp"}
+        (offer,) = sink.of(e.OffersSeen)[0].offers
         gcp.launch(
             LaunchRequest(
                 token="t", job="job", intent="i", offer=offer, count=1, lease_s=60.0
             )
         )
-        looks.hurry()
-        await desk.until(lambda: len(desk.of(e.VmsListed)) == 2)
-        assert [vm.vm_id for vm in desk.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
+        poller.hurry()
+        await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
+        assert [vm.vm_id for vm in sink.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
         aws.down = False
-        await desk.until(lambda: len(desk.of(e.OffersSeen)) == 2)
-        assert len(desk.of(e.OffersSeen)[1].offers) == 2
+        await sink.until(lambda: len(sink.of(e.OffersSeen)) == 2)
+        assert len(sink.of(e.OffersSeen)[1].offers) == 2
 
     looking([aws, gcp], story)
 
@@ -128,14 +128,14 @@ def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
             await asyncio.get_running_loop().create_future()
         return await call(function, *args, **kwargs)
 
-    async def story(desk: Desk, looks: CloudPoller) -> None:
+    async def story(sink: Sink, poller: CloudPoller) -> None:
         await asked.wait()
-        await desk.until(lambda: desk.of(e.VmsListed))
-        assert desk.of(e.OffersSeen) == []
+        await sink.until(lambda: sink.of(e.VmsListed))
+        assert sink.of(e.OffersSeen) == []
         monkeypatch.setattr("spottrain.varuna_manager.daemon.poller.PATIENCE_S", 0.0)
-        looks.hurry()
-        await desk.until(lambda: desk.of(e.OffersSeen))
-        assert [o.cloud for o in desk.of(e.OffersSeen)[0].offers] == ["gcp"]
+        poller.hurry()
+        await sink.until(lambda: sink.of(e.OffersSeen))
+        assert [o.cloud for o in sink.of(e.OffersSeen)[0].offers] == ["gcp"]
 
     looking([aws, gcp], story, ask)
 
@@ -145,13 +145,13 @@ def test_one_look_fails_as_its_cloud_does() -> None:
     cloud.down = True
 
     async def look() -> None:
-        desk = Desk()
-        looks = CloudPoller(desk, {"": cloud}, call, MarketWatch(desk))
+        sink = Sink()
+        poller = CloudPoller(sink, {"": cloud}, call, MarketWatch(sink))
         with pytest.raises(CloudError, match="does not answer"):
-            await looks.at_vms()
+            await poller.at_vms()
         cloud.down = False
-        await looks.at_vms()
-        (listed,) = desk.of(e.VmsListed)
+        await poller.at_vms()
+        (listed,) = sink.of(e.VmsListed)
         assert (listed.vms, listed.cloud) == ((), "")
 
     asyncio.run(look())

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.object_store import S3
 from tests.fakes.web import serve_web
 
-from spottrain.cloud.data.wish import DataError
+from spottrain.cloud.data.request import DataError
 from spottrain.errors import ConfigError
 from spottrain.storage.store import open_store
 from spottrain.varuna_manager.config.job import JobConfig, parse_config

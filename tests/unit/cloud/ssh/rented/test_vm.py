@@ -52,51 +52,51 @@ def test_a_vm_is_a_host_with_the_machine_that_was_offered() -> None:
 
 
 def test_the_line_stays_as_long_as_the_way_does() -> None:
-    guest = RentedVm(VM)
-    first = guest.enter(ACCESS.host(VM, target()), dial)
-    assert guest.enter(ACCESS.host(VM, target()), dial) is first
-    assert guest.enter(ACCESS.host(VM, target(host="192.0.2.2")), dial) is not first
+    rented_vm = RentedVm(VM)
+    first = rented_vm.enter(ACCESS.host(VM, target()), dial)
+    assert rented_vm.enter(ACCESS.host(VM, target()), dial) is first
+    assert rented_vm.enter(ACCESS.host(VM, target(host="192.0.2.2")), dial) is not first
 
 
 def test_a_vm_that_was_given_back_is_gone() -> None:
-    guest = RentedVm(VM)
-    guest.check_there()
-    guest.leave()
-    assert guest.woken.is_set()
+    rented_vm = RentedVm(VM)
+    rented_vm.check_there()
+    rented_vm.leave()
+    assert rented_vm.woken.is_set()
     with pytest.raises(VmNotFoundError, match="was given back"):
-        guest.check_there()
+        rented_vm.check_there()
 
 
 def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
-    guest = RentedVm(VM)
-    assert guest.may_be_looked_at
-    guest.start = Future()
-    assert not guest.may_be_looked_at
-    guest.start.set_result(None)
-    assert guest.may_be_looked_at
-    guest.looked(runs=False)
-    assert not guest.may_be_looked_at
+    rented_vm = RentedVm(VM)
+    assert rented_vm.may_be_looked_at
+    rented_vm.start = Future()
+    assert not rented_vm.may_be_looked_at
+    rented_vm.start.set_result(None)
+    assert rented_vm.may_be_looked_at
+    rented_vm.looked(runs=False)
+    assert not rented_vm.may_be_looked_at
 
 
 def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
-    guest = RentedVm(VM)
-    guest.looked(runs=False)
-    guest.looked(runs=True)
-    assert guest.may_be_looked_at
+    rented_vm = RentedVm(VM)
+    rented_vm.looked(runs=False)
+    rented_vm.looked(runs=True)
+    assert rented_vm.may_be_looked_at
 
 
 def test_the_last_who_needs_a_connection_hangs_up() -> None:
-    guest = RentedVm(VM)
-    line = guest.enter(ACCESS.host(VM, target()), dial)
+    rented_vm = RentedVm(VM)
+    line = rented_vm.enter(ACCESS.host(VM, target()), dial)
     asked: list[RentedVm] = []
 
     def may_hang_up(which: RentedVm) -> bool:
         asked.append(which)
         return True
 
-    with guest.in_use(may_hang_up):
-        with guest.in_use(may_hang_up):
+    with rented_vm.in_use(may_hang_up):
+        with rented_vm.in_use(may_hang_up):
             pass
         assert asked == []
-    assert asked == [guest]
+    assert asked == [rented_vm]
     assert not line.connected

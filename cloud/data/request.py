@@ -65,9 +65,9 @@ class DataRequest:
         return f"data {self.name} ({self.url or self.path or self.mount})"
 
 
-def to_json(wishes: Sequence[DataRequest]) -> str:
+def to_json(requests: Sequence[DataRequest]) -> str:
     """Return wishes as JSON."""
-    return json.dumps([asdict(wish) for wish in wishes])
+    return json.dumps([asdict(request) for request in requests])
 
 
 def from_json(text: str) -> tuple[DataRequest, ...]:
@@ -77,7 +77,7 @@ def from_json(text: str) -> tuple[DataRequest, ...]:
         DataError: it is something else.
     """
     try:
-        return tuple(DataRequest(**wish) for wish in json.loads(text))
+        return tuple(DataRequest(**request) for request in json.loads(text))
     except (ValueError, TypeError) as error:
         raise DataError(f"data: {error}; is the software here another?") from None
 
