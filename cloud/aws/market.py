@@ -54,15 +54,15 @@ class AwsMarket:
         newest: dict[tuple[str, str], Offer] = {}
         for offer in self.prices(region, now_s):
             key = offer.zone, offer.instance_type
-            if key not in newest or newest[key].observed_at < offer.observed_at:
+            if key not in newest or newest[key].observed_at_s < offer.observed_at_s:
                 newest[key] = offer
         found = []
         for _, offer in sorted(newest.items()):
-            found.append(replace(offer, observed_at=now_s))
+            found.append(replace(offer, observed_at_s=now_s))
             usd = self._on_demand(region, offer.instance_type)
             if usd is not None:
                 found.append(
-                    replace(offer, spot=False, usd_per_hour=usd, observed_at=now_s)
+                    replace(offer, spot=False, usd_per_hour=usd, observed_at_s=now_s)
                 )
         return found
 
@@ -82,7 +82,7 @@ class AwsMarket:
                 instance_type=row["InstanceType"],
                 spot=True,
                 usd_per_hour=float(row["SpotPrice"]),
-                observed_at=row["Timestamp"].timestamp(),
+                observed_at_s=row["Timestamp"].timestamp(),
             )
             for row in rows
             if not zones or row["AvailabilityZone"] in zones

@@ -166,7 +166,7 @@ def offer_of(
     instance_type: str,
     spot: bool,
     usd_per_hour: float,
-    observed_at: float,
+    observed_at_s: float,
 ) -> Offer:
     """Return an offer; without GPUs where nobody knows anything about the machine."""
     machine = facts.find(CLOUD, instance_type)
@@ -177,7 +177,7 @@ def offer_of(
         instance_type=instance_type,
         spot=spot,
         usd_per_hour=usd_per_hour,
-        observed_at=observed_at,
+        observed_at_s=observed_at_s,
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
         family=_family(instance_type),
@@ -187,7 +187,7 @@ def offer_of(
 def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
     marks = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
-    launched_at = instance["LaunchTime"].timestamp()
+    launched_at_s = instance["LaunchTime"].timestamp()
     offer = offer_of(
         facts,
         region=region,
@@ -195,7 +195,7 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         instance_type=instance["InstanceType"],
         spot=instance.get("InstanceLifecycle") == "spot",
         usd_per_hour=float(marks.get(tags.PRICE, "0")),
-        observed_at=launched_at,
+        observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]
     return Vm(
@@ -205,12 +205,12 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         state=state,
         offer=offer,
         private_address=instance.get("PrivateIpAddress", ""),
-        launched_at=launched_at,
-        ended_at=ended_at(instance) if state is VmState.TERMINATED else None,
+        launched_at_s=launched_at_s,
+        ended_at_s=ended_at_s(instance) if state is VmState.TERMINATED else None,
     )
 
 
-def ended_at(instance: Mapping[str, Any]) -> float | None:
+def ended_at_s(instance: Mapping[str, Any]) -> float | None:
     """Return when an instance ended, where EC2 says so: in words, to the second."""
     found = _MOMENT.search(instance.get("StateTransitionReason", ""))
     if found is None:

@@ -27,7 +27,7 @@ def offer_of(
     instance_type: str,
     spot: bool,
     usd_per_hour: float,
-    observed_at: float,
+    observed_at_s: float,
     family: str = "",
 ) -> Offer:
     """Return an offer; without GPUs where nobody knows anything about the machine."""
@@ -39,7 +39,7 @@ def offer_of(
         instance_type=instance_type,
         spot=spot,
         usd_per_hour=usd_per_hour,
-        observed_at=observed_at,
+        observed_at_s=observed_at_s,
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
         family=requests.SPOT_QUOTA if spot else family,
@@ -60,7 +60,7 @@ def vm_of(told: Mapping[str, Any], facts: CloudFacts, private_address: str = "")
         instance_type=properties["hardwareProfile"]["vmSize"],
         spot=properties.get("priority") == "Spot",
         usd_per_hour=float(marks.get(tags.PRICE, "0")),
-        observed_at=made_at,
+        observed_at_s=made_at,
     )
     return Vm(
         vm_id=requests.vm_id_of(group_name, name),
@@ -69,7 +69,7 @@ def vm_of(told: Mapping[str, Any], facts: CloudFacts, private_address: str = "")
         state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
         offer=offer,
         private_address=private_address,
-        launched_at=made_at,
+        launched_at_s=made_at,
     )
 
 

@@ -136,7 +136,7 @@ class AzureEndTimes:
         return [
             ended(vm, told[vm.vm_id].until_s)
             for vm in missing
-            if vm.vm_id in told and told[vm.vm_id].until_s >= vm.launched_at
+            if vm.vm_id in told and told[vm.vm_id].until_s >= vm.launched_at_s
         ]
 
     def _quietly(self, group: str) -> dict[str, VmLifetime] | None:

@@ -77,7 +77,7 @@ class AzureMarket:
                 instance_type=price.instance_type,
                 spot=price.spot,
                 usd_per_hour=price.usd_per_hour,
-                observed_at=seen_s,
+                observed_at_s=seen_s,
                 family=sizes[price.instance_type].family,
             )
             for price in prices

@@ -138,8 +138,8 @@ class AzureProvider:
                 errors.append(outcome)
             else:
                 vms.append(outcome)
-        self._recent.launched(vm for vm in vms if vm.ended_at is None)
-        self._ends.note(vm for vm in vms if vm.ended_at is None)
+        self._recent.launched(vm for vm in vms if vm.ended_at_s is None)
+        self._ends.note(vm for vm in vms if vm.ended_at_s is None)
         for error in errors:
             if not isinstance(error, _REFUSALS):
                 # Asked again with the same token, it finds what came of the others.

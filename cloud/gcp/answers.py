@@ -46,7 +46,7 @@ def offer_of(
     instance_type: str,
     spot: bool,
     usd_per_hour: float,
-    observed_at: float,
+    observed_at_s: float,
 ) -> Offer:
     """Return an offer; without GPUs where nobody knows anything about the machine."""
     machine = facts.find(CLOUD, instance_type)
@@ -57,7 +57,7 @@ def offer_of(
         instance_type=instance_type,
         spot=spot,
         usd_per_hour=usd_per_hour,
-        observed_at=observed_at,
+        observed_at_s=observed_at_s,
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
         family=family_of(instance_type),
@@ -69,7 +69,7 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     told = _metadata(instance)
     labels = instance.get("labels", {})
     zone, name = last_part(instance["zone"]), instance["name"]
-    launched_at = moment(instance["creation_timestamp"])
+    launched_at_s = moment(instance["creation_timestamp"])
     machine = last_part(instance.get("machine_type", ""))
     scheduling = instance.get("scheduling", {})
     return Vm(
@@ -83,10 +83,10 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
             instance_type=told.get(TYPE, machine),
             spot=scheduling.get("provisioning_model") == "SPOT",
             usd_per_hour=float(told.get(tags.PRICE, "0")),
-            observed_at=launched_at,
+            observed_at_s=launched_at_s,
         ),
         private_address=_interface(instance).get("network_i_p", ""),
-        launched_at=launched_at,
+        launched_at_s=launched_at_s,
     )
 
 

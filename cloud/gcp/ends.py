@@ -123,7 +123,7 @@ class GcpEndTimes:
 
 
 def _first(vms: Iterable[Vm]) -> float:
-    return min(vm.launched_at for vm in vms)
+    return min(vm.launched_at_s for vm in vms)
 
 
 def _until(

@@ -54,7 +54,7 @@ class GcpMarket:
                 instance_type=instance_type,
                 spot=spot,
                 usd_per_hour=usd,
-                observed_at=now_s,
+                observed_at_s=now_s,
             )
             for zone, instance_type in self.places()
             for spot in (True, False)
@@ -152,7 +152,7 @@ class GcpMarket:
                         instance_type=instance_type,
                         spot=True,
                         usd_per_hour=usd,
-                        observed_at=began_s,
+                        observed_at_s=began_s,
                     )
                     for zone in zones
                 ]

@@ -81,7 +81,7 @@ class EndedVms:
     def _is_over(self, vm: Vm) -> bool:
         """Return whether a VM has ended, whatever a list that lags behind says."""
         _, past = self._ended.get(vm.vm_id, (0.0, None))
-        return past is not None and vm.launched_at <= (past.ended_at or 0.0)
+        return past is not None and vm.launched_at_s <= (past.ended_at_s or 0.0)
 
     def _recall(self, job: str) -> None:
         past, now_s = self._ask_recall(job), self._clock()
@@ -96,7 +96,7 @@ class EndedVms:
 
 def ended(vm: Vm, at_s: float) -> Vm:
     """Return a VM that is gone."""
-    return replace(vm, state=VmState.TERMINATED, ended_at=at_s)
+    return replace(vm, state=VmState.TERMINATED, ended_at_s=at_s)
 
 
 def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) -> Vm:
@@ -108,7 +108,7 @@ def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) 
         instance_type="",
         spot=True,
         usd_per_hour=0.0,
-        observed_at=at_s,
+        observed_at_s=at_s,
         gpus=0,
         gpu_memory_bytes=0,
     )
@@ -119,8 +119,8 @@ def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) 
         state=VmState.TERMINATED,
         offer=offer,
         private_address="",
-        launched_at=at_s,
-        ended_at=at_s,
+        launched_at_s=at_s,
+        ended_at_s=at_s,
     )
 
 
@@ -133,8 +133,8 @@ def taken_at_once(request: LaunchRequest, vm_id: str, from_s: float, at_s: float
         state=VmState.TERMINATED,
         offer=request.offer,
         private_address="",
-        launched_at=from_s,
-        ended_at=at_s,
+        launched_at_s=from_s,
+        ended_at_s=at_s,
     )
 
 

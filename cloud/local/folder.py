@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import cast
 
 from spottrain import wire
-from spottrain.cloud.local.state import LocalSettings, vm_from_data
+from spottrain.cloud.local.state import LocalSettings
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data, write_private
 from spottrain.cloud.process.tree import kill_all
 from spottrain.errors import WireError
 
@@ -115,10 +115,12 @@ class LocalFolder:
             return record
         kill_all([marker(vm.job, vm.vm_id) for vm in left])
         for vm in left:
-            clear(self.vm(vm.vm_id))
+            clear_vm_folder(self.vm(vm.vm_id))
         now_s = time.time()
         vms = tuple(
-            replace(vm, state=VmState.TERMINATED, ended_at=now_s) if vm in left else vm
+            replace(vm, state=VmState.TERMINATED, ended_at_s=now_s)
+            if vm in left
+            else vm
             for vm in record.vms
         )
         record = LocalRecord(vms, record.tokens)
@@ -131,22 +133,3 @@ class LocalFolder:
 def marker(job: str, vm_id: str) -> str:
     """Return what every process of a VM has as SPOTTRAIN_VM in its environment."""
     return f"{job}/{vm_id}"
-
-
-def clear(vm_folder: Path) -> None:
-    """Remove everything of an ended VM but its logs, as far as that can be removed."""
-    for entry in vm_folder.iterdir() if vm_folder.is_dir() else ():
-        if entry.is_dir() and not entry.is_symlink():
-            # What user code made unremovable must not end the cloud.
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.suffix != ".log":
-            entry.unlink(missing_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read, whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)

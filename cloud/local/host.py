@@ -18,9 +18,7 @@ from pathlib import Path
 from spottrain.cloud.local.folder import (
     LocalFolder,
     LocalRecord,
-    clear,
     marker,
-    write_private,
 )
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import LocalCloud, LocalNotice
@@ -31,6 +29,7 @@ from spottrain.cloud.port.provider import (
     LaunchResult,
     VmState,
 )
+from spottrain.cloud.port.stored import clear_vm_folder, write_private
 from spottrain.cloud.process import die_with_parent
 from spottrain.cloud.process.tree import (
     VARIABLE,
@@ -246,7 +245,7 @@ class LocalVms:
         except CloudError:
             _log.exception("VMs %s ended but for some processes", vm_ids)
         for vm_id in vm_ids:
-            await asyncio.to_thread(clear, self._folder.vm(vm_id))
+            await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
             self.cloud.ended(vm_id, time.time())
         self._commit()
 

@@ -21,7 +21,7 @@ from spottrain import wire
 from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
-from spottrain.cloud.local.state import CLOUD, LocalSettings, vm_from_data
+from spottrain.cloud.local.state import CLOUD, LocalSettings
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -30,6 +30,7 @@ from spottrain.cloud.port.provider import (
     Offer,
     Vm,
 )
+from spottrain.cloud.port.stored import vm_from_data
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Starts an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
@@ -109,7 +110,7 @@ class LocalProvider:
         return LaunchResult(vms=vms, refusal=data["refusal"])
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return all VMs that ``job`` ever had; a terminated one has ``ended_at``.
+        """Return all VMs that ``job`` ever had; a terminated one has ``ended_at_s``.
 
         Where no cloud process lives, its VMs are gone, and what may be left of their
         processes is killed.
@@ -141,7 +142,7 @@ class LocalProvider:
         """Return dollars owed so far: each VM's price at launch times its seconds."""
         now_s = time.time()
         return sum(
-            vm.offer.usd_per_hour * ((vm.ended_at or now_s) - vm.launched_at) / 3600
+            vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / 3600
             for vm in self.list_vms(job)
         )
 

@@ -149,7 +149,7 @@ class _Api:
         )
         if notice is None:
             return None
-        lead_s = max(0.0, notice.kill_at - time.time())
+        lead_s = max(0.0, notice.kill_at_s - time.time())
         return {"id": notice.number, "lead_s": lead_s}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spottrain import wire
 from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
@@ -50,7 +49,7 @@ class LocalNotice:
 
     number: int
     """Grows over the life of the cloud."""
-    kill_at: float
+    kill_at_s: float
     """Seconds since the epoch."""
 
 
@@ -124,7 +123,7 @@ class LocalCloud:
             usd_per_hour=zone.spot_usd_per_hour
             if spot
             else spec.on_demand_usd_per_hour,
-            observed_at=now_s,
+            observed_at_s=now_s,
             gpus=spec.slots,
             gpu_memory_bytes=spec.slot_memory_bytes,
             gpu_speed=spec.slot_speed,
@@ -190,7 +189,7 @@ class LocalCloud:
                 state=VmState.STARTING if zone.spec.boot_s else VmState.RUNNING,
                 offer=offer,
                 private_address="127.0.0.1",
-                launched_at=now_s,
+                launched_at_s=now_s,
             )
             for _ in range(count)
         ]
@@ -212,7 +211,7 @@ class LocalCloud:
 
     def ended(self, vm_id: str, now_s: float) -> None:
         """Nothing is left of a VM; its billing ends."""
-        self._set(vm_id, state=VmState.TERMINATED, ended_at=now_s)
+        self._set(vm_id, state=VmState.TERMINATED, ended_at_s=now_s)
         self.notices.pop(vm_id, None)
 
     def _set(self, vm_id: str, **changes: Any) -> None:
@@ -245,8 +244,10 @@ class LocalCloud:
             zone = self._zones[self.vms[vm_id].offer.zone]
             zone.capacity = max(0, zone.capacity - 1)
             if event.kind == "notice":
-                kill_at = now_s + event.lead_s
-                self.notices[vm_id] = LocalNotice(number=self._strikes, kill_at=kill_at)
+                kill_at_s = now_s + event.lead_s
+                self.notices[vm_id] = LocalNotice(
+                    number=self._strikes, kill_at_s=kill_at_s
+                )
             if event.kind == "silence":
                 self.silent.add(vm_id)
         return victims
@@ -273,9 +274,3 @@ class LocalCloud:
     def give_back(self, vm_id: str) -> None:
         """The capacity that the market took with this VM returns."""
         self._zones[self.vms[vm_id].offer.zone].capacity += 1
-
-
-def vm_from_data(data: dict[str, Any]) -> Vm:
-    """Return the VM whose ``dataclasses.asdict`` was written as JSON."""
-    offer = wire.from_data(Offer, data["offer"])
-    return Vm(**{**data, "state": VmState(data["state"]), "offer": offer})

@@ -31,7 +31,7 @@ class Offer:
     instance_type: str
     spot: bool
     usd_per_hour: float
-    observed_at: float
+    observed_at_s: float
     """Seconds since the epoch."""
     gpus: int
     """GPUs, or CPU slots on the local provider."""
@@ -55,9 +55,9 @@ class Vm:
     state: VmState
     offer: Offer
     private_address: str
-    launched_at: float
+    launched_at_s: float
     """Seconds since the epoch; billing starts here."""
-    ended_at: float | None = None
+    ended_at_s: float | None = None
     """When billing ended."""
 
 
@@ -111,7 +111,7 @@ class CloudProvider(Protocol):
     def list_vms(self, job: str) -> Sequence[Vm]:
         """Return the truth, VMs that another manager process launched included.
 
-        A terminated VM is listed for a while, with ``ended_at``.
+        A terminated VM is listed for a while, with ``ended_at_s``.
         """
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -262,7 +262,7 @@ class ReportsPriceHistory(Protocol):
     """Remembers what machines cost before."""
 
     def price_history(self, since_s: float) -> Sequence[Offer]:
-        """Return past spot offers, each ``observed_at`` the moment it began to hold.
+        """Return past spot offers, each ``observed_at_s`` the moment it began to hold.
 
         Args:
             since_s: Seconds since the epoch.

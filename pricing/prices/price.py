@@ -171,7 +171,7 @@ def offers(prices: Iterable[Price], facts: Catalogue) -> list[Offer]:
             instance_type=price.instance_type,
             spot=price.spot,
             usd_per_hour=price.usd_per_hour,
-            observed_at=price.seen_s,
+            observed_at_s=price.seen_s,
             gpus=kind.gpus,
             gpu_memory_bytes=kind.gpu.memory_bytes,
         )

@@ -1,4 +1,4 @@
-"""Files of spot prices seen: ``cloud,zone,instance_type,observed_at,usd_per_hour``."""
+"""Files of spot prices seen: ``cloud,zone,instance_type,observed_at_s,usd_per_hour``."""
 
 from __future__ import annotations
 

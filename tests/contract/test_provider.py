@@ -36,7 +36,7 @@ def test_offers_say_what_they_cost_and_when_that_was_seen(account: Account) -> N
         assert offer.usd_per_hour > 0
         assert offer.gpus >= 1
         assert offer.gpu_memory_bytes > 0
-        assert abs(offer.observed_at - time.time()) < 60
+        assert abs(offer.observed_at_s - time.time()) < 60
 
 
 def test_a_machine_is_listed_from_launch_to_end(account: Account) -> None:
@@ -45,7 +45,7 @@ def test_a_machine_is_listed_from_launch_to_end(account: Account) -> None:
     (vm,) = provider.launch(wish).vms
     assert (vm.job, vm.intent) == (account.job, wish.intent)
     assert vm.offer.zone == wish.offer.zone
-    assert vm.ended_at is None
+    assert vm.ended_at_s is None
     assert vm.vm_id in {v.vm_id for v in account.connect().list_vms(account.job)}
     provider.terminate([vm.vm_id])
     (gone,) = account.connect().list_vms(account.job)

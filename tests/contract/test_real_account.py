@@ -32,7 +32,7 @@ OFFER = Offer(
     instance_type=KIND,
     spot=True,
     usd_per_hour=1.2,
-    observed_at=0.0,
+    observed_at_s=0.0,
     gpus=1,
     gpu_memory_bytes=1,
 )
@@ -43,7 +43,7 @@ VM = Vm(
     state=VmState.RUNNING,
     offer=OFFER,
     private_address="",
-    launched_at=0.0,
+    launched_at_s=0.0,
 )
 
 

@@ -111,7 +111,7 @@ def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
 def test_every_second_that_was_billed_is_accounted_for(story: Story) -> None:
     seconds = dict(story.report["cost"]["vm_seconds"])
     billed_s = seconds.pop("billed")
-    lived_s = sum((vm.ended_at or 0.0) - vm.launched_at for vm in story.job.vms())
+    lived_s = sum((vm.ended_at_s or 0.0) - vm.launched_at_s for vm in story.job.vms())
     assert billed_s == pytest.approx(lived_s, abs=1e-3)
     assert sum(seconds.values()) == pytest.approx(billed_s, abs=1e-3)
     assert all(seconds[kind] > 0 for kind in ("productive", "morph", "boot", "lost"))

@@ -18,7 +18,7 @@ def offer(zone: str, usd_per_hour: float, *, spot: bool = True) -> Offer:
         instance_type="box",
         spot=spot,
         usd_per_hour=usd_per_hour,
-        observed_at=0.0,
+        observed_at_s=0.0,
         gpus=1,
         gpu_memory_bytes=4 * GIB,
         available=0,
@@ -59,8 +59,8 @@ class SimulatedVm:
             state=VmState.TERMINATED if ended else VmState.RUNNING,
             offer=self.offer,
             private_address="10.0.0.1",
-            launched_at=self.launched_at_s,
-            ended_at=self.ended_at_s,
+            launched_at_s=self.launched_at_s,
+            ended_at_s=self.ended_at_s,
         )
 
 

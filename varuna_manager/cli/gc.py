@@ -220,7 +220,7 @@ def _table(vms: Sequence[Vm]) -> Table:
             vm.state.value,
             offer.instance_type,
             f"{vm.job} (manager)" if vm.intent == tags.MANAGER else vm.job,
-            age(time.time() - vm.launched_at),
+            age(time.time() - vm.launched_at_s),
             dollars(offer.usd_per_hour),
         )
     return table

@@ -45,7 +45,7 @@ def opened(transition: Transition, vm: Vm) -> None:
         vm.vm_id,
         offer,
         on_demand_usd_per_hour=on_demand_price(state.offers, offer),
-        launched_at_s=max(vm.launched_at, state.submitted_at_s),
+        launched_at_s=max(vm.launched_at_s, state.submitted_at_s),
         seen_at_s=transition.now_s,
         trains=vm.intent != tags.MANAGER,
     )
@@ -87,7 +87,7 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
     """Take the cloud's word on when VMs ended that this job has paid for."""
     for vm in vms:
         state = transition.state
-        if vm.state is not VmState.TERMINATED or vm.ended_at is None:
+        if vm.state is not VmState.TERMINATED or vm.ended_at_s is None:
             continue
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
@@ -95,7 +95,7 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
         if not known and ours:
             opened(transition, vm)  # it lived and died between two looks
         if known or ours:
-            ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at)
+            ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)
             transition.state = replace(transition.state, ledger=ledger)
 
 

@@ -64,7 +64,7 @@ class MarketWatch:
 
     async def seen(self, offers: Sequence[Offer]) -> None:
         """Tell what has changed of the offers, and before that what they are worth."""
-        same = tuple(replace(offer, observed_at=0.0) for offer in offers)
+        same = tuple(replace(offer, observed_at_s=0.0) for offer in offers)
         worths = await asyncio.to_thread(self._weigh, tuple(offers))
         if worths is not None and not _alike(worths, self._told.worths):
             self._told = replace(self._told, worths=worths)
@@ -132,8 +132,8 @@ class MarketWatch:
                 instance_type=offer.instance_type,
                 spot=offer.spot,
                 usd_per_hour=offer.usd_per_hour,
-                since_s=offer.observed_at,
-                seen_s=max(seen_s, offer.observed_at),
+                since_s=offer.observed_at_s,
+                seen_s=max(seen_s, offer.observed_at_s),
                 source=f"{offer.cloud} offers",
             )
             for offer in offers

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from spottrain.cloud.port.stored import FORMER_FIELDS, with_current_names
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import EVENT_TYPES, Event
@@ -228,8 +229,10 @@ def event_of(seq: int, kind: str, body: str) -> Event:
         JournalError: It is none.
     """
     try:
+        if any(f'"{name}":' in body for name in FORMER_FIELDS):
+            body = json.dumps(with_current_names(json.loads(body)))
         event: Event = _adapter(kind).validate_json(body)
-    except (KeyError, TypeError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise JournalError(
             f"event {seq} is no {kind} ({reason}); it was damaged or written by "

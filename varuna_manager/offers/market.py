@@ -92,7 +92,7 @@ def own_market(
                 usd_per_hour=zone.spot_usd_per_hour
                 if spot
                 else zone.on_demand_usd_per_hour,
-                observed_at=now_s,
+                observed_at_s=now_s,
                 gpus=zone.slots,
                 gpu_memory_bytes=zone.slot_memory_bytes,
                 gpu_speed=zone.slot_speed,

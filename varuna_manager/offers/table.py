@@ -47,8 +47,8 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "spot": offer.spot,
         "gpus": offer.gpus,
         "usd_per_hour": _finite(offer.usd_per_hour),
-        "observed_at": offer.observed_at,
-        "age_s": max(0.0, now_s - offer.observed_at),
+        "observed_at": offer.observed_at_s,
+        "age_s": max(0.0, now_s - offer.observed_at_s),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
         "vms": row.vms,
         "plan": None

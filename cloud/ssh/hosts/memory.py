@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spottrain.cloud.local.folder import write_private
-from spottrain.cloud.local.state import vm_from_data
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.cloud.port.stored import vm_from_data, write_private
 from spottrain.errors import WireError
 
 
@@ -52,7 +51,7 @@ class HostRecord:
         """A VM has ended; it is remembered for whoever asks."""
         if vm_id in self.rented and self.rented[vm_id].lives:
             known = self.rented[vm_id]
-            gone = replace(known.vm, state=VmState.TERMINATED, ended_at=time.time())
+            gone = replace(known.vm, state=VmState.TERMINATED, ended_at_s=time.time())
             self.rented[vm_id] = replace(known, vm=gone)
 
 

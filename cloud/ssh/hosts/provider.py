@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -34,6 +32,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
+from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
 from spottrain.cloud.ssh.transport.session import trusted_keys
 
@@ -371,7 +370,7 @@ def _offer(host: Host, now_s: float) -> Offer:
         instance_type=host.instance_type,
         spot=True,  # it may leave whenever its owner likes
         usd_per_hour=host.usd_per_hour,
-        observed_at=now_s,
+        observed_at_s=now_s,
         gpus=host.slots,
         gpu_memory_bytes=host.slot_memory_bytes,
         gpu_speed=host.slot_speed,
@@ -387,6 +386,6 @@ def _rented(host: Host, claim: dict[str, Any]) -> HostVm:
         state=VmState.RUNNING,
         offer=Offer(**claim["offer"]),
         private_address=claim["private_address"],
-        launched_at=claim["launched_at"],
+        launched_at_s=claim["launched_at"],
     )
     return HostVm(vm, host.name, claim["lease_s"])

@@ -49,9 +49,9 @@ def main(folder: Path) -> None:
     process.wait()
     tree.kill_all([os.environ[tree.VARIABLE]], [process.pid])
     # Not above: it would take most of the time that a keeper takes to start.
-    from spottrain.cloud.local.folder import clear
+    from spottrain.cloud.port.stored import clear_vm_folder
 
-    clear(folder)
+    clear_vm_folder(folder)
 
 
 def interface_of(address: str) -> str:

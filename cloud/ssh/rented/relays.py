@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.ssh.rented.vm import RentedVm
+from spottrain.cloud.ssh.transport.connection import HostConnection
 
 logger = logging.getLogger(__name__)
 
@@ -277,4 +276,4 @@ def _rank(rented_vm: RentedVm) -> tuple[bool, bool, float]:
     trouble = (
         rented_vm.connection is not None and rented_vm.connection.trouble is not None
     )
-    return trouble, rented_vm.vm.offer.spot, rented_vm.vm.launched_at
+    return trouble, rented_vm.vm.offer.spot, rented_vm.vm.launched_at_s

@@ -28,7 +28,7 @@ OFFER = Offer(
     instance_type="t",
     spot=True,
     usd_per_hour=0.1,
-    observed_at=1.5,
+    observed_at_s=1.5,
     gpus=1,
     gpu_memory_bytes=1 << 34,
     family="f",
@@ -57,7 +57,7 @@ class OddProvider:
             state=VmState.STARTING,
             offer=request.offer,
             private_address="10.0.0.1",
-            launched_at=2.25,
+            launched_at_s=2.25,
         )
         return LaunchResult(vms=(vm,) * request.count, refusal="a few")
 

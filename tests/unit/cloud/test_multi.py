@@ -85,7 +85,9 @@ def test_ids_lead_back_to_their_cloud_also_after_a_restart(
     again: Any = both(aws, gcp)
     assert again.ssh_target(theirs).host == "v.0@gcp"
     again.terminate([ours, "vm-of-nobody", "azure.v.0"])
-    assert [vm.vm_id for vm in again.list_vms("job") if vm.ended_at is None] == [theirs]
+    assert [vm.vm_id for vm in again.list_vms("job") if vm.ended_at_s is None] == [
+        theirs
+    ]
     for unknown in ("vm-of-nobody", "azure.v.0", "gcp.v.9"):
         with pytest.raises(VmNotFoundError):
             again.ssh_target(unknown)
@@ -134,7 +136,7 @@ def test_a_cloud_that_is_down_stops_no_other(aws: ToyCloud, gcp: CountedCloud) -
     assert len(one.list_all()) == 2
     with pytest.raises(CloudError, match="aws: does not answer"):
         one.terminate(["aws.v.0", "gcp.v.0"])
-    assert gcp.vms["v.0"].ended_at is not None
+    assert gcp.vms["v.0"].ended_at_s is not None
     with pytest.raises(CloudError, match="aws: does not answer"):
         one.release("job")
     assert gcp.released == ["job"]

@@ -47,7 +47,7 @@ class ToyCloud:
             instance_type="t",
             spot=True,
             usd_per_hour=1.0,
-            observed_at=0.0,
+            observed_at_s=0.0,
             gpus=1,
             gpu_memory_bytes=1 << 34,
         )
@@ -69,7 +69,7 @@ class ToyCloud:
                     state=VmState.RUNNING,
                     offer=request.offer,
                     private_address="10.0.0.1",
-                    launched_at=1.0,
+                    launched_at_s=1.0,
                 )
             self.tokens[request.token] = ids
         vms = tuple(self.vms[vm_id] for vm_id in self.tokens[request.token])
@@ -83,7 +83,9 @@ class ToyCloud:
         self._answer()
         for vm_id in vm_ids:
             if vm_id in self.vms:
-                gone = replace(self.vms[vm_id], state=VmState.TERMINATED, ended_at=2.0)
+                gone = replace(
+                    self.vms[vm_id], state=VmState.TERMINATED, ended_at_s=2.0
+                )
                 self.vms[vm_id] = gone
 
     def release(self, job: str) -> None:

@@ -27,7 +27,7 @@ LOCAL = Offer(
     instance_type="t",
     spot=True,
     usd_per_hour=3.6,
-    observed_at=0.0,
+    observed_at_s=0.0,
     gpus=1,
     gpu_memory_bytes=1,
 )

@@ -77,7 +77,7 @@ def offer(**changes: Any) -> Offer:
         "instance_type": "t",
         "spot": True,
         "usd_per_hour": 2.0,
-        "observed_at": 0.0,
+        "observed_at_s": 0.0,
         "gpus": 1,
         "gpu_memory_bytes": 10**9,
     }

@@ -80,7 +80,7 @@ OFFER = Offer(
     instance_type="t",
     spot=True,
     usd_per_hour=1.0,
-    observed_at=0.0,
+    observed_at_s=0.0,
     gpus=1,
     gpu_memory_bytes=1 << 30,
 )
@@ -176,7 +176,7 @@ class Story:
             state=VmState.RUNNING,
             offer=OFFER,
             private_address="10.0.0.1",
-            launched_at=self.now_s,
+            launched_at_s=self.now_s,
         )
         return replace(vm, **changes)
 

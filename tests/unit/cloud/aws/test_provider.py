@@ -122,7 +122,7 @@ def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
     aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
     history = aws.provider().price_history(now_s - 600)
     assert [offer.usd_per_hour for offer in history] == [SPOT_USD, 0.7]
-    assert history[1].observed_at == now_s - 60
+    assert history[1].observed_at_s == now_s - 60
 
 
 def test_quotas_and_placement_scores_are_told(aws: FakeAws) -> None:
@@ -292,7 +292,7 @@ def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(aws: FakeAws) -> N
     aws.ask("pass_time", seconds=61)
     (listed,) = provider.list_vms("job")
     assert listed.state is VmState.TERMINATED
-    assert listed.ended_at is not None
+    assert listed.ended_at_s is not None
 
 
 def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
@@ -363,7 +363,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(aws: FakeAws) ->
     provider.interrupt(vm.vm_id)
     (listed,) = provider.list_vms("job")
     assert listed.state is VmState.TERMINATED
-    assert listed.ended_at is not None
+    assert listed.ended_at_s is not None
     with pytest.raises(VmNotFoundError):
         provider.interrupt(vm.vm_id)
 

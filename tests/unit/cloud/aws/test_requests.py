@@ -29,7 +29,7 @@ def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest
         instance_type="g5.xlarge",
         spot=spot,
         usd_per_hour=usd,
-        observed_at=1.0,
+        observed_at_s=1.0,
     )
     return LaunchRequest(
         token=token, job="j", intent="intent-1", offer=offer, count=3, lease_s=600.5
@@ -107,8 +107,8 @@ def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
         ("", None),
     ],
 )
-def test_the_end_is_read_from_ec2s_words(text: str, ended_at: float | None) -> None:
-    assert requests.ended_at({"StateTransitionReason": text}) == ended_at
+def test_the_end_is_read_from_ec2s_words(text: str, ended_at_s: float | None) -> None:
+    assert requests.ended_at_s({"StateTransitionReason": text}) == ended_at_s
 
 
 @given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True))

@@ -64,9 +64,9 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     assert not any(vm.state in ALIVE for vm in listed.values())
     for row in aws.ask("bill"):
         vm = listed.pop(f"{row['instance_id']}.us-east-1")
-        assert vm.ended_at is not None
-        assert abs(vm.launched_at - row["launched_at"]) < 1
-        assert vm.ended_at == row["ended_at"]
+        assert vm.ended_at_s is not None
+        assert abs(vm.launched_at_s - row["launched_at"]) < 1
+        assert vm.ended_at_s == row["ended_at"]
     assert listed == {}
     provider.release("job")
     assert aws.ask("left") == []

@@ -114,7 +114,7 @@ def bill(azure: FakeAzure) -> list[float]:
 def ended(provider: AzureProvider) -> list[float]:
     vms = provider.list_vms("job")
     assert {vm.state for vm in vms} <= {VmState.TERMINATED}
-    return sorted(vm.ended_at for vm in vms if vm.ended_at is not None)
+    return sorted(vm.ended_at_s for vm in vms if vm.ended_at_s is not None)
 
 
 def questions(azure: FakeAzure) -> int:
@@ -136,7 +136,7 @@ def test_a_new_process_learns_what_ended_before_it(azure: FakeAzure) -> None:
     evict(azure, vm)
     (found,) = azure.provider().list_vms("job")
     assert (found.vm_id, found.intent) == (vm.vm_id, "")
-    assert [found.ended_at] == pytest.approx(bill(azure), abs=1e-5)
+    assert [found.ended_at_s] == pytest.approx(bill(azure), abs=1e-5)
 
 
 def test_while_the_log_lags_a_vm_is_simply_gone_and_asked_about_rarely(
@@ -214,4 +214,4 @@ def test_what_never_came_to_be_has_not_ended(azure: FakeAzure) -> None:
         provider.launch(asked)
     azure.ask("stock", zone=ZONE, instance_type="Standard_NC4as_T4_v3", count=1)
     (vm,) = provider.launch(asked).vms
-    assert vm.ended_at is None
+    assert vm.ended_at_s is None

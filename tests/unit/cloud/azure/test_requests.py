@@ -38,7 +38,7 @@ def wish(
         instance_type=KIND,
         spot=spot,
         usd_per_hour=usd,
-        observed_at=1.0,
+        observed_at_s=1.0,
     )
     return LaunchRequest(
         token=token, job="j", intent="intent-1", offer=offer, count=3, lease_s=600.5
@@ -100,7 +100,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
     seen = answers.vm_of(body, FACTS)
     assert seen.offer.usd_per_hour == usd
     assert seen.offer.zone == "eastus-2"
-    assert (seen.vm_id, seen.launched_at) == ("vm-0.g", 1795160964.5)
+    assert (seen.vm_id, seen.launched_at_s) == ("vm-0.g", 1795160964.5)
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))

@@ -71,6 +71,6 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
         vm = launched[vm_id]
         assert vm.intent == row["tags"]["spottrain-intent"]
         assert row["ended_at"] is not None
-        assert vm.launched_at == pytest.approx(row["launched_at"], abs=0.05)
+        assert vm.launched_at_s == pytest.approx(row["launched_at"], abs=0.05)
     again_and_again(lambda: provider.release("job"))
     assert azure.ask("left") == []

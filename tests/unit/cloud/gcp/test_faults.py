@@ -231,5 +231,5 @@ def test_a_vm_that_was_taken_is_told_with_its_end(gcp: FakeGcp, call: str) -> No
     gone = listed[first.vm_id]
     assert gone.state is VmState.TERMINATED
     (row,) = (row for row in gcp.ask("bill") if row["ended_at"] is not None)
-    assert gone.ended_at == row["ended_at"]
-    assert gone.launched_at == row["launched_at"]
+    assert gone.ended_at_s == row["ended_at"]
+    assert gone.launched_at_s == row["launched_at"]

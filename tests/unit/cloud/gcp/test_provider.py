@@ -156,7 +156,7 @@ def test_gpus_that_are_attached_are_offered_where_both_are(gcp: FakeGcp) -> None
     offers = provider.offers()
     assert {offer.zone for offer in offers} == {"us-central1-b"}
     (vm,) = provider.launch(wish(offers[0])).vms
-    assert vm.offer == dataclasses.replace(offers[0], observed_at=vm.launched_at)
+    assert vm.offer == dataclasses.replace(offers[0], observed_at_s=vm.launched_at_s)
 
 
 def test_looking_every_second_asks_for_places_once(gcp: FakeGcp) -> None:
@@ -191,7 +191,7 @@ def test_quotas_scores_and_past_prices_are_told(gcp: FakeGcp) -> None:
     (score,) = provider.placement_scores(KIND, 2)
     assert (score.zone, score.score) == (ZONE, 0.7)
     history = provider.price_history(now_s - 3600)
-    assert [(o.usd_per_hour, o.observed_at) for o in history] == [
+    assert [(o.usd_per_hour, o.observed_at_s) for o in history] == [
         (1.2, now_s - 5000),
         (1.1, now_s - 100),
     ]
@@ -293,7 +293,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(gcp: FakeGcp) ->
     provider.interrupt(vm.vm_id)
     (listed,) = provider.list_vms("job")
     assert listed.state is VmState.TERMINATED
-    assert listed.ended_at is not None
+    assert listed.ended_at_s is not None
     with pytest.raises(VmNotFoundError):
         provider.interrupt(vm.vm_id)
 

@@ -42,7 +42,7 @@ def wish(
         instance_type=kind,
         spot=spot,
         usd_per_hour=usd,
-        observed_at=1.0,
+        observed_at_s=1.0,
     )
     return LaunchRequest(
         token=token, job=job, intent=intent, offer=offer, count=3, lease_s=600.5
@@ -95,7 +95,7 @@ def test_what_a_launch_was_for_comes_back_as_it_was(
     vm = answers.vm_of(instance, FakeFacts())
     assert (vm.job, vm.intent, vm.offer.usd_per_hour) == (job, intent, usd)
     assert (vm.offer.instance_type, vm.offer.zone) == (ATTACHED, ZONE)
-    assert vm.launched_at == 1795201200.0
+    assert vm.launched_at_s == 1795201200.0
 
 
 def test_a_launch_ends_in_deletion_and_leaves_no_disk() -> None:

@@ -63,7 +63,10 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     assert not any(vm.state in ALIVE for vm in listed.values())
     for row in gcp.ask("bill"):
         vm = listed.pop(f"{row['name']}.{row['zone']}")
-        assert (vm.launched_at, vm.ended_at) == (row["launched_at"], row["ended_at"])
+        assert (vm.launched_at_s, vm.ended_at_s) == (
+            row["launched_at"],
+            row["ended_at"],
+        )
     assert listed == {}
     provider.release("job")
     assert gcp.ask("left") == []

@@ -15,7 +15,7 @@ OFFER = Offer(
     instance_type="t",
     spot=True,
     usd_per_hour=1.0,
-    observed_at=0.0,
+    observed_at_s=0.0,
     gpus=1,
     gpu_memory_bytes=1,
 )
@@ -29,7 +29,7 @@ def vm(name: str, state: VmState = VmState.STARTING, job: str = "j") -> Vm:
         state=state,
         offer=OFFER,
         private_address="",
-        launched_at=0.0,
+        launched_at_s=0.0,
     )
 
 

@@ -100,10 +100,10 @@ def test_ending_a_vm_leaves_none_of_its_processes(
     assert not any(machine.runs(pid) for pid in pids)
     assert all(machine.runs(pid) for pid in others)
     assert cloud.vm(vm).state == VmState.TERMINATED
-    ended_at = cloud.vm(vm).ended_at
-    assert ended_at is not None
-    assert ended_at >= vm.launched_at
-    assert cloud.vm(other).ended_at is None
+    ended_at_s = cloud.vm(vm).ended_at_s
+    assert ended_at_s is not None
+    assert ended_at_s >= vm.launched_at_s
+    assert cloud.vm(other).ended_at_s is None
 
 
 def test_a_silent_vm_stands_still_and_is_said_to_run(
@@ -286,9 +286,11 @@ def test_a_killed_cloud_takes_its_vms_with_it(
             with pytest.raises(VmNotFoundError):
                 cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
     assert machine.marked(cloud.job) == []
-    ended_at = cloud.vm(vm).ended_at
-    assert ended_at is not None
-    assert cloud.vm(vm).ended_at == ended_at  # found dead once, not anew at each look
+    ended_at_s = cloud.vm(vm).ended_at_s
+    assert ended_at_s is not None
+    assert (
+        cloud.vm(vm).ended_at_s == ended_at_s
+    )  # found dead once, not anew at each look
 
 
 def test_a_new_cloud_remembers_vms_and_tokens_of_a_killed_one(
@@ -358,7 +360,7 @@ def test_the_bill_is_each_vms_price_at_launch_for_its_seconds(cloud: Cloud) -> N
     cloud.hit("price", usd_per_hour=100.0)
     cloud.client().terminate([first.vm_id, second.vm_id])
     usd = sum(
-        price * ((cloud.vm(vm).ended_at or 0.0) - vm.launched_at) / 3600
+        price * ((cloud.vm(vm).ended_at_s or 0.0) - vm.launched_at_s) / 3600
         for vm, price in ((first, 1.0), (second, 3.0))
     )
     assert cloud.client().bill(cloud.job) == pytest.approx(usd)

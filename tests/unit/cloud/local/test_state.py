@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
-from spottrain.cloud.local.state import LocalCloud, LocalSettings, vm_from_data
+from spottrain.cloud.local.state import LocalCloud, LocalSettings
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, VmState
+from spottrain.cloud.port.stored import vm_from_data
 
 ZONE = ZoneSpec(
     name="a",

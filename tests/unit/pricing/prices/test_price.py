@@ -106,7 +106,7 @@ def test_a_clock_that_jumped_back_makes_no_price_old() -> None:
 
 def test_offers_carry_the_facts_of_the_machine_and_the_moment_seen() -> None:
     (offer,) = offers([price(), price(instance_type="m5.large")], FACTS)
-    assert (offer.zone, offer.usd_per_hour, offer.observed_at) == (
+    assert (offer.zone, offer.usd_per_hour, offer.observed_at_s) == (
         "us-east-1a",
         8.0,
         NOW_S,

@@ -222,7 +222,7 @@ def test_offers_are_rented_at_the_price_of_the_moment(history: History) -> None:
     market.prices = [replace(PRICE, usd_per_hour=9.5, since_s=NOW_S + 100)]
     later_s = NOW_S + 2 * LIVE_S
     (offer,), warnings = check_live(wanted(), [market], history, FACTS, later_s)
-    assert (offer.usd_per_hour, offer.observed_at) == (9.5, later_s)
+    assert (offer.usd_per_hour, offer.observed_at_s) == (9.5, later_s)
     assert warnings == ()
     assert market.questions[-1].regions == ["us-east-1"]
     assert market.questions[-1].since_s == NOW_S

@@ -76,7 +76,7 @@ def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
         instance_type=kind,
         spot=True,
         usd_per_hour=1.0,
-        observed_at=0.0,
+        observed_at_s=0.0,
         gpus=1,
         gpu_memory_bytes=1,
     )

@@ -14,7 +14,7 @@ def offer(**changes: Any) -> Offer:
         "instance_type": "cpu",
         "spot": True,
         "usd_per_hour": 2.0,
-        "observed_at": 0.0,
+        "observed_at_s": 0.0,
         "gpus": 1,
         "gpu_memory_bytes": 1,
     }
@@ -22,7 +22,7 @@ def offer(**changes: Any) -> Offer:
 
 
 def test_a_new_price_does_not_make_another_offer() -> None:
-    assert offer_key(offer()) == offer_key(offer(usd_per_hour=9.0, observed_at=5.0))
+    assert offer_key(offer()) == offer_key(offer(usd_per_hour=9.0, observed_at_s=5.0))
 
 
 def test_place_type_and_market_make_another_offer() -> None:

@@ -42,11 +42,11 @@ def test_the_cloud_has_the_last_word_on_when_a_vm_ended() -> None:
     assert story.state.ledger.unconfirmed == {"a"}
     gone = story.vm(
         "a",
-        launched_at=launched_s,
+        launched_at_s=launched_s,
         state=VmState.TERMINATED,
-        ended_at=launched_s + 1800.0,
+        ended_at_s=launched_s + 1800.0,
     )
-    rest = tuple(story.vm(vm_id, launched_at=launched_s) for vm_id in "bcd")
+    rest = tuple(story.vm(vm_id, launched_at_s=launched_s) for vm_id in "bcd")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(gone, *rest))
     assert spent_usd(story.state, story.now_s) == 3.5
     assert story.state.ledger.unconfirmed == frozenset()
@@ -59,7 +59,10 @@ def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
     story.now_s += 60.0
     vms = tuple(
         story.vm(
-            vm_id, launched_at=1000.0, state=VmState.TERMINATED, ended_at=1000.0 + 1800
+            vm_id,
+            launched_at_s=1000.0,
+            state=VmState.TERMINATED,
+            ended_at_s=1000.0 + 1800,
         )
         for vm_id in FOUR
     )
@@ -72,7 +75,9 @@ def test_a_vm_that_lived_and_died_between_two_looks_is_paid() -> None:
     story.start()
     story.intend()
     (intent,) = story.state.intents
-    dead = story.vm("a", intent, state=VmState.TERMINATED, ended_at=story.now_s + 36.0)
+    dead = story.vm(
+        "a", intent, state=VmState.TERMINATED, ended_at_s=story.now_s + 36.0
+    )
     story.now_s += 100.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(dead,))
     assert spent_usd(story.state, story.now_s) == 0.01
@@ -83,7 +88,7 @@ def test_an_orphan_is_paid_from_its_launch_but_not_from_before_the_job() -> None
     story = Story()
     story.start()
     story.now_s += 3600.0
-    orphan = story.vm("x", "intent-9", launched_at=0.0)
+    orphan = story.vm("x", "intent-9", launched_at_s=0.0)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
     assert spent_usd(story.state, story.now_s) == 1.0
 
@@ -93,7 +98,7 @@ def test_a_vm_that_was_believed_gone_is_never_paid_twice() -> None:
     story.now_s = 1000.0 + 1800.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
     assert story.state.vms == {}
-    back = story.vm("a", launched_at=1000.0)
+    back = story.vm("a", launched_at_s=1000.0)
     story.now_s += 1800.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(back,))
     assert spent_usd(story.state, story.now_s) == 3 * 0.5 + 1.0
@@ -312,7 +317,7 @@ def test_no_more_vms_are_rented_than_the_budget_bears_the_data_of() -> None:
 
 def manager_vm(story: Story, **what: Any) -> Vm:
     offer = replace(OFFER, spot=False, usd_per_hour=0.5, gpus=0, gpu_memory_bytes=0)
-    return story.vm("m", tags.MANAGER, launched_at=1000.0, offer=offer, **what)
+    return story.vm("m", tags.MANAGER, launched_at_s=1000.0, offer=offer, **what)
 
 
 def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> None:
@@ -344,9 +349,9 @@ def test_the_vm_of_the_manager_ends_with_the_job_as_its_cloud_says_later() -> No
     story.tell(e.VmsReturned, vm_ids=("a", "b"))
     assert story.state.phase is JobPhase.ENDED
     assert not story.state.ledger.open
-    ended_at = story.now_s + 60.0
+    ended_at_s = story.now_s + 60.0
     story.now_s += 100.0
-    told = manager_vm(story, state=VmState.TERMINATED, ended_at=ended_at)
+    told = manager_vm(story, state=VmState.TERMINATED, ended_at_s=ended_at_s)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(told,))
-    assert story.state.ledger.closed["m"].ended_us == ceil_us(ended_at)
+    assert story.state.ledger.closed["m"].ended_us == ceil_us(ended_at_s)
     assert story.state.phase is JobPhase.ENDED

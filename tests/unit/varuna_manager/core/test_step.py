@@ -178,7 +178,7 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
 def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story = Story().training(*FOUR)
     story.now_s += 1.0
-    killed = story.vm("d", state=VmState.TERMINATED, ended_at=story.now_s)
+    killed = story.vm("d", state=VmState.TERMINATED, ended_at_s=story.now_s)
     others = tuple(story.vm(vm_id) for vm_id in FOUR[:3])
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(*others, killed))
     assert story.generation.phase is GenerationPhase.BREAKING

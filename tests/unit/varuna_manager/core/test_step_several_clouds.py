@@ -102,7 +102,7 @@ def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -
     ended = replace(
         story.vm("east.1", intent, offer=EAST),
         state=VmState.TERMINATED,
-        ended_at=story.now_s,
+        ended_at_s=story.now_s,
     )
     story.now_s += 1.0
     listed = (alive, ended)

@@ -47,14 +47,14 @@ def by_vm(story: Story) -> dict[str, VmLife]:
 def gone(story: Story, *ids: str, after_s: float) -> None:
     story.now_s += after_s
     vms = tuple(
-        story.vm(vm.vm_id, vm.intent, launched_at=vm.launched_at_s)
+        story.vm(vm.vm_id, vm.intent, launched_at_s=vm.launched_at_s)
         if vm.vm_id not in ids
         else story.vm(
             vm.vm_id,
             vm.intent,
-            launched_at=vm.launched_at_s,
+            launched_at_s=vm.launched_at_s,
             state=VmState.TERMINATED,
-            ended_at=story.now_s,
+            ended_at_s=story.now_s,
         )
         for vm in story.state.vms.values()
     )

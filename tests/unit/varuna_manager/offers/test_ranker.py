@@ -227,7 +227,7 @@ def test_the_core_hears_what_offers_are_worth_before_it_sees_them() -> None:
     watch = MarketWatch(desk)
     asyncio.run(watch.seen((OFFER, OTHER)))
     assert told(desk) == ["OffersWeighed", "OffersSeen"]
-    asyncio.run(watch.seen((replace(OFFER, observed_at=9.0), OTHER)))
+    asyncio.run(watch.seen((replace(OFFER, observed_at_s=9.0), OTHER)))
     assert told(desk) == []
     # A price alone changes no worth: the core reckons with it by itself.
     asyncio.run(watch.seen((replace(OFFER, usd_per_hour=1.05), OTHER)))
@@ -270,7 +270,7 @@ def test_a_database_that_cannot_be_used_costs_the_hazards_only(tmp_path: Path) -
 def test_prices_of_clouds_are_remembered() -> None:
     desk = Desk(trained("a", "b"))
     cloud = replace(
-        OFFER, cloud="aws", instance_type="p4d.24xlarge", observed_at=1.7e9, gpus=8
+        OFFER, cloud="aws", instance_type="p4d.24xlarge", observed_at_s=1.7e9, gpus=8
     )
     asyncio.run(MarketWatch(desk).seen((OFFER, cloud)))
     with open_history() as history:
@@ -284,7 +284,7 @@ def test_ended_vms_are_told_once() -> None:
     before = story.state
     story.now_s += 60.0
     vms = tuple(
-        story.vm(v, "intent-0", state=VmState.TERMINATED, ended_at=story.now_s)
+        story.vm(v, "intent-0", state=VmState.TERMINATED, ended_at_s=story.now_s)
         if v == "a"
         else story.vm(v, "intent-0")
         for v in "abcd"

@@ -17,7 +17,7 @@ OFFER = Offer(
     instance_type="host",
     spot=True,
     usd_per_hour=0.0,
-    observed_at=1.0,
+    observed_at_s=1.0,
     gpus=1,
     gpu_memory_bytes=1,
 )
@@ -31,7 +31,7 @@ def rented(name: str) -> HostVm:
         state=VmState.RUNNING,
         offer=OFFER,
         private_address="10.0.0.1",
-        launched_at=1.0,
+        launched_at_s=1.0,
     )
     return HostVm(vm, "host", 60.0)
 

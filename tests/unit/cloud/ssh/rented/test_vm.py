@@ -18,7 +18,7 @@ OFFER = Offer(
     instance_type="g5.12xlarge",
     spot=True,
     usd_per_hour=2.0,
-    observed_at=0.0,
+    observed_at_s=0.0,
     gpus=4,
     gpu_memory_bytes=24_000_000_000,
 )
@@ -29,7 +29,7 @@ VM = Vm(
     state=VmState.RUNNING,
     offer=OFFER,
     private_address="10.0.0.1",
-    launched_at=0.0,
+    launched_at_s=0.0,
 )
 ACCESS = VmAccess(key_file=Path("key"), python="python3.12")
 

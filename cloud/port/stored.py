@@ -1,0 +1,60 @@
+"""What providers keep on disk: VMs as JSON, files of this user alone, VMs' folders.
+
+Standard library only: the keeper on a host clears up with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from spottrain import wire
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+
+FORMER_FIELDS = {
+    "launched_at": "launched_at_s",
+    "observed_at": "observed_at_s",
+    "ended_at": "ended_at_s",
+}
+"""Fields of ``Offer`` and ``Vm`` by the names that journals, records of the local cloud and
+memories of hosts had for them up to version 0.1."""
+
+
+def with_current_names(data: Any) -> Any:
+    """Return JSON data with the fields of ``Offer`` and ``Vm`` under today's names."""
+    if isinstance(data, dict):
+        return {
+            FORMER_FIELDS.get(name, name): with_current_names(value)
+            for name, value in data.items()
+        }
+    if isinstance(data, list):
+        return [with_current_names(value) for value in data]
+    return data
+
+
+def vm_from_data(data: dict[str, Any]) -> Vm:
+    """Return the VM whose ``dataclasses.asdict`` was written as JSON."""
+    fields = with_current_names(data)
+    offer = wire.from_data(Offer, fields["offer"])
+    return Vm(**{**fields, "state": VmState(fields["state"]), "offer": offer})
+
+
+def clear_vm_folder(vm_folder: Path) -> None:
+    """Remove everything of an ended VM but its logs, as far as that can be removed."""
+    for entry in vm_folder.iterdir() if vm_folder.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            # What user code made unremovable must not end the cloud.
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.suffix != ".log":
+            entry.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read, whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
