@@ -147,12 +147,12 @@ def test_an_absent_service_is_asked_ever_more_rarely(
 
 
 def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
-    source, questions = vms.source("thrifty"), 40
+    source, questions = vms.source("cost_optimal"), 40
     source.ask()
     began_s = time.thread_time()  # without the waiting
     for _ in range(questions):
         if vms.cloud == "gcp":
-            vms.fake.ask("nudge", vm="thrifty")
+            vms.fake.ask("nudge", vm="cost_optimal")
         source.ask()
     spent_s = (time.thread_time() - began_s) / questions
     every_s = hear.source({"kind": vms.cloud}).every_s

@@ -46,7 +46,7 @@ def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
 
 
-@pytest.mark.parametrize("thrifty", [True, False])
+@pytest.mark.parametrize("cost_optimal", [True, False])
 def test_spot_vms_alone_have_no_latest_finish(cost_optimal: bool) -> None:
     at = status(hours=9, work=5)
     told = forecast(at, FLEET, SPOT_ONLY, (), SEEN, cost_optimal=cost_optimal)
