@@ -1,6 +1,6 @@
 """Questions about the user's code, asked in child processes that may import torch.
 
-``python -m spottrain.pipeline.<tool>`` answers with JSON on stdout. Answers are kept by
+``python -m spottrain.pipeline.model.<tool>`` answers with JSON on stdout. Answers are kept by
 fingerprint, so that asking twice costs nothing.
 """
 
@@ -44,7 +44,7 @@ def inspect_model(config: JobConfig) -> ModelFacts:
         ToolError: The tool did not answer.
     """
     arguments = [config.entrypoint, config.workdir]
-    facts: ModelFacts = _ask("model.inspect", arguments, ModelFacts, config)
+    facts: ModelFacts = _ask("inspect", arguments, ModelFacts, config)
     return facts
 
 
@@ -113,7 +113,7 @@ def _key(tool: str, arguments: list[str], workdir: Path) -> str:
 
 
 def run_tool(tool: str, arguments: list[str], steps: int) -> str:
-    """Return what ``python -m spottrain.pipeline.<tool>`` prints on stdout.
+    """Return what ``python -m spottrain.pipeline.model.<tool>`` prints on stdout.
 
     Args:
         tool: Its module.
@@ -124,7 +124,7 @@ def run_tool(tool: str, arguments: list[str], steps: int) -> str:
         UserCodeError: The tool says so (exit code 3).
         ToolError: It crashed, or took longer than ``TIME_LIMIT_S``.
     """
-    command = [sys.executable, "-P", "-m", f"spottrain.pipeline.{tool}", *arguments]
+    command = [sys.executable, "-P", "-m", f"spottrain.pipeline.model.{tool}", *arguments]
     try:
         done = subprocess.run(
             command,

@@ -72,7 +72,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def ask(market: Market, history: History, now_s: float, **more: Any) -> Refreshed:
-    request = more.pop("wish", PriceRequest(kinds=[P4D]))
+    request = more.pop("request", PriceRequest(kinds=[P4D]))
     return refresh([market], history, FACTS, request, now_s, **more)
 
 
