@@ -124,7 +124,13 @@ def run_tool(tool: str, arguments: list[str], steps: int) -> str:
         UserCodeError: The tool says so (exit code 3).
         ToolError: It crashed, or took longer than ``TIME_LIMIT_S``.
     """
-    command = [sys.executable, "-P", "-m", f"spottrain.pipeline.model.{tool}", *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        f"spottrain.pipeline.model.{tool}",
+        *arguments,
+    ]
     try:
         done = subprocess.run(
             command,
