@@ -35,7 +35,7 @@ from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
 from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus
 from spottrain.varuna_manager.jobs.segments import segment_of, unpack
 
-SHAPES = Path(__file__).parents[2] / "integration" / "stored" / "shapes"
+SHAPES = Path(__file__).parents[3] / "integration" / "stored" / "shapes"
 ROWS = [
     JournalRow(*json.loads(line))
     for line in (SHAPES / "events.jsonl").read_text().splitlines()
