@@ -23,7 +23,7 @@ from typing import Any
 import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
-from spottrain.cloud.ssh.on_vm import on_host
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
     HostKeyError,
@@ -43,7 +43,7 @@ if sys.version_info < (3, 11):
 sys.path.remove("")
 stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
-exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_on_host"})
+exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
 """
 _MAIN = """
 import pathlib, sys
@@ -111,7 +111,7 @@ class Session:
         self._client.close()
 
     def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
-        """Return what the host answers to an operation of ``on_host.HostAgent``.
+        """Return what the host answers to an operation of ``host_agent.HostAgent``.
 
         Raises:
             VmNotFoundError: the VM that it is for is not on the host any more.
@@ -153,8 +153,8 @@ class Session:
                 transport.cancel_port_forward("127.0.0.1", port)
 
     def _run_hands(self) -> paramiko.Channel:
-        """Run ``on_host`` at the other end; its first answer has the number 0."""
-        source = Path(on_host.__file__).read_text() + _MAIN % self.host.folder
+        """Run ``host_agent`` at the other end; its first answer has the number 0."""
+        source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
         # exec: the connection's own process is then its parent.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"

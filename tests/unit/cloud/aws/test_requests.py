@@ -99,7 +99,7 @@ def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ended_at"),
+    ("text", "ended_at_s"),
     [
         ("User initiated (2026-11-20 07:49:24 GMT)", 1795160964.0),
         ("Service initiated (2026-11-20 07:49:24 UTC)", 1795160964.0),
