@@ -101,16 +101,16 @@ def mount(request: DataRequest, folder: Path) -> Path:
             errors="replace",
             timeout=_MOUNT_S,
         )
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise DataError(
             f"{request.what}: this machine has no {command[0]}; install it on the image, "
             "or log in as root"
-        ) from None
-    except subprocess.TimeoutExpired:
+        ) from error
+    except subprocess.TimeoutExpired as error:
         raise DataAwayError(
             f"{request.what}: mount took longer than {_MOUNT_S:g} s; is its server reached "
             "from here?"
-        ) from None
+        ) from error
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"mount ended with {done.returncode}"
         away = any(sign in said.lower() for sign in _NOT_ANSWERED)

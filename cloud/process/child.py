@@ -169,18 +169,18 @@ class _Child:
             with self._sending:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise self._died() from None
+        except (OSError, ValueError) as error:
+            raise self._died() from error
 
     def _wait(self, number: int, method: str, limit_s: float) -> Any:
         try:
             answer = self._waiting[number].result(limit_s)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             # Whatever it waits for, it would wait for ever: nothing is lost with it.
             self.end()
             raise CloudError(
                 f"{self.name}: {method}: no answer in {limit_s:g} s; will be asked again"
-            ) from None
+            ) from error
         finally:
             with self._lock:
                 self._waiting.pop(number, None)

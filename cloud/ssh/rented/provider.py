@@ -179,10 +179,10 @@ class RentedVmProvider(ForwardsAbilities):
                 rented_vm.start = start
         try:
             start.result(_PATIENCE_S)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise CloudError(
                 f"{rented_vm.place}: is still being made ready: {rented_vm.doing}"
-            ) from None
+            ) from error
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -302,7 +302,7 @@ class RentedVmProvider(ForwardsAbilities):
             raise
         except (UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)
-            raise VmNotFoundError(str(error)) from None
+            raise VmNotFoundError(str(error)) from error
         rented_vm.looked(runs=True)
         self._strikes.pop(_kind(rented_vm.vm.offer), None)
 

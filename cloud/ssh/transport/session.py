@@ -175,7 +175,7 @@ class Session:
                 self._waiting[0].result()
             raise UnreachableHostError(
                 f"{self.host.place}: {error or type(error).__name__}"
-            ) from None
+            ) from error
         return channel
 
     def _send(self, op: str, what: dict[str, Any], data: bytes = b"") -> int:
@@ -191,7 +191,7 @@ class Session:
                 self._waiting.pop(number, None)
                 raise UnreachableHostError(
                     f"{self.host.place}: connection lost: {error or 'closed'}"
-                ) from None
+                ) from error
         if self._dead.is_set():
             self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
         return number
@@ -199,10 +199,10 @@ class Session:
     def _wait(self, number: int, what: str, timeout_s: float) -> Any:
         try:
             return self._waiting[number].result(timeout_s)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise UnreachableHostError(
                 f"{self.host.place}: no answer to {what} in {timeout_s:g} s"
-            ) from None
+            ) from error
         finally:
             self._waiting.pop(number, None)
 
@@ -293,7 +293,7 @@ def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport.set_keepalive(_KEEPALIVE_S)
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
-        raise _translate(host, error) from None
+        raise _translate(host, error) from error
     return client
 
 
@@ -327,7 +327,7 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         raise HostKeyError(
             f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
             f"{error}"
-        ) from None
+        ) from error
 
 
 def _shown_keys(host: Host) -> list[paramiko.PKey]:
