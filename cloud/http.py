@@ -47,7 +47,7 @@ def get_json(
         )
     except (httpx.HTTPError, _AgainError) as error:
         why = str(error) or type(error).__name__
-        raise PriceSourceError(f"{host} cannot be asked: {why}") from None
+        raise PriceSourceError(f"{host} cannot be asked: {why}") from error
     try:
         document = response.json()
     except ValueError:

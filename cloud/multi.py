@@ -6,15 +6,15 @@ Ids of VMs begin with their cloud's name, so that they lead back to it whoever a
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Concatenate, TypeVar
 
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R, arguments_by_name
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     CarriesCalls,
@@ -25,7 +25,6 @@ from spottrain.cloud.port.provider import (
     Offer,
     Vm,
 )
-from spottrain.cloud.process.calls import ABILITIES, ProviderCall, calls_of
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class UnusedCloudError(CloudError):
     """A cloud cannot be opened, and nothing of the job can be there."""
 
 
-class NamespacedProvider:
+class NamespacedProvider(ForwardsAbilities):
     """One cloud among several: its VMs' ids begin with its name.
 
     It has every optional ability that the cloud has.
@@ -53,7 +52,9 @@ class NamespacedProvider:
     def __init__(self, inner: CloudProvider) -> None:
         self.name = inner.name
         self._inner = inner
-        _delegate(self, self._call, (inner,))
+        self._forward_abilities(
+            lambda ability: isinstance(inner, ability), self._forward
+        )
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
@@ -80,20 +81,24 @@ class NamespacedProvider:
     def _named(self, vm: Vm) -> Vm:
         return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
-    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
-        """Call an ability's method; ids of VMs are ours outside and the cloud's inside."""
-        given = _given(call, args, kwargs)
-        if "vm_id" in given:
-            cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
-            if cloud != self.name:
-                raise VmNotFoundError(f"VM {wanted} is gone or unknown")
-        found = getattr(self._inner, call.name)(**given)
-        if isinstance(found, Sequence):
-            return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
-        return found
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        """Make a method whose VM ids are ours outside and the cloud's own inside."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            given = arguments_by_name(method, args, kwargs)
+            if "vm_id" in given:
+                cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
+                if cloud != self.name:
+                    raise VmNotFoundError(f"VM {wanted} is gone or unknown")
+            found = getattr(self._inner, method.__name__)(**given)
+            if isinstance(found, Sequence):
+                return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
+            return found
+
+        return call
 
 
-class MultiCloudProvider:
+class MultiCloudProvider(ForwardsAbilities):
     """Clouds of one job; see ``HasParts``.
 
     It has each optional ability that one of its clouds has. What is asked of all clouds
@@ -122,7 +127,10 @@ class MultiCloudProvider:
             raise next(part.trouble for part in self._parts.values() if part.trouble)
         for name, error in failures.items():
             logger.warning("goes on without %s until it can be opened: %s", name, error)
-        _delegate(self, self._call, opened.values())
+        self._forward_abilities(
+            lambda ability: any(isinstance(x, ability) for x in opened.values()),
+            self._forward,
+        )
 
     def parts(self) -> Mapping[str, CloudProvider]:
         """See ``HasParts``."""
@@ -180,25 +188,30 @@ class MultiCloudProvider:
         """Leave all clouds; VMs go on."""
         self._each(_Part.close)
 
-    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
-        """Ask a VM's cloud, or all that have the ability."""
-        given = _given(call, args, kwargs)
-        if "vm_id" in given:
-            part = self._parts.get(split_vm_id(given["vm_id"])[0])
-            if part is None:
-                raise VmNotFoundError(f"VM {given['vm_id']} is gone or unknown")
-            return part.ask(call, given)
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        """Make a method that asks a VM's cloud, or all clouds that have the ability."""
+        name = method.__name__
 
-        def answer(part: _Part) -> Any:
-            try:
-                return part.ask(call, given) if part.can(call) else ()
-            except UnusedCloudError:
-                return ()
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            given = arguments_by_name(method, args, kwargs)
+            if "vm_id" in given:
+                part = self._parts.get(split_vm_id(given["vm_id"])[0])
+                if part is None:
+                    raise VmNotFoundError(f"VM {given['vm_id']} is gone or unknown")
+                return part.ask(name, given)
 
-        if call.name == "release":  # half of it is not done
-            _raise_first(self._each(answer)[1])
-            return None
-        return self._union(answer)
+            def answer(part: _Part) -> Any:
+                try:
+                    return part.ask(name, given) if part.can(name) else ()
+                except UnusedCloudError:
+                    return ()
+
+            if name == "release":  # half of it is not done
+                _raise_first(self._each(answer)[1])
+                return None
+            return self._union(answer)
+
+        return call
 
     # --- Asking several ---------------------------------------------------------------
 
@@ -287,23 +300,23 @@ class _Part:
     def terminate(self, vm_ids: Collection[str]) -> None:
         self.opened().terminate(vm_ids)
 
-    def can(self, call: ProviderCall) -> bool:
+    def can(self, method: str) -> bool:
         """Return whether the cloud has a method.
 
         Raises:
             CloudError: it cannot be opened.
         """
-        return hasattr(self.opened(), call.name)
+        return getattr(self.opened(), method, None) is not None
 
-    def ask(self, call: ProviderCall, given: Mapping[str, Any]) -> Any:
+    def ask(self, method: str, given: Mapping[str, Any]) -> Any:
         """Call an ability's method.
 
         Raises:
             CloudError: the cloud has none, or what it says.
         """
-        if not self.can(call):
-            raise CloudError(f"{self.name}: cannot {call.name.replace('_', ' ')}")
-        return getattr(self.opened(), call.name)(**given)
+        if not self.can(method):
+            raise CloudError(f"{self.name}: cannot {method.replace('_', ' ')}")
+        return getattr(self.opened(), method)(**given)
 
     def out_of_reach(self) -> Collection[str]:
         cloud = self._cloud  # without waiting for one that is just opened
@@ -331,25 +344,6 @@ def split_vm_id(vm_id: str) -> tuple[str, str]:
     """Return the cloud of a VM among several, and its id there; empty if it has none."""
     cloud, dot, own = vm_id.partition(".")
     return (cloud, own) if dot else ("", vm_id)
-
-
-def _given(
-    call: ProviderCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    given = dict(call.signature.bind(None, *args, **kwargs).arguments)
-    given.pop("self")
-    return given
-
-
-def _delegate(
-    to: CloudProvider, ask: Callable[..., Any], clouds: Collection[CloudProvider]
-) -> None:
-    """Give a provider each optional ability that one of some clouds has."""
-    for ability in ABILITIES.values():
-        if any(isinstance(cloud, ability) for cloud in clouds):
-            for call in calls_of(ability):
-                setattr(to, call.name, functools.partial(ask, call))
 
 
 def _raise_first(failures: Mapping[str, SpottrainError]) -> None:

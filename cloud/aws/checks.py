@@ -14,8 +14,7 @@ from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding
+from spottrain.cloud.port.provider import Finding, run_check
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
 """The second: the account has no default VPC, and a dry run makes none of our own."""

@@ -56,8 +56,8 @@ class AwsClients:
         try:
             import boto3
             from botocore.config import Config
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         if self._session is None:
             # Of our own: boto3's default session is not safe to share.
             profile = self._settings.profile or None

@@ -113,7 +113,7 @@ def list_prices(
             raise CloudError(
                 f"AWS's price list has an entry that cannot be read: "
                 f"{type(error).__name__}: {error}"
-            ) from None
+            ) from error
 
 
 def _listed(product: dict[str, Any], regions: Sequence[str]) -> Iterator[ListPrice]:

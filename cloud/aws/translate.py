@@ -161,9 +161,9 @@ def translating_errors(doing: str) -> Iterator[None]:
     try:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except (ClientError, BotoCoreError, ResponseParserError) as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error

@@ -12,8 +12,7 @@ from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding
+from spottrain.cloud.port.provider import Finding, run_check
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
 _PERMISSIONS_VERSION = "2022-04-01"

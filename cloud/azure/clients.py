@@ -84,8 +84,8 @@ class AzureClients:
                     ResourceManagementClient as Client,
                 )
             self._share()
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         url = self._settings.endpoint_url.rstrip("/")
         return Client(
             self._shared["credential"],

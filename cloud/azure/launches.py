@@ -42,7 +42,7 @@ class AzureLaunches:
         try:
             found = self._begin(group, name, body)
         except AzureError as error:
-            raise translate(error, doing) from None
+            raise translate(error, doing) from error
         if isinstance(found, dict):
             return found
         try:
@@ -51,7 +51,7 @@ class AzureLaunches:
             told = translate(error, doing)
             if 0 < status_of(error) < _REFUSED:  # asked about, and it had failed
                 self._clear(group, name)
-            raise told from None
+            raise told from error
         vm = self.get(group, name)
         if vm is None:
             raise CloudError(f"Azure, {doing}: {name} is gone already; ask again")
@@ -66,7 +66,7 @@ class AzureLaunches:
         except AzureError as error:
             if is_missing(error):
                 return None
-            raise translate(error, f"looking at {name}") from None
+            raise translate(error, f"looking at {name}") from error
         told: Told = found.as_dict()
         return told
 
@@ -82,7 +82,7 @@ class AzureLaunches:
                 poller.wait(self._settings.allocation_s)
         except AzureError as error:
             if not is_missing(error):
-                raise translate(error, f"deleting {name}") from None
+                raise translate(error, f"deleting {name}") from error
 
     def _begin(self, group: str, name: str, body: Told) -> Any:
         """Return a poller, or the VM that an earlier call has made."""

@@ -156,7 +156,7 @@ class AzureNetwork:
             raise AuthError(
                 f"{error}; or give azure.identity, or self_delete: false (then a VM "
                 "without a manager costs on)"
-            ) from None
+            ) from error
         return identity_id
 
     # --- removed ----------------------------------------------------------------------

@@ -38,7 +38,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
+from spottrain.cloud.ssh_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these it is known that there is no VM."""

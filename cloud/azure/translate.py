@@ -151,12 +151,12 @@ def translating_errors(doing: str) -> Iterator[None]:
     """
     try:
         from azure.core.exceptions import AzureError
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except AzureError as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error
 
 
 def is_missing(error: Exception) -> bool:

@@ -189,13 +189,13 @@ def told_what_the_disk_says(request: DataRequest, folder: Path) -> Iterator[None
         if error.errno in _NAMES:
             raise DataError(
                 f"{request.what}: cannot be kept under its names: {error}; rename it"
-            ) from None
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(
             f"{request.what}: the disk of {folder} is full; make room there or give VMs a "
             "larger disk"
-        ) from None
+        ) from error
 
 
 def num_bytes(files: Sequence[SourceFile]) -> int:

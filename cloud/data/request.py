@@ -79,7 +79,7 @@ def from_json(text: str) -> tuple[DataRequest, ...]:
     try:
         return tuple(DataRequest(**request) for request in json.loads(text))
     except (ValueError, TypeError) as error:
-        raise DataError(f"data: {error}; is the software here another?") from None
+        raise DataError(f"data: {error}; is the software here another?") from error
 
 
 def short_hash(*parts: Any) -> str:

@@ -1,4 +1,4 @@
-"""The process on a host that brings data, as whoever started it sees it; see on_host."""
+"""The process on a host that brings data, as whoever started it sees it; see host_agent."""
 
 from __future__ import annotations
 

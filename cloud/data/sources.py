@@ -112,7 +112,7 @@ class ObjectSource:
         try:
             self._store = open_objects(parse_url(place), patience_s)
         except StorageError as error:
-            raise DataError(f"{request.what}: {error}") from None
+            raise DataError(f"{request.what}: {error}") from error
         if self.is_folder:
             found = self._store.versions()
         else:
@@ -248,13 +248,13 @@ def http_errors(request: DataRequest) -> Iterator[None]:
     try:
         yield
     except MissingError as error:
-        raise NothingThereError(f"{request.what}: {error}; check the URL") from None
+        raise NothingThereError(f"{request.what}: {error}; check the URL") from error
     except DeniedError as error:
-        raise DataError(f"{request.what}: {error}") from None
+        raise DataError(f"{request.what}: {error}") from error
     except StorageError as error:
         if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None  # of this machine: a full disk, for one
-        raise DataAwayError(f"{request.what}: {error}") from None
+            raise error.__cause__ from None  # its own error, e.g. a full disk
+        raise DataAwayError(f"{request.what}: {error}") from error
     except urllib.error.HTTPError as error:
         kind: type[SpottrainError] = DataError
         if error.code in _GONE:
@@ -263,10 +263,10 @@ def http_errors(request: DataRequest) -> Iterator[None]:
             kind = DataAwayError
         raise kind(
             f"{request.what}: its server says {error.code} {error.reason}"
-        ) from None
+        ) from error
     except urllib.error.URLError as error:
-        raise DataAwayError(f"{request.what}: no answer: {error.reason}") from None
+        raise DataAwayError(f"{request.what}: no answer: {error.reason}") from error
     except (http.client.InvalidURL, UnicodeError) as error:
-        raise DataError(f"{request.what}: is no URL: {error}; check it") from None
+        raise DataError(f"{request.what}: is no URL: {error}; check it") from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise DataAwayError(f"{request.what}: connection lost: {error!r}") from None
+        raise DataAwayError(f"{request.what}: connection lost: {error!r}") from error

@@ -35,7 +35,7 @@ class _Member(tarfile.TarInfo):
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if buf.strip(b"\0"):  # not the zeros by which an archive ends
-                raise tarfile.ReadError(str(error)) from None
+                raise tarfile.ReadError(str(error)) from error
             raise
 
 
@@ -49,13 +49,13 @@ def unpack(request: DataRequest, archive: Path, folder: Path) -> None:
     try:
         _unpack(request, archive, folder)
     except _DAMAGED as error:
-        raise _cannot(request, error) from None
+        raise _cannot(request, error) from error
     except OSError as error:
         if error.errno is not None:
             raise
         raise _cannot(
             request, error
-        ) from None  # gzip and bz2 say so that it is damaged
+        ) from error  # gzip and bz2 say so that it is damaged
 
 
 def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:

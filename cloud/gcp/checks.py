@@ -15,8 +15,7 @@ from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding, Quota
+from spottrain.cloud.port.provider import Finding, Quota, run_check
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 

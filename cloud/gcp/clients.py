@@ -181,8 +181,8 @@ class GcpClients:
             from google.api_core.client_options import ClientOptions
             from google.cloud import compute_v1
             from requests.adapters import HTTPAdapter
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         if self._credentials is None:
             self._credentials, _ = google.auth.default()
         made: Callable[..., Any] = getattr(compute_v1, _CLIENTS[service])

@@ -97,7 +97,7 @@ class GcpProvider:
             if type(error) in (CloudError, MisconfiguredError):
                 self._network.forget(request.job)  # somebody may have removed it
                 if known:
-                    raise CloudError(f"{error}; will be tried again") from None
+                    raise CloudError(f"{error}; will be tried again") from error
             raise
         self._recent.launched(result.vms)
         self._ends.note(result.vms)

@@ -207,9 +207,9 @@ def translating_errors(doing: str) -> Iterator[None]:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
         from requests.exceptions import RequestException
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error

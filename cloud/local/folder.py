@@ -99,7 +99,7 @@ class LocalFolder:
             raise CloudError(
                 f"{self._record} is damaged ({error}); end what runs with spottrain "
                 "in its environment (SPOTTRAIN_VM), then remove the file"
-            ) from None
+            ) from error
         return LocalRecord(vms, tokens)
 
     def recover(self) -> LocalRecord:

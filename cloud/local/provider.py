@@ -200,14 +200,14 @@ class LocalProvider:
                 timeout_s=_ANSWER_TIMEOUT_S + boot_s,
                 body=json.dumps(body).encode(),
             )
-        except TimeoutError:
+        except TimeoutError as error:
             raise CloudError(
                 f"the local cloud does not answer {path}; see {self._folder.log}"
-            ) from None
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             raise _CloudAwayError(
                 f"the local cloud cannot be reached ({error}); see {self._folder.log}"
-            ) from None
+            ) from error
         if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             raise _CloudAwayError("the local cloud is ending; try again")
         if status == http.HTTPStatus.CONFLICT:
@@ -236,7 +236,7 @@ class LocalProvider:
                 raise CloudError(
                     f"the local cloud cannot keep its settings ({error}); make room or "
                     "choose another state directory"
-                ) from None
+                ) from error
             ready, ready_fd = os.pipe()
             try:
                 self._spawn(ready_fd)

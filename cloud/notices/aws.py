@@ -89,6 +89,6 @@ def read_action(text: str, now_s: float) -> PreemptionNotice:
         told = json.loads(text)
         action, at = str(told["action"]), told["time"]
         lead_s = max(0.0, iso_date_s(at) - now_s)
-    except (ValueError, TypeError, LookupError, RecursionError):
-        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from error
     return PreemptionNotice(f"{action} {at}", lead_s)

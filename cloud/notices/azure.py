@@ -89,8 +89,8 @@ def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
     """
     try:
         events = list(json.loads(text)["Events"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from error
     return tuple(_ending(event, now_s) for event in events if _ends(event, name))
 
 

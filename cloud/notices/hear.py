@@ -173,7 +173,7 @@ class LocalSource:
                 self._socket, "GET", target, timeout_s=timeout_s
             )
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(f"GET {target}: {error!r}") from None
+            raise NoAnswerError(f"GET {target}: {error!r}") from error
         if status == http.HTTPStatus.OK:
             told = json.loads(body)
             self._heard = told["id"]

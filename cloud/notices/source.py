@@ -104,7 +104,7 @@ class Answer:
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
-            raise NoAnswerError(f"metadata service: {error}") from None
+            raise NoAnswerError(f"metadata service: {error}") from error
 
 
 class Metadata:
@@ -162,7 +162,7 @@ class Metadata:
             response = connection.getresponse()
             answer = Answer(response.status, response.msg, response.read(_MOST_BYTES))
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(f"{method} {target}: {error!r}") from None
+            raise NoAnswerError(f"{method} {target}: {error!r}") from error
         finally:
             connection.close()
         if answer.status not in expected:
@@ -186,8 +186,8 @@ def http_date_s(text: str | None) -> float:
     """
     try:
         at = email.utils.parsedate_to_datetime(text or "")
-    except (TypeError, ValueError, IndexError, OverflowError):
-        raise ValueError(f"not a date: {text!r}") from None
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"not a date: {text!r}") from error
     return _seconds(at)
 
 
@@ -205,4 +205,4 @@ def _seconds(at: datetime) -> float:
     try:
         return aware.timestamp()
     except OverflowError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)) from error

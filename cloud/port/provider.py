@@ -6,10 +6,12 @@ with ``isinstance``, never by a provider's name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
+
+from spottrain.errors import SpottrainError
 
 
 class VmState(StrEnum):
@@ -192,6 +194,14 @@ class Finding:
     one_of: str = ""
     """Of all with the same name here, such as ``quota``, a job needs but one: what is
     wrong in one region, or of one family, leaves the others. Empty: it is needed."""
+
+
+def run_check(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
+    """Return what ``ask`` tells, or the error that it raises; see ``Finding``."""
+    try:
+        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
+    except SpottrainError as error:
+        return Finding(what=what, ok=False, told=str(error), one_of=one_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,38 +18,9 @@ from pydantic_core import to_jsonable_python
 
 from spottrain import errors as roots
 from spottrain.cloud.port import errors
+from spottrain.cloud.port.abilities import arguments_by_name
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import (
-    ChecksAccount,
-    CloudProvider,
-    FindsOrphans,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsPlacementScore,
-    ReportsPriceHistory,
-    ReportsQuota,
-    SimulatesInterruption,
-    StartsAgents,
-)
 from spottrain.errors import SpottrainError
-
-PORT: type = CloudProvider
-ABILITIES: Mapping[str, type] = {
-    ability.__name__: ability
-    for ability in (
-        ChecksAccount,
-        FindsOrphans,
-        ReachedBySsh,
-        ReleasesJob,
-        ReportsPlacementScore,
-        ReportsPriceHistory,
-        ReportsQuota,
-        SimulatesInterruption,
-        StartsAgents,
-    )
-}
-"""What a child can offer beside the port, by name. Not ``CarriesCalls``: connections to
-VMs belong to the manager's own process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +28,13 @@ class ProviderCall:
     """One method of a protocol."""
 
     name: str
-    signature: inspect.Signature
+    method: types.FunctionType
     arguments: Mapping[str, TypeAdapter[Any]]
     result: TypeAdapter[Any]
 
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments as JSON by name."""
-        bound = self.signature.bind(None, *args, **kwargs).arguments
-        bound.pop("self")
+        bound = arguments_by_name(self.method, args, kwargs)
         return {name: to_jsonable_python(value) for name, value in bound.items()}
 
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,19 +45,20 @@ class ProviderCall:
         }
 
 
-@functools.cache
 def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
     """Return the methods of a protocol of the cloud port."""
     functions = (f for f in vars(protocol).values() if inspect.isfunction(f))
-    return tuple(_call(f) for f in functions if not f.__name__.startswith("_"))
+    return tuple(call_of(f) for f in functions if not f.__name__.startswith("_"))
 
 
-def _call(function: types.FunctionType) -> ProviderCall:
+@functools.cache
+def call_of(function: types.FunctionType) -> ProviderCall:
+    """Return one method of a protocol of the cloud port."""
     hints = get_type_hints(function)
     result = _plain(hints.pop("return"))
     return ProviderCall(
         name=function.__name__,
-        signature=inspect.signature(function),
+        method=function,
         arguments={name: TypeAdapter(_plain(hint)) for name, hint in hints.items()},
         result=TypeAdapter(result),
     )

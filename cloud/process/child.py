@@ -13,20 +13,22 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Concatenate
 
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
-from spottrain.cloud.process.calls import (
-    ABILITIES,
-    PORT,
-    ProviderCall,
-    calls_of,
-    unpack_error,
+from spottrain.cloud.port.provider import (
+    CloudProvider,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
 )
+from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
 """How long a call may take: less than the manager's own patience (errands)."""
@@ -36,10 +38,8 @@ _START_S = 60.0
 _END_S = 5.0
 _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
 
-_PORT = {call.name: call for call in calls_of(PORT)}
 
-
-class ChildProvider:
+class ChildProvider(ForwardsAbilities):
     """A stand-in for a provider in a child process; made by ``in_child``.
 
     It has the port's methods, and those of each ability that the provider has.
@@ -52,25 +52,25 @@ class ChildProvider:
         self._answer_s = answer_s
         self._closed = False
         self._lock = threading.Lock()
+        self._forward_abilities(
+            lambda ability: ability.__name__ in first.abilities, self._forward
+        )
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
-        found: Sequence[Offer] = self._ask(_PORT["offers"])
-        return found
+        return self._forward(CloudProvider.offers)()
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """See ``CloudProvider``."""
-        result: LaunchResult = self._ask(_PORT["launch"], request)
-        return result
+        return self._forward(CloudProvider.launch)(request)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         """See ``CloudProvider``."""
-        vms: Sequence[Vm] = self._ask(_PORT["list_vms"], job)
-        return vms
+        return self._forward(CloudProvider.list_vms)(job)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """See ``CloudProvider``."""
-        self._ask(_PORT["terminate"], vm_ids)
+        self._forward(CloudProvider.terminate)(vm_ids)
 
     @property
     def pid(self) -> int | None:
@@ -85,11 +85,18 @@ class ChildProvider:
             if self._child is not None:
                 self._child.end()
 
-    def _ask(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        assert isinstance(method, types.FunctionType)
+        call = call_of(method)
         limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
-        packed = call.pack(*args, **kwargs)
-        answer = self._living().ask(call.name, packed, limit_s)
-        return call.result.validate_python(answer)
+
+        def ask(*args: P.args, **kwargs: P.kwargs) -> R:
+            packed = call.pack(*args, **kwargs)
+            answer = self._living().ask(call.name, packed, limit_s)
+            result: R = call.result.validate_python(answer)
+            return result
+
+        return ask
 
     def _living(self) -> _Child:
         with self._lock:
@@ -162,18 +169,18 @@ class _Child:
             with self._sending:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise self._died() from None
+        except (OSError, ValueError) as error:
+            raise self._died() from error
 
     def _wait(self, number: int, method: str, limit_s: float) -> Any:
         try:
             answer = self._waiting[number].result(limit_s)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             # Whatever it waits for, it would wait for ever: nothing is lost with it.
             self.end()
             raise CloudError(
                 f"{self.name}: {method}: no answer in {limit_s:g} s; will be asked again"
-            ) from None
+            ) from error
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -228,20 +235,4 @@ def in_child(
         CloudError: the child does not start.
     """
     recipe = json.dumps({"factory": factory, "settings": dict(settings)})
-    first = _Child(recipe)
-    methods = {
-        call.name: _forward(call)
-        for name in first.abilities
-        for call in calls_of(ABILITIES[name])
-    }
-    kind = type("ChildProvider", (ChildProvider,), methods)
-    made: ChildProvider = kind(recipe, first, answer_s)
-    return made
-
-
-def _forward(call: ProviderCall) -> Any:
-    def method(self: ChildProvider, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(call, *args, **kwargs)
-
-    method.__doc__ = f"See the protocol of ``{call.name}``."
-    return method
+    return ChildProvider(recipe, _Child(recipe), answer_s)

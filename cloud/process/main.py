@@ -18,11 +18,10 @@ from typing import IO, Any
 
 from pydantic_core import to_jsonable_python
 
+from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.calls import (
-    ABILITIES,
-    PORT,
     ProviderCall,
     calls_of,
     pack_error,
@@ -97,7 +96,7 @@ def main() -> None:
         sys.exit(1)
     able = [name for name, kind in ABILITIES.items() if isinstance(provider, kind)]
     answers.give(0, result={"name": provider.name, "abilities": able})
-    protocols = (PORT, *(ABILITIES[name] for name in able))
+    protocols = (CloudProvider, *(ABILITIES[name] for name in able))
     known = {call.name: call for each in protocols for call in calls_of(each)}
     pool = ThreadPoolExecutor(_CALLS_AT_ONCE, "call")
     for line in calls:

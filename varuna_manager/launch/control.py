@@ -127,9 +127,9 @@ def check_machines(
         offers, lines = preflight.before_launch(config.clouds)
         check_budget(config, offers)
         return [*lines, _when_asleep(config, on_vm)], tuple(offers)
-    from spottrain.cloud.ssh.hosts.check import check
+    from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
-    told = check(
+    told = check_hosts(
         config.ssh.fleet(),
         least=config.resources.min_vms,
         needs_software=not config.setup,

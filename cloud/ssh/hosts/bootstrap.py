@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-
-from spottrain.cloud.ssh.transport.connection import HostConnection
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
-from spottrain.cloud.ssh.transport.hosts import Payload, SetupError, UnfitHostError
+from spottrain.cloud.ssh.transport.connection import HostConnection
+from spottrain.cloud.ssh.transport.hosts import (
+    Host,
+    Payload,
+    SetupError,
+    UnfitHostError,
+    UnreachableHostError,
+)
 from spottrain.cloud.ssh.transport.session import CALL_S, Session
+from spottrain.errors import CapacityError
 
 logger = logging.getLogger(__name__)
 
+_CHECK_THREADS = 32
 _SLOWEST_BYTES_PER_S = 250_000
 _DATA_LOOK_S = 5.0
 """From one look at data that arrives to the next."""
@@ -205,3 +213,53 @@ def check_software(
                 f"{place}: has {name} {found[name] or 'none'}, the other hosts have "
                 f"{wanted[name] or 'none'}; all must have the same"
             )
+
+
+def check_hosts(
+    hosts: Sequence[Host], *, least: int, needs_software: bool, buckets: bool = False
+) -> list[str]:
+    """Try all hosts at the same time; return what to tell the user, a line each.
+
+    One that does not answer may do so later; one that answers wrongly never will.
+
+    Args:
+        hosts: To try.
+        least: How many must answer.
+        needs_software: Whether they must have what workers need already.
+        buckets: Whether that includes what talks to a bucket.
+
+    Raises:
+        CloudError: the first host that is not what it should be.
+        CapacityError: too few answer.
+    """
+    with ThreadPoolExecutor(_CHECK_THREADS, "ssh-check") as threads:
+        answers = list(threads.map(_probe, hosts))
+    away = [str(x) for x in answers if isinstance(x, UnreachableHostError)]
+    ready = [(h, x) for h, x in zip(hosts, answers, strict=True) if isinstance(x, dict)]
+    if len(ready) < least:
+        raise CapacityError(
+            f"{len(ready)} of {len(hosts)} hosts answer, resources.min_vms is {least}: "
+            f"{away[0] if away else 'list more in ssh.hosts'}"
+        )
+    fleet = ready[0][1]
+    for host, software in ready if needs_software else ():
+        check_software(host.place, software, lambda _: fleet, buckets)
+    what = f": {fleet['machine']}, Python {fleet['python']}"
+    if needs_software:
+        what += f", torch {fleet['torch']}"
+    return [*away, f"{len(ready)} of {len(hosts)} hosts answer{what}"]
+
+
+def _probe(host: Host) -> dict[str, str] | UnreachableHostError:
+    """Return a host's software, or why it does not answer."""
+    try:
+        session = Session(host)
+    except UnreachableHostError as error:
+        return error
+    try:
+        software: dict[str, str] = session.call("probe")
+    except UnreachableHostError as error:
+        return error
+    finally:
+        session.close()
+    return software

@@ -134,4 +134,4 @@ class HostMemory:
             raise CloudError(
                 f"{self._path} is damaged ({error}); free the hosts by hand (remove "
                 ".spottrain in the home folders), then remove the file"
-            ) from None
+            ) from error

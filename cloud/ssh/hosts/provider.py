@@ -152,10 +152,10 @@ class SshProvider:
                 self._starts[vm_id] = start
         try:
             start.result(_PATIENCE_S)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise CloudError(
                 f"{connection.host.place}: is still being made ready"
-            ) from None
+            ) from error
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -359,7 +359,7 @@ class SshProvider:
         except UnfitHostError as error:
             connection.unfit = error
             self._terminate(self._memory.read().rented[vm_id])
-            raise VmNotFoundError(str(error)) from None
+            raise VmNotFoundError(str(error)) from error
 
 
 def _offer(host: Host, now_s: float) -> Offer:

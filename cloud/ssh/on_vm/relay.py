@@ -1,6 +1,6 @@
 """Hands the calls of a region's agents on to the manager, on one of the region's VMs.
 
-Runs on that VM, in the process at the other end of the manager's connection (``on_host``),
+Runs on that VM, in the process at the other end of the manager's connection (``host_agent``),
 and ends with it; standard library only. It listens at the VM's private address alone and
 leads nowhere but to the manager. What passes is TLS from an agent to the manager: nothing
 can be read or forged on the way.

@@ -16,11 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from pathlib import Path
+from typing import Any, Concatenate
 from urllib.parse import urlsplit
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port import tags
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
@@ -35,14 +35,15 @@ from spottrain.cloud.port.provider import (
     Offer,
     ReachedBySsh,
     ReleasesJob,
+    StartsAgents,
     Vm,
     VmState,
 )
-from spottrain.cloud.process.calls import ABILITIES, calls_of
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
+from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
     HostKeyError,
     Payload,
@@ -67,7 +68,7 @@ _STRIKES = 2
 _ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
 
-class RentedVmProvider:
+class RentedVmProvider(ForwardsAbilities):
     """The VMs that one job rents from a cloud, with agents on them.
 
     It has every optional ability that the cloud has.
@@ -109,15 +110,16 @@ class RentedVmProvider:
         self._strikes: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
-        self._lend_abilities()
+        # Our own way starts agents. Inside, our own VM uses what a release would remove.
+        own = (StartsAgents, ReleasesJob) if access.inside else (StartsAgents,)
+        self._forward_abilities(
+            lambda ability: ability not in own and isinstance(inner, ability),
+            self._forward,
+        )
 
-    def _lend_abilities(self) -> None:
-        for ability in ABILITIES.values():
-            if ability is ReleasesJob and self._access.inside:
-                continue  # our own VM uses what would be removed
-            if isinstance(self._inner, ability) and not isinstance(self, ability):
-                for call in calls_of(ability):
-                    setattr(self, call.name, getattr(self._inner, call.name))
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        bound: Callable[P, R] = getattr(self._inner, method.__name__)
+        return bound
 
     # --- The cloud port ------------------------------------------------------------
 
@@ -177,10 +179,10 @@ class RentedVmProvider:
                 rented_vm.start = start
         try:
             start.result(_PATIENCE_S)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise CloudError(
                 f"{rented_vm.place}: is still being made ready: {rented_vm.doing}"
-            ) from None
+            ) from error
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -300,7 +302,7 @@ class RentedVmProvider:
             raise
         except (UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)
-            raise VmNotFoundError(str(error)) from None
+            raise VmNotFoundError(str(error)) from error
         rented_vm.looked(runs=True)
         self._strikes.pop(_kind(rented_vm.vm.offer), None)
 

@@ -10,11 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import SshTarget, Vm
 from spottrain.cloud.ssh.transport.bastion import Bastion
+from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.cloud.ssh.transport.session import Dial, dial
 

@@ -49,7 +49,7 @@ class Bastion:
                 raise UnfitHostError(
                     f"{self._host.place}: refuses to forward connections; set "
                     "AllowTcpForwarding yes in its sshd_config"
-                ) from None
+                ) from error
             reason: Exception = error
         except (paramiko.SSHException, OSError, EOFError) as error:
             reason = error

@@ -114,7 +114,7 @@ class HostConnection:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def look(self, timeout_s: float = _LOOK_S) -> tuple[dict[str, Any] | None, str]:
-        """Return the claim on the host and how its VM is; see ``on_host.Hands.look``.
+        """Return the claim on the host and how its VM is; see ``host_agent.Hands.look``.
 
         Raises:
             CloudError: it cannot be looked at.

@@ -80,7 +80,7 @@ class Remote:
             why = str(error) or type(error).__name__
             if not late.is_alive():
                 why = f"no answer in {timeout_s:g} s"
-            raise UnreachableHostError(f"{self._host.place}: {why}") from None
+            raise UnreachableHostError(f"{self._host.place}: {why}") from error
         finally:
             late.cancel()
 

@@ -23,7 +23,7 @@ from typing import Any
 import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
-from spottrain.cloud.ssh.on_vm import on_host
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
     HostKeyError,
@@ -43,7 +43,7 @@ if sys.version_info < (3, 11):
 sys.path.remove("")
 stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
-exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_on_host"})
+exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
 """
 _MAIN = """
 import pathlib, sys
@@ -111,7 +111,7 @@ class Session:
         self._client.close()
 
     def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
-        """Return what the host answers to an operation of ``on_host.HostAgent``.
+        """Return what the host answers to an operation of ``host_agent.HostAgent``.
 
         Raises:
             VmNotFoundError: the VM that it is for is not on the host any more.
@@ -153,8 +153,8 @@ class Session:
                 transport.cancel_port_forward("127.0.0.1", port)
 
     def _run_hands(self) -> paramiko.Channel:
-        """Run ``on_host`` at the other end; its first answer has the number 0."""
-        source = Path(on_host.__file__).read_text() + _MAIN % self.host.folder
+        """Run ``host_agent`` at the other end; its first answer has the number 0."""
+        source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
         # exec: the connection's own process is then its parent.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
@@ -175,7 +175,7 @@ class Session:
                 self._waiting[0].result()
             raise UnreachableHostError(
                 f"{self.host.place}: {error or type(error).__name__}"
-            ) from None
+            ) from error
         return channel
 
     def _send(self, op: str, what: dict[str, Any], data: bytes = b"") -> int:
@@ -191,7 +191,7 @@ class Session:
                 self._waiting.pop(number, None)
                 raise UnreachableHostError(
                     f"{self.host.place}: connection lost: {error or 'closed'}"
-                ) from None
+                ) from error
         if self._dead.is_set():
             self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
         return number
@@ -199,10 +199,10 @@ class Session:
     def _wait(self, number: int, what: str, timeout_s: float) -> Any:
         try:
             return self._waiting[number].result(timeout_s)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise UnreachableHostError(
                 f"{self.host.place}: no answer to {what} in {timeout_s:g} s"
-            ) from None
+            ) from error
         finally:
             self._waiting.pop(number, None)
 
@@ -293,7 +293,7 @@ def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport.set_keepalive(_KEEPALIVE_S)
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
-        raise _translate(host, error) from None
+        raise _translate(host, error) from error
     return client
 
 
@@ -327,7 +327,7 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         raise HostKeyError(
             f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
             f"{error}"
-        ) from None
+        ) from error
 
 
 def _shown_keys(host: Host) -> list[paramiko.PKey]:

@@ -18,7 +18,7 @@ from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.provider import LaunchRequest
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
+from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.web import Web, serve_web
 
-from spottrain.cloud.data.bringing import bring
+from spottrain.cloud.data.bringing import bring, mount
 from spottrain.cloud.data.cache import Cache
-from spottrain.cloud.data.mounts import mount
 from spottrain.cloud.data.request import (
     DataAwayError,
     DataError,

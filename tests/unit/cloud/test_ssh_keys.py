@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh_keys import ensure_key
 
 
 def test_a_job_keeps_its_key(tmp_path: Path) -> None:

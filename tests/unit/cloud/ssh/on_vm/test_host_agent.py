@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, Refused, serve
 from spottrain.cloud.ssh.on_vm.keeper import interface_of
-from spottrain.cloud.ssh.on_vm.on_host import HostAgent, Refused, serve
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The key pair with which a job's manager enters the VMs that it rents."""
+"""SSH keys that we generate: host keys for VMs, and each job's login key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ import uuid
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
+
+def new_host_key() -> tuple[str, str]:
+    """Return (private, public) of a new key in OpenSSH's format."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private.decode(), public.decode()
 
 
 def ensure_key(folder: Path) -> tuple[Path, str]:

@@ -190,7 +190,7 @@ class HostAgent:
                 shutil.rmtree(target, ignore_errors=True)
                 draft.rename(target)
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise Refused(f"{name} cannot be unpacked: {error}") from None
+            raise Refused(f"{name} cannot be unpacked: {error}") from error
         finally:
             archive.unlink(missing_ok=True)
             shutil.rmtree(draft, ignore_errors=True)
