@@ -16,12 +16,9 @@ import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
-from spottrain.pipeline.comm.links import (
-    Direction,
-    PipelineLinks,
-    gather_json,
-    new_groups,
-)
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import new_groups
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.wire import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024

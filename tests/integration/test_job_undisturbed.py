@@ -7,7 +7,7 @@ from tests.integration.jobs import STEPS
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints, verify
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -26,7 +26,8 @@ from spottrain.manifest import (
     verify,
     write_manifest,
 )
-from spottrain.storage.store import Store, UnreachableError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store, UnreachableError
 
 NUM_SECTIONS = 2
 

@@ -30,7 +30,8 @@ from spottrain.pipeline.state.checkpoint import (
     split_name,
     state_name,
 )
-from spottrain.storage.store import Store, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store
 
 Tensors = dict[str, torch.Tensor]
 
@@ -181,7 +182,7 @@ def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
         """
         import os, signal, sys, torch
         from spottrain.pipeline.state.checkpoint import save_section
-        from spottrain.storage.store import open_store
+        from spottrain.storage.open import open_store
         save_section(open_store(sys.argv[1]), sys.argv[2], 0, {"w": torch.ones(9)})
         os.kill(os.getpid(), signal.SIGKILL)
         """
