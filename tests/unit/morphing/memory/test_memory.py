@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
     HELDOUT_FACTOR,
     PAGE_BYTES,
     PENDING_SENDS,
-    StageLoad,
     StageMemory,
     plan_bytes,
     rank_bytes,
