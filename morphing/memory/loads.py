@@ -1,13 +1,21 @@
-"""How many micro-batches each stage deals with at once, from its list in little room."""
+"""How many micro-batches each stage handles at once, from its run-length-encoded list."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.morphing.memory.counts import CHUNK, NEEDED, RECOMPUTED, count_loads
-from spottrain.morphing.schedules.compiled import fast
+import numpy as np
+
+from spottrain.morphing.schedules.compiled import fast, part
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.schedules.stage import RUNS
+from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.wire import ScheduleKind
+
+_NEEDED, _RECOMPUTED, _CHUNK = range(3)
+"""Of a row: recomputes that its list cannot do without, chunks that recompute as bits,
+and from there on micro-batches in flight of each chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +76,11 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    counted = fast(count_loads, len(compact.codes))(compact.codes, compact.runs, chunks)
+    counted = fast(_count_loads, len(compact.codes))(
+        compact.codes, compact.runs, chunks
+    )
     rows: list[list[int]] = counted.tolist()
-    listed = [sum(row[CHUNK:]) for row in rows]
+    listed = [sum(row[_CHUNK:]) for row in rows]
     in_flight = listed
     if in_flight_bound is not None:
         most = min(in_flight_bound, num_microbatches)
@@ -81,9 +91,9 @@ def stage_loads(
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
             gradients_waiting=_waiting(compact, p, min(listed[p], in_flight[p])),
-            recomputes=row[NEEDED],
-            by_chunk=tuple(row[CHUNK:]) if chunks > 1 else (),
-            keeps=tuple(not row[RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
+            recomputes=row[_NEEDED],
+            by_chunk=tuple(row[_CHUNK:]) if chunks > 1 else (),
+            keeps=tuple(not row[_RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
             if chunks > 1
             else (),
         )
@@ -103,3 +113,57 @@ def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
     if stage == compact.pipeline_depth - 1:
         return 0
     return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
+
+
+@part
+def _growth(work: int) -> int:
+    """Return how many more micro-batches are in flight after a task."""
+    if work == FORWARD:
+        return 1
+    return -1 if work == BACKWARD else 0
+
+
+@part
+def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
+    """Return a row of every stage: see ``_NEEDED``.
+
+    In flight are those of the moment when most are, the last such moment with most of
+    them in the first chunk. Of a pattern that is repeated the first and the last time are
+    gone through: those in between are like the last.
+    """
+    rows = np.zeros((len(runs), _CHUNK + chunks), np.int64)
+    now = np.zeros(chunks, np.int64)
+    begun, done = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    for p in range(len(runs)):
+        row, most, before = rows[p], 0, -1
+        done[:] = 0
+        now[:] = 0
+        for r in range(RUNS):
+            start, length, repeats = runs[p, r]
+            for time in range(min(repeats, 2)):
+                needed = 0
+                begun[:] = done
+                for i in range(start, start + length):
+                    chunk, work = codes[i] // 3, codes[i] % 3
+                    if work == RECOMPUTE:
+                        row[_RECOMPUTED] |= 1 << chunk
+                        spared = (
+                            before == FORWARD
+                            and done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
+                        )
+                        needed += 0 if spared else 1
+                    done[work] += 1
+                    before = work
+                    now[chunk] += _growth(work)
+                    total = now.sum()
+                    if work == FORWARD and (
+                        total > most or (total == most and now[0] >= row[_CHUNK])
+                    ):
+                        most = total
+                        row[_CHUNK:] = now
+                row[_NEEDED] += needed * (1 if time == 0 else repeats - 1)
+                if time == 0 and repeats > 2:  # go on to the last time
+                    done += (repeats - 2) * (done - begun)
+                    for code in codes[start : start + length]:
+                        now[code // 3] += (repeats - 2) * _growth(code % 3)
+    return rows

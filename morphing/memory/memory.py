@@ -12,11 +12,10 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
-
-__all__ = ["StageLoad", "stage_loads"]
+from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile, Slot
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -377,4 +376,35 @@ def plan_bytes(
     return tuple(
         max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.total_bytes)
         for p in range(plan.pipeline_depth)
+    )
+
+
+def handover_bytes(facts: ModelFacts, plan: Plan, previous: Plan) -> tuple[int, ...]:
+    """Return what every worker of ``plan`` holds while sections change their owners.
+
+    Until all are where they belong, a worker keeps what it had under ``previous`` beside
+    what it is to have, and room to undo an update of the largest of both.
+    """
+    had: dict[Slot, int] = {
+        slot: rank % previous.pipeline_depth for rank, slot in enumerate(previous.slots)
+    }
+    sizes = [
+        section.param_bytes
+        + gradient_bytes(facts, section.index)
+        + section.optimizer_bytes
+        + PAGE_BYTES
+        for section in facts.sections
+    ]
+
+    @cache
+    def held(before: int | None, stage: int) -> int:
+        sections = set(plan.sections_of(stage))
+        if before is not None:
+            sections.update(previous.sections_of(before))
+        own = [sizes[k] for k in sections]
+        return sum(own) + max(own)
+
+    return tuple(
+        held(had.get(slot), rank % plan.pipeline_depth)
+        for rank, slot in enumerate(plan.slots)
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.adapt.policy import break_even_s, handicap
-from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
-from spottrain.morphing.plan.inputs import Objective, PlanInputs, check_inputs
+from spottrain.morphing.adapt.policy import handicap
+from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
     RUNNABLE,
@@ -23,17 +23,7 @@ from spottrain.morphing.plan.modes import (
     execution_modes,
 )
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire import Plan, ScheduleKind
-
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Device",
-    "Objective",
-    "PlanInputs",
-    "break_even_s",
-    "choose_plan",
-]
+from spottrain.wire import Plan, ScheduleKind, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like that which
@@ -108,7 +98,7 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there is no slot")
-    inputs, theirs = by_what_they_are(inputs)
+    inputs, names = canonical(inputs)
     layouts = choose_layouts(inputs)
     search = Search(layouts)
     search.run()
@@ -119,7 +109,70 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     choice = search.choice()
     if choice.plan is None:
         return choice
-    return replace(choice, plan=with_slots(choice.plan, theirs))
+    return replace(choice, plan=rename_vms(choice.plan, names))
+
+
+def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
+    """Return the same inputs in a canonical order and with canonical names of VMs.
+
+    So a choice depends on nothing but what devices are. VMs are numbered: those with a
+    part in the present plan come first in the order of its ranks, then large before
+    small, fast before slow, more memory before less, cheap before expensive. Only VMs
+    that are equal in all of that are told apart by their names.
+
+    Returns:
+        The inputs, and for each canonical name the original one.
+    """
+    previous = inputs.previous
+    slots = () if previous is None else previous.slots
+    ranks = {slot: rank for rank, slot in enumerate(slots)}
+    vms: defaultdict[str, list[Device]] = defaultdict(list)
+    for device in inputs.slots:
+        vms[device.slot.vm_id].append(device)
+
+    def traits(vm_id: str) -> tuple[object, ...]:
+        own = sorted(
+            (
+                ranks.get(device.slot, len(ranks)),
+                device.slot.index,
+                -device.speed,
+                -device.memory_bytes,
+                device.usd_per_hour,
+            )
+            for device in vms[vm_id]
+        )
+        return own[0][0], -len(own), own, vm_id
+
+    canonical_names = {
+        vm_id: f"{i:06}" for i, vm_id in enumerate(sorted(vms, key=traits))
+    }
+    for slot in slots:
+        canonical_names.setdefault(slot.vm_id, f"gone {len(canonical_names)}")
+    devices = [
+        replace(
+            device,
+            slot=Slot(
+                vm_id=canonical_names[device.slot.vm_id], index=device.slot.index
+            ),
+        )
+        for device in inputs.slots
+    ]
+    if previous is not None:
+        previous = rename_vms(previous, canonical_names)
+    return (
+        replace(
+            inputs,
+            slots=tuple(sorted(devices, key=lambda device: device.slot)),
+            previous=previous,
+        ),
+        {own: vm_id for vm_id, own in canonical_names.items()},
+    )
+
+
+def rename_vms(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return ``plan`` with its VMs renamed."""
+    slots = (Slot(vm_id=names[slot.vm_id], index=slot.index) for slot in plan.slots)
+    return replace(plan, slots=tuple(slots))
 
 
 def _is_broken(inputs: PlanInputs) -> bool:
@@ -195,26 +248,26 @@ class Search:
 
     def drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
         """Yield all that might be weighed, with the least it can cost."""
-        layouts, fleet = self.layouts, self.layouts.fleet
+        layouts, fleet = self.layouts, self.layouts.cuts.fleet
         for depth in range(
             1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
         ):
             for mode in execution_modes(self.inputs, depth):
                 group = depth if mode.chunks > 1 else 1
-                if layouts.virtual_nodes % group:
+                if layouts.cuts.virtual_nodes % group:
                     continue
-                widths = fleet.widths(depth, layouts.virtual_nodes // group)
+                widths = fleet.widths(depth, layouts.cuts.virtual_nodes // group)
                 if widths:
                     yield from self._bounded(depth, mode, widths)
 
     def _bounded(
         self, depth: int, mode: ExecutionMode, widths: list[int]
     ) -> Iterator[tuple[float, int, _Weighed]]:
-        steps_s = self.layouts.least_steps_s(depth, mode, widths)
+        steps_s = self.layouts.cuts.least_steps_s(depth, mode, widths)
         for width, least_s in zip(widths, steps_s, strict=True):
             if self._is_double(width, mode):
                 continue
-            usd = self.layouts.fleet.least_usd_per_hour[depth * width]
+            usd = self.layouts.cuts.fleet.least_usd_per_hour[depth * width]
             cost = self._cost(depth, width, least_s, usd)
             self._number += 1
             yield (
@@ -229,7 +282,7 @@ class Search:
         One micro-batch at a time goes forward and backward, whatever the list.
         """
         known = mode.schedule not in (RUNNABLE[0], self.inputs.schedule)
-        alone = self.layouts.virtual_nodes == width
+        alone = self.layouts.cuts.virtual_nodes == width
         alone = alone or (mode.in_flight_bound == 1 and not mode.recompute)
         return known and mode.chunks == 1 and alone
 
@@ -262,7 +315,7 @@ class Search:
         draft = weighed.draft
         key = draft.depth, draft.mode
         refused = self._refused.get(key)
-        if refused is not None and self.layouts.as_hard(draft, refused.draft):
+        if refused is not None and self.layouts.cuts.as_hard(draft, refused.draft):
             weighed.outcome = refused.outcome
             return
         outcome = weighed.outcome = self.layouts.lay_out(draft)
@@ -288,7 +341,7 @@ class Search:
         """Where memory binds, weigh the same with fewer micro-batches in flight."""
         if draft.mode.in_flight_bound:
             return
-        bound = self.layouts.largest_bound(draft, room_bytes)
+        bound = self.layouts.cuts.largest_bound(draft, room_bytes)
         if bound is None:
             return
         mode = replace(draft.mode, in_flight_bound=bound)
@@ -339,7 +392,7 @@ class Search:
         )
         candidates = tuple(self._candidate(weighed) for weighed in rows)
         if chosen is None:
-            why_not = self._why_none() or self.layouts.why_nothing_fits()
+            why_not = self._why_none() or self.layouts.cuts.why_nothing_fits()
             return Choice(plan=None, candidates=candidates, why_not=why_not)
         return Choice(plan=chosen.plan, candidates=candidates)
 
@@ -359,7 +412,7 @@ class Search:
     def _candidate(self, weighed: _Weighed) -> Candidate:
         draft, outcome, plan = weighed.draft, weighed.outcome, weighed.plan
         step_s: float | None = weighed.least_s
-        usd = self.layouts.fleet.least_usd_per_hour[draft.depth * draft.width]
+        usd = self.layouts.cuts.fleet.least_usd_per_hour[draft.depth * draft.width]
         needed = room = None
         if isinstance(outcome, Refusal):
             step_s, needed, room = None, outcome.needed_bytes, outcome.room_bytes

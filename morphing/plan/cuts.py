@@ -12,13 +12,8 @@ from functools import cache, cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.memory.memory import (
-    StageLoad,
-    megabytes,
-    stage_bytes,
-    stage_loads,
-    virtual_nodes_apart,
-)
+from spottrain.morphing.memory.loads import StageLoad, stage_loads
+from spottrain.morphing.memory.memory import megabytes, stage_bytes, virtual_nodes_apart
 from spottrain.morphing.plan.bounds import (
     Array,
     Pipe,
@@ -47,11 +42,13 @@ UNEVEN = 1.25
 
 
 class Cuts:
-    """Everything that drafts of one micro-batch size have in common, worked out once."""
+    """The ways to cut a model into stages: bounds on their time, and their memory.
+
+    Drafts of one micro-batch size have most of it in common: it is worked out once.
+    """
 
     def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
         self.inputs = inputs
-        self.microbatch_size = microbatch_size
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = DeviceFleet(inputs)
         self.times = Times(inputs.profile, microbatch_size)
@@ -250,6 +247,21 @@ class Cuts:
         width = min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
         return count, apart, width
 
+    def tight_cut(
+        self,
+        depth: int,
+        mode: ExecutionMode,
+        replica_bounds: Sequence[int],
+        room_bytes: int,
+        uneven: float,
+    ) -> tuple[int, ...] | None:
+        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits.
+
+        No stage takes longer than ``uneven`` times the slowest one of an even cut.
+        """
+        crowd = self._crowd(replica_bounds)
+        return self._tight(depth, mode, crowd, room_bytes, uneven)
+
     def _tight_cut(
         self,
         depth: int,
@@ -258,7 +270,6 @@ class Cuts:
         room_bytes: int,
         uneven: float,
     ) -> tuple[int, ...] | None:
-        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits."""
         count, apart, width = crowd
         loads = self.loads(depth, mode, count)
 
@@ -334,9 +345,9 @@ class Cuts:
         room = self.fleet.most_bytes
         if self.state_bytes > depth * room:
             return False
-        crowd = self._crowd((0, self.virtual_nodes))
+        replicas = (0, self.virtual_nodes)
         return self._least_bytes(depth) <= room or any(
-            self._tight(depth, mode, crowd, room, math.inf) is not None
+            self.tight_cut(depth, mode, replicas, room, math.inf) is not None
             for mode in self._leanest(depth)
             if mode.chunks == 1
         )

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.cut import cut
 from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
 Fits = Callable[[int, int, int], bool]
@@ -68,7 +68,7 @@ def partition(
             _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
         ]
         which = list(range(stages))
-    bottleneck, bounds = fast(cut, stages * count * count)(
+    bottleneck, bounds = fast(_cut, stages * count * count)(
         np.stack(run_costs), np.array(which, np.int64)
     )
     return None if bottleneck == math.inf else tuple(bounds.tolist())
@@ -130,3 +130,45 @@ def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
             if math.isfinite(runs[start, stop]) and fits(stage, start, stop):
                 allowed[start, stop] = runs[start, stop]
     return allowed
+
+
+def _cut(run_costs: Costs, which: Numbers) -> tuple[float, Numbers]:
+    """Cut so that the costliest run costs the least, and then as evenly as can be.
+
+    Args:
+        run_costs: Of each run [start, end), infinite where it is not allowed: matrices.
+        which: For each run in turn, the number of its matrix.
+
+    Returns:
+        The bottleneck, infinite if there is no cut; and the bounds of the runs.
+    """
+    runs, count = len(which), run_costs.shape[1] - 1
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    for run in range(runs):
+        costs, before = run_costs[which[run]], best.copy()
+        best[:] = np.inf
+        # The runs before and after need a section each.
+        for end in range(run + 1, count - (runs - run - 1) + 1):
+            for start in range(run, end):
+                best[end] = min(best[end], max(before[start], costs[start, end]))
+    bottleneck = float(best[count])
+    bounds = np.zeros(runs + 1, np.int64)
+    bounds[runs] = count
+    if bottleneck == np.inf:
+        return bottleneck, bounds
+    came = np.zeros((runs, count + 1), np.int64)
+    best[:] = np.inf
+    best[0] = 0.0
+    for run in range(runs):
+        costs, before = run_costs[which[run]], best.copy()
+        best[:] = np.inf
+        for end in range(run + 1, count - (runs - run - 1) + 1):
+            for start in range(run, end):
+                cost = costs[start, end]
+                if cost <= bottleneck and before[start] + cost * cost < best[end]:
+                    best[end] = before[start] + cost * cost
+                    came[run, end] = start
+    for run in range(runs - 1, 0, -1):
+        bounds[run] = came[run, bounds[run + 1]]
+    return bottleneck, bounds

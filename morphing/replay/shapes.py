@@ -95,7 +95,7 @@ class Shapes:
     @property
     def virtual_nodes(self) -> int:
         """Micro-batches of a mini-batch."""
-        return self._layouts.virtual_nodes
+        return self._layouts.cuts.virtual_nodes
 
     @property
     def microbatch_size(self) -> int:
@@ -143,7 +143,7 @@ class Shapes:
             for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
                 width = min(slots // depth, self.virtual_nodes)
                 mode = execution_modes(self._inputs, depth)[0]
-                (bound_s,) = self._layouts.least_steps_s(depth, mode, [width])
+                (bound_s,) = self._layouts.cuts.least_steps_s(depth, mode, [width])
                 least.append((bound_s, depth, width))
             shapes: list[Shape] = []
             limit_s = math.inf
@@ -162,7 +162,7 @@ class Shapes:
         # What does not fit does not with fewer replicas either.
         if not possible or width <= self._refused.get(depth, 0):
             return None
-        if self._layouts.state_bytes > depth * memory_bytes:
+        if self._layouts.cuts.state_bytes > depth * memory_bytes:
             return None
         devices = tuple(
             Device(
@@ -195,10 +195,10 @@ class Shapes:
         """
         draft = Draft(depth, width, execution_modes(self._inputs, depth)[0])
         found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
-        even = self._layouts.even_cut(draft)
+        even = self._layouts.cuts.even_cut(draft)
         if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
             room_bytes = self.workload.gpu_memory_bytes
-            bound = self._layouts.largest_bound(draft, room_bytes)
+            bound = self._layouts.cuts.largest_bound(draft, room_bytes)
             if bound is not None:
                 mode = replace(draft.mode, in_flight_bound=bound)
                 tight = replace(draft, mode=mode)

@@ -95,7 +95,10 @@ def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
 
 
 def format_schedule(schedule: Schedule) -> list[str]:
-    """Return every stage's list as text, as ``format_stage`` does."""
+    """Return every stage's list as text: ``F0 F1 R0 B0 R1 B1``.
+
+    A chunk but the first is named after a point: ``F0.1``.
+    """
     names = [
         (work.value, f".{chunk}" if chunk else "")
         for chunk in range(schedule.chunks)
@@ -108,14 +111,6 @@ def format_schedule(schedule: Schedule) -> list[str]:
         )
         for p in range(schedule.pipeline_depth)
     ]
-
-
-def format_stage(tasks: Iterable[Task]) -> str:
-    """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``.
-
-    A chunk but the first is named after a point: ``F0.1``.
-    """
-    return " ".join(map(str, tasks))
 
 
 def max_in_flight(tasks: Iterable[Task]) -> int:

@@ -21,7 +21,6 @@ from spottrain.morphing.simulate.reducing import (
     tied_hops,
 )
 from spottrain.morphing.simulate.replica import (
-    Conditions,
     Jitter,
     Link,
     PipelineRun,
@@ -37,19 +36,6 @@ from spottrain.wire import (
     SectionProfile,
     TaskOverheads,
 )
-
-__all__ = [
-    "Conditions",
-    "Jitter",
-    "Link",
-    "PipelineRun",
-    "StageTimes",
-    "StepTime",
-    "expect_step",
-    "simulate_pipeline",
-    "simulate_step",
-    "stage_times",
-]
 
 NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
 SEEDS = range(4)

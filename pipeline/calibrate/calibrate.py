@@ -40,15 +40,10 @@ from spottrain.pipeline.calibrate.tasks import (
     summed_up,
     time_tasks,
 )
-from spottrain.pipeline.comm.links import (
-    Direction,
-    PipelineLinks,
-    connect_store,
-    gather_json,
-    join,
-    leave,
-)
-from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.wire import (
     Calibrate,
     LinkProfile,
@@ -96,7 +91,7 @@ def calibrate_here(
     if len(command.participants) < 2:
         return _Round(loaded, command, 0, report).run()
     timeout_s = loaded.spec.communication_timeout_s
-    store = connect_store(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
     connections = join(store, "calibration", rank, size, timeout_s)
     measuring: _Round | None = None

@@ -16,12 +16,9 @@ import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
-from spottrain.pipeline.comm.links import (
-    Direction,
-    PipelineLinks,
-    gather_json,
-    new_groups,
-)
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import new_groups
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.wire import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024
@@ -67,10 +64,10 @@ def message_sizes(largest_bytes: int) -> tuple[int, ...]:
     return tuple(sorted({SMALLEST_BYTES, *sizes}))
 
 
-def measure_link(
+def time_messages(
     peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
-) -> LinkProfile | None:
-    """Measure the link to rank ``peer`` of the default group, which must do so too.
+) -> MessageTimes | None:
+    """Time messages to rank ``peer`` of the default group, which must do so too.
 
     Args:
         peer: The other rank.
@@ -79,19 +76,11 @@ def measure_link(
         budget_s: About how long to go on, unless the medians are steady before.
 
     Returns:
-        The link, at the rank that leads.
+        The times, at the rank that leads.
 
     Raises:
         GenerationBrokenError, RuntimeError: The peer is gone.
     """
-    times = time_messages(peer, leads=leads, sizes=sizes, budget_s=budget_s)
-    return None if times is None else times.profile()
-
-
-def time_messages(
-    peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
-) -> MessageTimes | None:
-    """Take the times that ``measure_link`` fits; same arguments and errors."""
     links = PipelineLinks(None if leads else peer, peer if leads else None)
     times = None
     try:

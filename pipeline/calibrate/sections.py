@@ -27,18 +27,18 @@ from spottrain.pipeline.calibrate.statistics import is_steady, spread
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.process.worker import LoadedJob
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import fill
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.train.executor import saving_nothing
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.wire import SectionProfile
 
 T = TypeVar("T")

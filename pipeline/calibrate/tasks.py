@@ -22,10 +22,10 @@ from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
-from spottrain.pipeline.comm.links import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.process.worker import LoadedJob
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import FastReduction
 from spottrain.wire import TaskOverheads

@@ -11,6 +11,7 @@ The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -18,29 +19,73 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
 from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.comm.store import serve_store
-from spottrain.pipeline.process.forking import Body, Child, fork_child
-from spottrain.pipeline.process.greeting import Greeting, first_line
-from spottrain.pipeline.process.loading import load
+from spottrain.pipeline.comm.groups import serve_rendezvous
+from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise_and_tell, measure_and_tell
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
-    LoadedJob,
     SupervisorLink,
     run_worker,
     user_code_failed,
 )
+from spottrain.wire import JobSpec
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
+_PR_SET_PDEATHSIG = 1
+
+_Body = Callable[[socket.socket], None]
+"""What a child runs, given its end of the socket to the supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the agent says first."""
+
+    spec: JobSpec
+    workdir: Path
+    num_slots: int
+    private_address: str
+    vm_id: str
+
+    @classmethod
+    def parse(cls, line: str) -> Greeting:
+        """Read the first line of stdin."""
+        data: dict[str, Any] = json.loads(line)
+        return cls(
+            spec=wire.from_data(JobSpec, data["spec"]),
+            workdir=Path(data["workdir"]),
+            num_slots=data["num_slots"],
+            private_address=data["private_address"],
+            vm_id=data["vm_id"],
+        )
+
+
+@dataclass(slots=True)
+class _Child:
+    """A forked process and the socket to it."""
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
+    slot: int | None
+    """The slot that a worker drives; ``None`` for a store or a task."""
+    what: str
+    generation: int = 0
+    running: bool = False
+    task_slot: int = 0
+    """The slot that a task is told as, when it dies."""
+    said: str = ""
+    """Pieces of a long report."""
 
 
 @dataclass(slots=True)
@@ -49,7 +94,7 @@ class _Slot:
 
     index: int
     pieces: dict[str, int] = field(default_factory=dict)
-    worker: Child | None = None
+    worker: _Child | None = None
 
 
 class Supervisor:
@@ -68,7 +113,7 @@ class Supervisor:
         self._reports = reports
         self._loaded = loaded
         self._slots = [_Slot(index) for index in range(greeting.num_slots)]
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, _Child] = {}
         self._generation = 0
         self._round = 0
         """Number of the newest round of measuring; they count down."""
@@ -91,7 +136,7 @@ class Supervisor:
                     if key.fd == sys.stdin.fileno():
                         if not self._read_commands():
                             return
-                    elif isinstance(key.data, Child):
+                    elif isinstance(key.data, _Child):
                         self._hear(key.data, died=key.fd == key.data.pidfd)
         finally:
             for child in self._children.values():
@@ -151,7 +196,7 @@ class Supervisor:
             if child.what == "measuring" and child.generation > before:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _running(self) -> list[Child]:
+    def _running(self) -> list[_Child]:
         return [child for child in self._children.values() if child.running]
 
     def _run_generation(self, command: wire.RunGeneration) -> None:
@@ -185,13 +230,13 @@ class Supervisor:
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _tell(self, child: Child, command: wire.Command) -> None:
+    def _tell(self, child: _Child, command: wire.Command) -> None:
         try:
             child.connection.sendall(wire.encode(command).encode())
         except OSError:
             return  # it is dying; its end is reported when the kernel says so
 
-    def _fork_worker(self, slot: _Slot) -> Child:
+    def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
             run_worker(link, loaded, self._greeting.vm_id, slot.index)
 
@@ -203,7 +248,7 @@ class Supervisor:
         what: str,
         task: Callable[[LoadedJob, SupervisorLink], None],
         slot: _Slot | None = None,
-    ) -> Child:
+    ) -> _Child:
         """Fork a process that needs the user's job, for a slot or just for a while."""
         held = frozenset[str]() if slot is None else frozenset(slot.pieces)
 
@@ -225,7 +270,7 @@ class Supervisor:
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
-            serve_store(
+            serve_rendezvous(
                 host,
                 lambda port: link.report(
                     wire.StoreOpened(generation=generation, host=host, port=port)
@@ -237,8 +282,8 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
         self._fork("store", body, None).generation = generation
 
-    def _fork(self, what: str, body: Body, slot: int | None) -> Child:
-        child = fork_child(what, slot, body, self._files())
+    def _fork(self, what: str, body: _Body, slot: int | None) -> _Child:
+        child = _fork_child(what, slot, body, self._files())
         self._children[child.pid] = child
         self._selector.register(child.connection, selectors.EVENT_READ, child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -255,7 +300,7 @@ class Supervisor:
             *(fd for slot in self._slots for fd in slot.pieces.values()),
         ]
 
-    def _hear(self, child: Child, *, died: bool) -> None:
+    def _hear(self, child: _Child, *, died: bool) -> None:
         """Take in what a child says; after its death, all that it still had said."""
         if child.pid not in self._children:
             return
@@ -278,7 +323,7 @@ class Supervisor:
         if connection.fileno() in self._selector.get_map():
             self._selector.unregister(connection)
 
-    def _take(self, child: Child, message: dict[str, Any]) -> None:
+    def _take(self, child: _Child, message: dict[str, Any]) -> None:
         if "piece" in message:
             child.said += message["piece"]
             return
@@ -306,7 +351,7 @@ class Supervisor:
         except OSError:
             return  # it died asking; its end is reported when the kernel says so
 
-    def _bury(self, child: Child) -> None:
+    def _bury(self, child: _Child) -> None:
         """Reap a child, and say so if it mattered."""
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -340,13 +385,58 @@ class Supervisor:
             data = data[os.write(self._reports, data) :]
 
 
+def _fork_child(
+    what: str, slot: int | None, body: _Body, inherited: Sequence[int]
+) -> _Child:
+    """Fork a process that runs ``body`` and ends, at the latest when we do.
+
+    Args:
+        what: What it is, for messages.
+        slot: The slot it drives, if it is a worker.
+        body: What it runs.
+        inherited: Our file descriptors, which it closes first.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        _run_child(theirs, body, [ours.fileno(), *inherited])
+    theirs.close()
+    return _Child(pid, os.pidfd_open(pid), ours, slot, what)
+
+
+def _run_child(
+    connection: socket.socket, body: _Body, inherited: Sequence[int]
+) -> NoReturn:
+    code = 1
+    try:
+        _die_with_parent()
+        for fd in inherited:
+            os.close(fd)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        body(connection)
+        code = 0
+    except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
 def main() -> None:
     """Serve one VM."""
     torch.set_num_threads(1)
     reports = os.dup(sys.stdout.fileno())
     os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
-    line = sys.argv[-1] if load_in_workers else first_line()
+    line = sys.argv[-1] if load_in_workers else _first_line()
     greeting = Greeting.parse(line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -381,6 +471,14 @@ def main() -> None:
         )
     )
     supervisor.run()
+
+
+def _first_line() -> str:
+    """Read stdin up to the first newline, leaving what follows in the pipe."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
 
 
 def _may_fork() -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
 from spottrain.pipeline.calibrate.calibrate import calibrate_here
-from spottrain.pipeline.comm.links import GenerationBrokenError
+from spottrain.pipeline.comm.groups import GenerationBrokenError
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.process.worker import LoadedJob, SupervisorLink, reason_of
+from spottrain.pipeline.process.worker import SupervisorLink, reason_of
 from spottrain.pipeline.state.checkpoint import save_section
 from spottrain.pipeline.state.saving import make_manifest
-from spottrain.storage.store import StorageError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 
 
 def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:

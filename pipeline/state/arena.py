@@ -15,11 +15,11 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from spottrain.pipeline.model.sections import TensorSpec
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
     MinibatchDecision,
@@ -43,16 +43,6 @@ class MemoryHolder(Protocol):
 
     def release(self, name: str) -> None:
         """Forget a piece; its memory is freed when nobody maps it any more."""
-
-
-class ParameterSpec(NamedTuple):
-    """One parameter of one section, and what training it takes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    trainable: bool
-    state: Mapping[str, TensorSpec]
 
 
 class _Piece:

@@ -40,12 +40,6 @@ def state_name(parameter: str, key: str) -> str:
     return f"{parameter}{STATE_SEPARATOR}{key}"
 
 
-def split_name(name: str) -> tuple[str, str | None]:
-    """Return (parameter, state key); the key is None for the parameter itself."""
-    parameter, separator, key = name.rpartition(STATE_SEPARATOR)
-    return (parameter, key) if separator else (name, None)
-
-
 def section_file(section: int, part: int | None = None) -> str:
     """Return the file name of a section, or of the share of it one replica writes."""
     suffix = "" if part is None else f".part-{part}"
@@ -171,11 +165,6 @@ class SnapshotWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    @property
-    def num_pending(self) -> int:
-        """Snapshots given to ``submit`` whose outcome was not yet taken."""
-        return len(self._pending)
 
     def submit(
         self, name: str, sections: Mapping[int, Tensors], part: int | None = None

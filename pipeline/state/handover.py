@@ -13,7 +13,8 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.comm.links import gather_json, join, leave
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import join, leave
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,15 +27,13 @@ from spottrain.manifest import (
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import give_back
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import gather_json
+from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
+from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.handover import tensors_of
 from spottrain.storage.store import StorageError
 from spottrain.wire import JobSpec, RunGeneration
-
-if TYPE_CHECKING:
-    from spottrain.pipeline.train.generation import WorkerContext
 
 NOT_SETTLED = -1
 

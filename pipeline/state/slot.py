@@ -8,11 +8,11 @@ from torch import nn
 
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
 from spottrain.pipeline.state.arena import (
     ControlBlock,
     MemoryHolder,
-    ParameterSpec,
     SectionArena,
     UndoSlot,
     section_name,

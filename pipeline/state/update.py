@@ -11,7 +11,7 @@ import torch
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.heap import give_back
-from spottrain.pipeline.comm.links import gather_rows
+from spottrain.pipeline.comm.collectives import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
@@ -127,7 +127,7 @@ class Exchanged:
     contributions: list[Contribution]
     """One of each section, in order."""
     stop: int
-    """The strongest ``StopWish`` of any rank."""
+    """The strongest ``StopRequest`` of any rank."""
     settled_step: int
     """Step of the newest checkpoint whose shares every rank has dealt with."""
     share: int
@@ -155,7 +155,7 @@ class Gatherer:
 
         Args:
             mine: Contributions of this rank's sections.
-            stop: Its ``StopWish``.
+            stop: Its ``StopRequest``.
             checkpoint: Step of the newest checkpoint that it has dealt with.
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from spottrain.morphing.schedules.schedule import (
 )
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch
@@ -65,46 +65,36 @@ class StagePlace:
         return self.stage == len(self.lists) - 1
 
 
+@dataclass(slots=True)
 class StageExecutor:
-    """Computes one stage of one replica.
+    """Computes one stage of one replica."""
 
-    Args:
-        chunks: The user's model, cut: one for each of the stage's runs of sections.
-        place: Where it stands.
-        source: Makes micro-batches.
-        links: To the neighbouring stages.
-        seed: The job's seed.
-        faults: Blows to suffer, in tests.
-        tracker: Counts tensor bytes.
-    """
+    chunks: Sequence[StageModel]
+    """The user's model, cut: one for each of the stage's runs of sections."""
+    place: StagePlace
+    source: MicrobatchSource
+    links: PipelineLinks
+    """To the neighbouring stages."""
+    seed: int
+    """The job's."""
+    faults: FaultScript
+    """Faults to inject, in tests."""
+    tracker: TensorTracker
+    """Counts tensor bytes."""
+    busy_s: float = 0.0
+    """Time inside the tasks of the newest mini-batch."""
+    recomputes: int = 0
+    """Recomputes among them."""
+    expected: tuple[tuple[Unit, ...], tuple[Unit, ...]] = field(init=False)
+    """What comes in over the links in a mini-batch, by direction, in order."""
 
-    def __init__(
-        self,
-        chunks: Sequence[StageModel],
-        place: StagePlace,
-        source: MicrobatchSource,
-        links: PipelineLinks,
-        seed: int,
-        faults: FaultScript,
-        tracker: TensorTracker,
-    ) -> None:
-        self._chunks = chunks
-        self._place = place
-        self._arrivals = arrivals(place.lists, place.stage)
-        self._source = source
-        self._links = links
-        self._seed = seed
-        self._faults = faults
-        self._tracker = tracker
-        self.busy_s = 0.0
-        """Time inside the tasks of the newest mini-batch."""
-        self.recomputes = 0
-        """Recomputes among them."""
+    def __post_init__(self) -> None:
+        self.expected = arrivals(self.place.lists, self.place.stage)
 
     @property
     def microbatches(self) -> int:
         """Micro-batches of every mini-batch."""
-        return len(self._place.virtual_nodes)
+        return len(self.place.virtual_nodes)
 
     def train(self, step: int, sink: GradientSink) -> list[tuple[float, float]]:
         """Run forwards and backwards of mini-batch ``step``.
@@ -122,13 +112,13 @@ class StageExecutor:
         Returns:
             Loss sum and weight of every micro-batch; empty but on the last stage.
         """
-        links, place = self._links, self._place
-        units = _evaluation_units(microbatches, len(place.lists), len(self._chunks))
+        links, place = self.links, self.place
+        units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
         awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
         # Nobody waits for a backward here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
-        for model in self._chunks:
+        for model in self.chunks:
             model.eval()
         try:
             for microbatch, chunk in units:
@@ -141,7 +131,7 @@ class StageExecutor:
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
-                    self._tracker.adopt(activation)
+                    self.tracker.adopt(activation)
                 with user_code("evaluation"), torch.no_grad():
                     out = self._evaluate((microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
@@ -151,7 +141,7 @@ class StageExecutor:
                 else:
                     losses.append((float(out[0]), float(out[1])))
         finally:
-            for model in self._chunks:
+            for model in self.chunks:
                 model.train()
         return losses
 
@@ -159,22 +149,22 @@ class StageExecutor:
         self, unit: Unit, activation: torch.Tensor | None
     ) -> torch.Tensor | tuple[torch.Tensor, float]:
         microbatch, chunk = unit
-        batch = self._source.heldout(microbatch)
-        self._tracker.adopt_all(batch)
-        return self._tracker.forward(
+        batch = self.source.heldout(microbatch)
+        self.tracker.adopt_all(batch)
+        return self.tracker.forward(
             "evaluation",
             unit,
             False,
-            partial(self._chunks[chunk].forward, batch, activation, _no_seeds),
+            partial(self.chunks[chunk].forward, batch, activation, _no_seeds),
         )
 
     def _reads_examples(self, chunk: int) -> bool:
         """Whether a chunk begins the model, so that no activation comes for it."""
-        return self._place.is_first and chunk == 0
+        return self.place.is_first and chunk == 0
 
     def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
         """Return the seed of each section in one micro-batch."""
-        return lambda section: random_seed(self._seed, step, virtual_node, section)
+        return lambda section: random_seed(self.seed, step, virtual_node, section)
 
 
 def _no_seeds(section: int) -> int:
@@ -207,12 +197,12 @@ def saving_nothing() -> AbstractContextManager[None]:
 
 
 class _Minibatch:
-    """One mini-batch in the air: what has arrived, what is kept for the backward."""
+    """One mini-batch in flight: what has arrived, what is kept for the backward."""
 
-    def __init__(self, owner: StageExecutor, step: int, sink: GradientSink) -> None:
-        self._owner = owner
-        self._place = owner._place
-        self._links = owner._links
+    def __init__(self, stage: StageExecutor, step: int, sink: GradientSink) -> None:
+        self._stage = stage
+        self._place = stage.place
+        self._links = stage.links
         self._step = step
         self._sink = sink
         self._progress = StageProgress(
@@ -221,7 +211,9 @@ class _Minibatch:
             last=self._place.is_last,
             bound=self._place.in_flight_bound,
         )
-        self._awaited = dict(zip(Direction, map(iter, owner._arrivals), strict=True))
+        self._awaited = dict(zip(Direction, map(iter, stage.expected), strict=True))
+        for direction, units in zip(Direction, stage.expected, strict=True):
+            self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
         self._stash: dict[Unit, torch.Tensor] = {}
@@ -233,8 +225,6 @@ class _Minibatch:
         self._losses: list[tuple[float, float]] = []
 
     def run(self) -> list[tuple[float, float]]:
-        for direction, units in zip(Direction, self._owner._arrivals, strict=True):
-            self._links.expect(direction, len(units))
         run = {
             Work.FORWARD: self._forward,
             Work.RECOMPUTE: self._recompute,
@@ -249,8 +239,8 @@ class _Minibatch:
                 continue
             began = time.monotonic()
             run[task.work](task)
-            self._owner.busy_s += time.monotonic() - began
-            self._owner.recomputes += task.work is Work.RECOMPUTE
+            self._stage.busy_s += time.monotonic() - began
+            self._stage.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
         kept = self._stash, self._graphs, self._gradients, self._batches
         assert not any(kept)
@@ -262,7 +252,7 @@ class _Minibatch:
             return False
         assert arrival.tensor is not None
         unit = next(self._awaited[arrival.direction])
-        self._owner._tracker.adopt(arrival.tensor)
+        self._stage.tracker.adopt(arrival.tensor)
         if arrival.direction is Direction.ACTIVATION:
             self._stash[unit] = arrival.tensor
             self._progress.activation_arrived(unit[1])
@@ -272,13 +262,13 @@ class _Minibatch:
         return True
 
     def _forward(self, task: Task) -> None:
-        self._owner._faults.at(Hook.FORWARD)
+        self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
             with user_code(f"dataset in mini-batch {self._step}"):
-                self._batches[task.microbatch] = self._owner._source.training(
+                self._batches[task.microbatch] = self._stage.source.training(
                     self._step, self._place.virtual_nodes[task.microbatch]
                 )
-            self._owner._tracker.adopt_all(self._batches[task.microbatch])
+            self._stage.tracker.adopt_all(self._batches[task.microbatch])
         keep = self._progress.keeps_graph(task)
         out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
@@ -291,7 +281,7 @@ class _Minibatch:
             self._graphs[_unit(task)] = out
 
     def _recompute(self, task: Task) -> None:
-        self._owner._faults.at(Hook.RECOMPUTE)
+        self._stage.faults.at(Hook.RECOMPUTE)
         out = self._compute(task, keep=True)
         assert isinstance(out, torch.Tensor)
         self._graphs[_unit(task)] = out
@@ -303,13 +293,13 @@ class _Minibatch:
         activation = self._stash.get(unit)
         if activation is not None:
             activation.requires_grad_()
-        seeds = self._owner.seeds(self._step, self._place.virtual_nodes[j])
-        model = self._owner._chunks[chunk]
+        seeds = self._stage.seeds(self._step, self._place.virtual_nodes[j])
+        model = self._stage.chunks[chunk]
         with (
             user_code(f"model in mini-batch {self._step}"),
             nullcontext() if keep else saving_nothing(),
         ):
-            return self._owner._tracker.forward(
+            return self._stage.tracker.forward(
                 "recompute" if keep else "forward",
                 unit,
                 keep,
@@ -318,11 +308,11 @@ class _Minibatch:
 
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
-        self._owner._faults.at(Hook.BACKWARD)
+        self._stage.faults.at(Hook.BACKWARD)
         out = self._graphs.pop(unit)
         gradient = self._gradients.pop(unit, None)  # none comes for the loss
         with user_code(f"backward in mini-batch {self._step}"):
-            self._owner._tracker.backward(unit, partial(_go_backward, out, gradient))
+            self._stage.tracker.backward(unit, partial(_go_backward, out, gradient))
         del out
         if task.chunk == 0:
             del self._batches[task.microbatch]
@@ -330,7 +320,7 @@ class _Minibatch:
             gradient = activation.grad
             if gradient is None:  # nothing that the loss depends on has used it
                 gradient = torch.zeros_like(activation)
-            self._owner._tracker.adopt(gradient)
+            self._stage.tracker.adopt(gradient)
             self._links.send(Direction.GRADIENT, gradient)
         self._sink.add(self._place.virtual_nodes[task.microbatch])
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,25 +11,19 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
-from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import suit_activations
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import (
-    PipelineLinks,
-    connect_store,
-    join,
-    leave,
-    new_groups,
-)
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
-from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
+from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
-from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import (
     Gatherer,
     SectionOptimizer,
@@ -40,44 +33,7 @@ from spottrain.pipeline.state.update import (
 )
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
-from spottrain.storage.store import Store
-from spottrain.wire import JobSpec, RunGeneration, TiedParameter
-
-
-class StopWish:
-    """How much this rank wants all ranks to stop after the mini-batch; the most wins."""
-
-    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
-
-
-class SupervisorPort(Protocol):
-    """What a worker asks of its supervisor while it trains."""
-
-    def report(self, report: wire.Report) -> None:
-        """Say something to the manager."""
-
-    def stop_wish(self) -> int:
-        """Return the strongest ``StopWish`` that has come in; never waits."""
-
-    def newest_share(self) -> wire.ShareMinibatch | None:
-        """Return the newest share that had come in by the last ``stop_wish``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """All that stays the same over the generations of one worker."""
-
-    spec: JobSpec
-    job: TrainingJob
-    layout: ModelLayout
-    fingerprint: str
-    """Of the model, as in ``ModelFacts``."""
-    vm_id: str
-    slot: int
-    memory: SlotMemory
-    checkpoints: Store
-    supervisor: SupervisorPort
-    faults: FaultScript
+from spottrain.wire import RunGeneration, TiedParameter
 
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
@@ -94,7 +50,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     context.faults.step = max(
         (arena.version for arena in context.memory.arenas.values()), default=0
     )
-    store = connect_store(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     sources = (context.memory, context.checkpoints)
     result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
     if rank >= len(command.plan.slots):
@@ -244,14 +200,14 @@ class _Training:
         suit_activations(0)  # until the first mini-batch has shown how large they are
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()
-        wish = StopWish.NONE
-        while self._step < spec.steps and wish == StopWish.NONE:
-            wish = self._minibatch()
+        stop = StopRequest.NONE
+        while self._step < spec.steps and stop == StopRequest.NONE:
+            stop = self._minibatch()
             if self._saving.is_due(self._step) and self._step < spec.steps:
                 self._context.faults.at(Hook.SNAPSHOT)
                 self._saving.start(self._step)
         done = self._step >= spec.steps
-        if done or wish == StopWish.STOP_AND_CHECKPOINT:
+        if done or stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
@@ -274,7 +230,7 @@ class _Training:
         self._saving.close()
 
     def _minibatch(self) -> int:
-        """Train one mini-batch to its commit; return the strongest stop wish."""
+        """Train one mini-batch to its commit; return the strongest stop request."""
         began = time.monotonic()
         faults, step = self._context.faults, self._step
         faults.step = step
@@ -284,7 +240,7 @@ class _Training:
         losses = self._executor.train(step, self._reduction)
         tasks_s = time.monotonic() - began
         executor = self._executor  # of this mini-batch: the next may have another
-        decision, wish = self._commit(step, losses)
+        decision, stop = self._commit(step, losses)
         if self._tracker.settle():
             suit_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
@@ -304,7 +260,7 @@ class _Training:
             )
         )
         faults.at(Hook.REPORTED)
-        return wish
+        return stop
 
     def _commit(
         self, step: int, losses: list[tuple[float, float]]
@@ -323,15 +279,15 @@ class _Training:
         for arena, one in zip(self._arenas.values(), mine, strict=True):
             arena.prepare(generation, step, one)
         faults.at(Hook.PREPARED)
-        wish = self._context.supervisor.stop_wish()
+        stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
         number = 0 if share is None else share.number
         all_ranks = self._gatherer.exchange(
-            mine, wish, self._saving.settled_step(), number
+            mine, stop, self._saving.settled_step(), number
         )
         faults.at(Hook.GATHERED)
-        stop = all_ranks.stop != StopWish.NONE
-        decision = fold(generation, step, all_ranks.contributions, stop)
+        stops = all_ranks.stop != StopRequest.NONE
+        decision = fold(generation, step, all_ranks.contributions, stops)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._reduction.attach()

@@ -11,12 +11,9 @@ import math
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.traffic import sent_bytes
-from spottrain.morphing.plan.choose import (
-    Device,
-    PlanInputs,
-    choose_plan,
-    least_steps_s,
-)
+from spottrain.morphing.plan.choose import choose_plan, least_steps_s
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import on_network
 from spottrain.wire import Profile, Slot
 

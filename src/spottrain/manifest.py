@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from typing import NamedTuple
 from spottrain.errors import SpottrainError, WireError
 from spottrain.storage.store import (
     ExistsError,
-    MissingError,
     StorageError,
     Store,
     UnreachableError,
@@ -39,10 +38,6 @@ _CHUNK_BYTES = 1 << 20
 
 class CheckpointError(SpottrainError):
     """A checkpoint is damaged, or cannot be read or written."""
-
-
-class NoManifestError(CheckpointError):
-    """Nothing of that name was ever completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +150,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """Return the manifest of checkpoint ``name``.
 
     Raises:
-        CheckpointError: It is not what its schema says.
-        NoManifestError: There is none.
+        CheckpointError: There is none, or it is not what its schema says.
         UnreachableError: The store cannot be asked.
     """
     path = f"{name}/{MANIFEST_FILE}"
@@ -164,8 +158,6 @@ def read_manifest(store: Store, name: str) -> Manifest:
         manifest = decode(Manifest, store.get(path))
     except UnreachableError:
         raise
-    except MissingError as error:
-        raise NoManifestError(str(error)) from error
     except StorageError as error:
         raise CheckpointError(str(error)) from error
     except WireError as error:
@@ -185,18 +177,6 @@ def list_checkpoints(store: Store) -> list[CheckpointEntry]:
         StorageError: The store cannot be asked.
     """
     return [entry for entry in _folders(store) if _is_complete(store, entry.name)]
-
-
-def verify(store: Store, name: str) -> None:
-    """Read every file of checkpoint ``name`` and compare sizes and hashes.
-
-    Raises:
-        CheckpointError: Names the first file that is not as it was written.
-        UnreachableError: The store cannot be asked.
-    """
-    for record in read_manifest(store, name).files:
-        with verified(store, name, record):
-            pass
 
 
 @contextlib.contextmanager
@@ -235,36 +215,6 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
         raise CheckpointError(
             f"{where} is damaged: sha256 must be {record.sha256}, got {found}"
         )
-
-
-def newest_valid(
-    store: Store,
-    skip: Collection[str] = (),
-    on_damaged: Callable[[str, CheckpointError], None] | None = None,
-) -> CheckpointEntry | None:
-    """Return the newest checkpoint whose every file is as it was written.
-
-    Args:
-        store: Where the job's checkpoints are.
-        skip: Names known to be damaged.
-        on_damaged: Called with the name and the error of each one passed over.
-
-    Raises:
-        StorageError: The store cannot be asked.
-    """
-    for entry in _folders(store):
-        if entry.name in skip:
-            continue
-        try:
-            verify(store, entry.name)
-        except NoManifestError:
-            continue
-        except CheckpointError as error:
-            if on_damaged is not None:
-                on_damaged(entry.name, error)
-        else:
-            return entry
-    return None
 
 
 def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:

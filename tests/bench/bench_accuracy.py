@@ -43,7 +43,7 @@ from tests.integration.fleet import Host, Zygote
 
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts
-from spottrain.pipeline.process.loading import load
+from spottrain.pipeline.model.loaded import load
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 
 from spottrain.morphing.adapt.balance import start
 from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
-from spottrain.morphing.plan.choose import Device, choose_plan
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import Plan

@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spottrain.morphing.plan.choose import PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
 from spottrain.wire import ModelFacts, decode

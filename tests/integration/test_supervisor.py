@@ -137,7 +137,7 @@ def greeting_of(spec: wire.JobSpec) -> str:
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
 from spottrain import wire
-from spottrain.pipeline.process.greeting import Greeting
+from spottrain.pipeline.process.supervisor import Greeting
 from spottrain.pipeline.process.supervisor import Supervisor
 
 def worker(connection):

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain.morphing.adapt import policy
-from spottrain.morphing.plan.choose import Device, PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.varuna_manager.core import calibration, fleet
 from spottrain.varuna_manager.core import generation as generations

@@ -30,7 +30,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
 from spottrain.pricing.prices.history import VmLife
-from spottrain.storage.store import StorageError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core.model.commands import (
     AskProvider,
     ComputePlan,

@@ -10,13 +10,9 @@ from typing import Any
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
 from spottrain.morphing.adapt.policy import UNSEEN_SHARE
-from spottrain.morphing.plan.choose import (
-    NOISE,
-    Choice,
-    Device,
-    PlanInputs,
-    choose_plan,
-)
+from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.ranking.rank import (

@@ -134,8 +134,8 @@ class FileStore:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
 def _copy(source: Path | bytes, target: Path) -> None:
@@ -154,7 +154,7 @@ def _link_new(part: Path, final: Path) -> None:
             raise
         # Mounted buckets have no links; two writers in one instant are not told apart.
         if final.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
         os.replace(part, final)
 
 

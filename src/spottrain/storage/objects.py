@@ -1,9 +1,9 @@
 """Buckets of S3, GCS and Azure through obstore: one compiled wheel serves all three.
 
-Imported when a URL is opened; obstore when a store is made. obstore starts threads: a
-process that forks must not open one before. Credentials are found as the clouds' own
-tools find them: the environment, then, where boto3 or azure-identity is installed, the
-profiles and logins they know, then the role of the machine.
+obstore is imported when a store is made. It starts threads: a process that forks must
+not open one before. Credentials are found as the clouds' own tools find them: the
+environment, then, where boto3 or azure-identity is installed, the profiles and logins
+they know, then the role of the machine.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
     url = f"{place.scheme}://{place.bucket}/{place.prefix}".rstrip("/")
     try:
         importlib.import_module("obstore")
-    except ImportError:
-        raise StorageError(f"{url} needs obstore: run pip install obstore") from None
+    except ImportError as error:
+        raise StorageError(f"{url} needs obstore: run pip install obstore") from error
     endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
     common = {
         "prefix": place.prefix or None,

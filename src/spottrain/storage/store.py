@@ -1,6 +1,6 @@
-"""Where checkpoints are: a folder, or a bucket of S3, GCS or Azure, behind one contract.
+"""The protocol of checkpoint stores, their errors and the names of their places.
 
-Standard library only; what speaks to a cloud is imported when its URL is opened. Places::
+Standard library only. Places::
 
     /folder or file:///folder
     s3://bucket/prefix          gs://bucket/prefix
@@ -175,29 +175,6 @@ def is_object_url(place: str) -> bool:
     return is_url(place) and place.partition("://")[0] in OBJECT_SCHEMES
 
 
-def open_store(
-    place: str | Path,
-    options: Mapping[str, str] | None = None,
-    patience_s: float = PATIENCE_S,
-) -> Store:
-    """Return the store at a folder or URL; nothing is asked of it yet.
-
-    Args:
-        place: As in the module's text.
-        options: More ``OPTIONS``; they win over those in the URL.
-        patience_s: How long a request without an answer is tried again.
-
-    Raises:
-        StorageError: The URL is none of ours, or obstore is not installed.
-    """
-    from spottrain.storage import file, objects
-
-    folder = place if isinstance(place, Path) else local_folder(place)
-    if folder is not None:
-        return file.FileStore(folder)
-    return objects.open_objects(parse_url(str(place), options), patience_s)
-
-
 def local_folder(place: str) -> Path | None:
     """Return the folder that ``place`` is, or None for an object store.
 
@@ -272,7 +249,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise StorageError(f"store must be a URL: got {url!r}: {error}") from None
+        raise StorageError(f"store must be a URL: got {url!r}: {error}") from error
 
 
 def _local_path(url: str) -> Path:

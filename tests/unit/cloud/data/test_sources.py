@@ -19,7 +19,8 @@ from spottrain.cloud.data.request import (
     NothingThereError,
 )
 from spottrain.cloud.data.sources import SourceFile, files_of, look
-from spottrain.storage.store import Version, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Version
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from dataclasses import replace
 from tests.unit.morphing.plan.test_choose import MIB, inputs, linked, plan_of
 from tests.unit.morphing.steps import FACTS, plan
 
-from spottrain.morphing.memory.handover import handover_bytes
-from spottrain.morphing.memory.memory import PAGE_BYTES, megabytes
-from spottrain.morphing.plan.choose import PlanInputs, choose_plan
+from spottrain.morphing.memory.memory import PAGE_BYTES, handover_bytes, megabytes
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet
 from spottrain.wire import Plan
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
     HELDOUT_FACTOR,
     PAGE_BYTES,
     PENDING_SENDS,
-    StageLoad,
     StageMemory,
     plan_bytes,
     rank_bytes,
@@ -104,12 +104,12 @@ def plan(
 
 
 def test_constants_are_those_of_the_runtime() -> None:
-    from spottrain.pipeline.comm import links
+    from spottrain.pipeline.comm import p2p
     from spottrain.pipeline.model import data
     from spottrain.pipeline.state import arena
 
     assert PAGE_BYTES == arena.HEADER_BYTES
-    assert 2 * PENDING_SENDS == links._MAX_PENDING_SENDS  # a header goes before each
+    assert 2 * PENDING_SENDS == p2p._MAX_PENDING_SENDS  # a header goes before each
     assert HELDOUT_FACTOR == data.HELDOUT_FACTOR
 
 

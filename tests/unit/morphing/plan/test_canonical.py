@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import MIB, inputs
 
-from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
-from spottrain.morphing.plan.choose import Device, PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import canonical, choose_plan, rename_vms
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.wire import Plan, Slot
 
 
@@ -54,7 +55,7 @@ def renamed(case: PlanInputs, names: dict[str, str]) -> PlanInputs:
     slots = tuple(
         replace(d, slot=replace(d.slot, vm_id=names[d.slot.vm_id])) for d in case.slots
     )
-    previous = None if case.previous is None else with_slots(case.previous, names)
+    previous = None if case.previous is None else rename_vms(case.previous, names)
     return replace(case, slots=slots, previous=previous)
 
 
@@ -77,18 +78,18 @@ def nameless(plan: Plan | None) -> Plan | None:
     names: dict[str, str] = {}
     for slot in plan.slots:
         names.setdefault(slot.vm_id, str(len(names)))
-    return with_slots(plan, names)
+    return rename_vms(plan, names)
 
 
 def test_who_has_a_part_in_the_present_plan_comes_first() -> None:
     case = inputs(vms=4)
     running = choose_plan(replace(case, slots=case.slots[2:])).plan
     assert running is not None
-    neutral, theirs = by_what_they_are(replace(case, previous=running))
+    neutral, theirs = canonical(replace(case, previous=running))
     assert [theirs[d.slot.vm_id] for d in neutral.slots] == [
         *(slot.vm_id for slot in running.slots),
         "vm00",
         "vm01",
     ]
     assert neutral.previous is not None
-    assert with_slots(neutral.previous, theirs) == running
+    assert rename_vms(neutral.previous, theirs) == running

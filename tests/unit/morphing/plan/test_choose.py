@@ -8,23 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.memory.memory import plan_bytes
-from spottrain.morphing.plan.choose import (
-    NOISE,
-    Candidate,
-    Choice,
-    Device,
-    PlanInputs,
-    choose_plan,
-)
+from spottrain.morphing.plan.choose import NOISE, Candidate, Choice, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, execution_modes
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.schedules.lists import compact_schedule
-from spottrain.morphing.simulate.simulator import (
-    Link,
-    StageTimes,
-    simulate_pipeline,
-    simulate_step,
-)
+from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
+from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,
@@ -378,11 +369,11 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     layouts = Layouts(case, 4)
     steps_s = []
     for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
-        widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
+        widest = layouts.cuts.fleet.widest(depth, layouts.cuts.virtual_nodes)
         for width in range(1, widest + 1):
             for mode in execution_modes(case, depth):
                 draft = Draft(depth, width, mode)
-                groups, rest = divmod(layouts.virtual_nodes, depth)
+                groups, rest = divmod(layouts.cuts.virtual_nodes, depth)
                 if mode.chunks > 1 and (rest or groups < width):
                     continue
                 layout = layouts.lay_out(draft)

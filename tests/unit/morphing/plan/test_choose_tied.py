@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.morphing.plan.test_choose import MIB, inputs, plan_of
 
-from spottrain.morphing.plan.choose import PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import ModelFacts, TiedParameter, decode, encode
 

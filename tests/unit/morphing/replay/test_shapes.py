@@ -12,7 +12,9 @@ from tests.unit.morphing.spot import GIB, workload
 
 from spottrain.morphing.adapt.policy import handicap
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.choose import NOISE, Device, PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import NOISE, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.wire import SectionProfile, Slot
 

@@ -13,7 +13,6 @@ from spottrain.morphing.schedules.schedule import (
     Work,
     expand,
     format_schedule,
-    format_stage,
     max_in_flight,
 )
 from spottrain.wire import ScheduleKind
@@ -30,7 +29,7 @@ def test_facts_of_a_compact_list_are_those_of_the_list_at_length(
     assert schedule.pipeline_depth == len(lists) == depth
     assert schedule.num_tasks == sum(map(len, lists))
     assert schedule.max_in_flight == tuple(map(max_in_flight, lists))
-    assert format_schedule(schedule) == [format_stage(tasks) for tasks in lists]
+    assert format_schedule(schedule) == [" ".join(map(str, tasks)) for tasks in lists]
 
 
 def test_a_billion_micro_batches_take_little_room() -> None:

@@ -16,13 +16,15 @@ from tests.unit.morphing.steps import (
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.schedule import Task, Work, make_schedule
-from spottrain.morphing.simulate.simulator import (
-    MOST_PLAYED,
+from spottrain.morphing.simulate.replica import (
     Link,
     PipelineRun,
     StageTimes,
-    expect_step,
     simulate_pipeline,
+)
+from spottrain.morphing.simulate.simulator import (
+    MOST_PLAYED,
+    expect_step,
     simulate_step,
 )
 from spottrain.wire import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import (
     ALIGNMENT_BYTES,
     UNUSABLE,
     ControlBlock,
-    ParameterSpec,
     SectionArena,
     UndoSlot,
 )

@@ -18,10 +18,11 @@ from spottrain.pipeline.base.faults import (
     InjectedFaultError,
 )
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.model.optimizer import optimizer_state_spec
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
-from spottrain.pipeline.state.arena import ParameterSpec, SectionArena
+from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
 from spottrain.wire import TiedParameter

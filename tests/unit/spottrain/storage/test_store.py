@@ -15,6 +15,7 @@ from tests.fakes.buckets import BUCKET, serve, write_key
 from tests.fakes.object_store import CREDENTIALS, S3
 
 from spottrain.storage import objects
+from spottrain.storage.open import open_store
 from spottrain.storage.store import (
     DeniedError,
     ExistsError,
@@ -25,7 +26,6 @@ from spottrain.storage.store import (
     check_writable,
     is_url,
     local_folder,
-    open_store,
     parse_url,
 )
 
@@ -159,7 +159,7 @@ def test_buckets_of_the_other_clouds_keep_to_it_too(
 
 def test_what_was_never_finished_goes_with_its_folder(tmp_path: Path) -> None:
     killed = (
-        "import os, signal, sys; from spottrain.storage.store import open_store\n"
+        "import os, signal, sys; from spottrain.storage.open import open_store\n"
         "with open_store(sys.argv[1]).writing('f/x') as path:\n"
         "    path.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -371,8 +371,8 @@ explained = objects._explained
 
 def test_nothing_but_the_standard_library_is_imported_before_a_url_is_opened() -> None:
     code = (
-        "import sys, spottrain.manifest, spottrain.storage.store; "
-        "spottrain.storage.store.open_store('/tmp/x'); "
+        "import sys, spottrain.manifest, spottrain.storage.open; "
+        "spottrain.storage.open.open_store('/tmp/x'); "
         "sys.exit(bool({'obstore', 'boto3', 'azure', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,18 +1,44 @@
-"""Loads the user's job and derives from it all that workers need."""
+"""The user's job, loaded and traced: everything a worker derives from it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import section_state_spec
-from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.process.worker import LoadedJob
-from spottrain.pipeline.state.arena import ParameterSpec
 from spottrain.wire import JobSpec
+
+
+class ParameterSpec(NamedTuple):
+    """One parameter of one section, and what training it takes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trainable: bool
+    state: Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """The user's job and all that is derived from it."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: ModelLayout
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
+    specs: Sequence[tuple[ParameterSpec, ...]]
+    """Of every section."""
 
 
 def load(spec: JobSpec, workdir: Path) -> LoadedJob:
@@ -28,11 +54,11 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
         job=job,
         layout=layout,
         fingerprint=model_facts(job, layout).fingerprint,
-        specs=[parameter_specs(job, layout, k) for k in range(layout.num_sections)],
+        specs=[_parameter_specs(job, layout, k) for k in range(layout.num_sections)],
     )
 
 
-def parameter_specs(
+def _parameter_specs(
     job: TrainingJob, layout: ModelLayout, section: int
 ) -> tuple[ParameterSpec, ...]:
     """Return what it takes to keep and train the parameters of one section."""

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from spottrain.pipeline.comm.links import Connections
+from spottrain.pipeline.comm.groups import Connections
 
 
 def connect() -> tuple[socket.socket, socket.socket, socket.socket]:

@@ -1,35 +1,27 @@
-"""Groups of one generation: formed once, cut at once, and the pipeline's directed links.
+"""The pipeline's directed links: activations and gradients between neighbouring stages.
 
-Three facts of gloo shape this file. A receive cannot be polled, so a thread a directed
-link waits and puts arrivals in a queue. A message leaves only once its receiver has said
-that it waits for it; so receives are posted before the message is sent, where its shape is
-known, or it would travel three times as long. And a receive from a peer that lives on,
-but has left the group, ends only when its connection does; so a rank that meets an error
-shuts down the generation's TCP connections itself (``Connections.cut``), which ends every
-pending operation here and at its peers within milliseconds.
+Two facts of gloo shape this file. A receive cannot be polled, so one thread per directed
+link waits and puts arrivals into a queue. A message leaves only once its receiver has
+said that it waits for it; so receives are posted before the message is sent, where its
+shape is known, or it would travel three times as long.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from spottrain.pipeline.comm.collectives import GATHER_TAG
+from spottrain.pipeline.comm.groups import GenerationBrokenError
 
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
-_GATHER_TAG = 0
 _AHEAD = 2
 """Tensors that a receiver is ready for, as long as they look like those before them."""
 _DTYPES = (
@@ -38,149 +30,6 @@ _DTYPES = (
     torch.float16,
     torch.float64,
 )
-
-
-class GenerationBrokenError(Exception):
-    """A peer of this generation is gone; its groups are of no more use."""
-
-
-class Connections:
-    """The TCP connections that were opened since this object was made."""
-
-    def __init__(self) -> None:
-        self._before = _sockets()
-        self._ours: frozenset[tuple[int, str]] | None = None
-
-    def seal(self) -> None:
-        """Take what is open now as ours; what is opened later is somebody else's."""
-        self._ours = _sockets() - self._before
-
-    def cut(self) -> None:
-        """Shut them down, both ways, without closing them: their owner still polls."""
-        ours = _sockets() - self._before if self._ours is None else self._ours
-        for fd, inode in ours:
-            if _inode(fd) != inode:
-                continue
-            try:
-                with socket.socket(fileno=os.dup(fd)) as connection:
-                    connection.getpeername()
-                    connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # a listener, or its peer or its owner was faster
-
-
-def _sockets() -> frozenset[tuple[int, str]]:
-    """Return (file descriptor, inode) of every socket of this process."""
-    found = ((int(fd), _inode(int(fd))) for fd in os.listdir("/proc/self/fd"))
-    return frozenset((fd, inode) for fd, inode in found if inode.startswith("socket:"))
-
-
-def _inode(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
-def connect_store(host: str, port: int, timeout_s: float) -> Store:
-    """Connect to the rendezvous store of a generation, once a process."""
-    return open_store(host, port, is_server=False, timeout_s=timeout_s)
-
-
-def open_store(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
-    """Open a store; port 0 chooses a free one."""
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host,
-        port,
-        is_master=is_server,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-    )
-
-
-def join(
-    store: Store, name: str, rank: int, size: int, timeout_s: float
-) -> Connections:
-    """Form the default process group ``name`` over ``store``.
-
-    Raises:
-        GenerationBrokenError: Somebody did not come, or left meanwhile.
-    """
-    connections = Connections()
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(name, store),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    except RuntimeError as error:
-        connections.cut()
-        _forget_failed_group()
-        raise GenerationBrokenError(f"group {name} did not form: {error}") from error
-    return connections
-
-
-def _forget_failed_group() -> None:
-    """Make this process count its groups from 0 again, as its next peers do.
-
-    torch names groups by a counter that only the end of a default group resets; one
-    that failed to form has no end, and its members would wait under another name.
-    """
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    dist.destroy_process_group()
-
-
-def leave() -> None:
-    """Destroy every process group of this process."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def gather_json(value: Any) -> list[Any]:
-    """Return what every rank of the default group gave, in the order of ranks."""
-    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([mine.numel()]))
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: mine.numel()] = mine
-    rows = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(rows, padded)
-    return [
-        json.loads(bytes(row[: int(size)].numpy()))
-        for row, size in zip(rows, sizes, strict=True)
-    ]
-
-
-def gather_rows(row: torch.Tensor) -> torch.Tensor:
-    """Return the row that every rank of the default group gave, in the order of ranks.
-
-    In as many rounds as the number of ranks has binary digits, each rank sends what it
-    has to another one, twice as far away each time (Bruck and others, 1997); gloo's own
-    all-gather goes around, which takes as many messages one after the other as there are
-    ranks.
-    """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    rows = torch.empty(size, *row.shape, dtype=row.dtype)  # by how far before this rank
-    rows[0] = row
-    distances = [1 << digit for digit in range((size - 1).bit_length())]
-    blocks = [min(distance, size - distance) for distance in distances]
-    receives = [
-        dist.irecv(rows[far : far + count], (rank - far) % size, tag=_GATHER_TAG)
-        for far, count in zip(distances, blocks, strict=True)
-    ]
-    sends = []
-    for far, count, receive in zip(distances, blocks, receives, strict=True):
-        sends.append(dist.isend(rows[:count], (rank + far) % size, tag=_GATHER_TAG))
-        assert receive is not None
-        receive.wait()
-    for send in sends:
-        assert send is not None
-        send.wait()
-    return torch.flip(torch.roll(rows, size - 1 - rank, 0), (0,))
 
 
 class Direction(Enum):
@@ -213,7 +62,7 @@ class _Part(Enum):
 
     def tag(self, direction: Direction) -> int:
         """Return the tag of messages."""
-        return _GATHER_TAG + 1 + len(_Part) * direction.value + self.value
+        return GATHER_TAG + 1 + len(_Part) * direction.value + self.value
 
 
 _Look = tuple[int, ...]
@@ -374,21 +223,3 @@ class PipelineLinks:
         for receiver in self._receivers.values():
             receiver.join()
         self._sends.clear()
-
-
-def new_groups(
-    memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
-) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Form a group for every membership of two ranks and more; return those of ``rank``.
-
-    Every rank of the default group must call this with the same list.
-    """
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for members in dict.fromkeys(memberships):
-        if len(members) < 2:
-            continue
-        group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
-        if rank in members:
-            assert isinstance(group, dist.ProcessGroup)
-            groups[members] = group
-    return groups

@@ -1,0 +1,50 @@
+"""What stays the same over all generations of one worker, and its supervisor's port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from spottrain import wire
+from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.storage.store import Store
+from spottrain.wire import JobSpec
+
+
+class StopRequest:
+    """How a rank asks all ranks to stop after the mini-batch; the highest wins."""
+
+    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
+
+
+class SupervisorPort(Protocol):
+    """What a worker asks of its supervisor while it trains."""
+
+    def report(self, report: wire.Report) -> None:
+        """Say something to the manager."""
+
+    def stop_request(self) -> int:
+        """Return the strongest ``StopRequest`` that has come in; never waits."""
+
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share that had come in by the last ``stop_request``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """All that stays the same over the generations of one worker."""
+
+    spec: JobSpec
+    job: TrainingJob
+    layout: ModelLayout
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``."""
+    vm_id: str
+    slot: int
+    memory: SlotMemory
+    checkpoints: Store
+    supervisor: SupervisorPort
+    faults: FaultScript
