@@ -183,7 +183,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
         table,
         LEGEND,
         f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
-        f"worst: {worst['scenario']}, {worst['over_bound']:.2f} times the bound",
+        f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
         *([_blind_line(blind)] if blind else []),
         (
             f"intervals of 90 % that held: {told['finish']:.1%} finish, "
