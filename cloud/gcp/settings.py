@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from spottrain.units import DAY_S
+
 IMAGE = (
     "projects/deeplearning-platform-release/global/images/family/"
     "common-cu129-ubuntu-2404-nvidia-580"
 )
 """Google's own image with NVIDIA's driver and CUDA; Python 3.12, no torch."""
-DAY_S = 86400.0
 
 PriceOf = Callable[[str, str, bool], float | None]
 """(region, instance type, spot) -> USD per hour, None where it is not known."""

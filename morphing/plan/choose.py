@@ -23,13 +23,13 @@ from spottrain.morphing.plan.modes import (
     execution_modes,
 )
 from spottrain.morphing.plan.placement import Device
+from spottrain.units import HOUR_S
 from spottrain.wire import Plan, ScheduleKind, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like that which
 runs is taken, then the simplest. A prediction is off by more than that."""
 MILLION = 1_000_000
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +422,7 @@ class Search:
         examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
         each = None
         if examples_per_s is not None and usd:
-            each = usd / SECONDS_PER_HOUR / examples_per_s * MILLION
+            each = usd / HOUR_S / examples_per_s * MILLION
         return Candidate(
             pipeline_depth=draft.depth,
             data_parallel_width=draft.width,

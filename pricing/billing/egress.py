@@ -6,25 +6,10 @@ What comes in is free. Sources: docs/budget.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.money import NOTHING, Money, total
-from spottrain.pricing.billing.terms import EXACT, TERMS
-from spottrain.pricing.ranking.frictions import CLOUD_USD_PER_GB
-
-
-class Site(NamedTuple):
-    """Where a machine stands, as far as data is concerned."""
-
-    cloud: str
-    region: str
-    zone: str
-
-
-def site_of(offer: Offer) -> Site:
-    """Return where a machine of an offer stands."""
-    return Site(offer.cloud, offer.region, offer.zone)
+from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB, EXACT, TERMS
+from spottrain.pricing.prices.place import Site
 
 
 def usd_per_gb(here: Site, there: Site, zone_usd_per_gb: float | None = None) -> float:

@@ -18,10 +18,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 
 from spottrain.errors import SpottrainError
+from spottrain.units import GB_BYTES
 
-HOUR_S = 3600.0
 HOUR_US = 3_600_000_000
-GB_BYTES = 10**9
 _NANO = Decimal(10) ** 9
 _MICRO = Decimal(10) ** 6
 _GRAINS_PER_MICROUSD = 1000 * HOUR_US

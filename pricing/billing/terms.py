@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _S = 1_000_000
+CLOUD_USD_PER_GB = 0.09
+"""List price of a gigabyte that goes from one cloud to another: AWS to the internet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from spottrain.pricing.deadline.fallback import LEEWAY_S, TIE, round_up
 from spottrain.pricing.deadline.model import (
-    HOUR_S,
     Feasibility,
     Fleet,
     Holdings,
     JobStatus,
     Supply,
 )
+from spottrain.units import HOUR_S
 
 SOONEST = 0.9
 """The shortest a job may take, as a part of what its largest fleet is counted on to take:

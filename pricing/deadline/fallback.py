@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain.pricing.deadline.model import (
-    HOUR_S,
     Feasibility,
     Fleet,
     Holdings,
     JobStatus,
     Supply,
 )
+from spottrain.units import HOUR_S
 
 TIE = 1e-9
 """Relative difference that is rounding."""

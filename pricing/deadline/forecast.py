@@ -18,7 +18,6 @@ from spottrain.pricing.deadline.fallback import (
     on_demand_fallback,
 )
 from spottrain.pricing.deadline.model import (
-    HOUR_S,
     Fleet,
     Forecast,
     Holdings,
@@ -32,6 +31,7 @@ from spottrain.pricing.deadline.outlook import (
     market_of,
     spot_path,
 )
+from spottrain.units import HOUR_S
 
 USD_LOW = 0.91
 """The least cost as a multiple of the cheapest way's."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from spottrain.errors import ConfigError
-
-HOUR_S = 3600.0
+from spottrain.units import HOUR_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from spottrain.pricing.deadline.model import HOUR_S, Fleet, Supply
+from spottrain.pricing.deadline.model import (
+    Fleet,
+    Supply,
+)
+from spottrain.units import HOUR_S
 
 SAMPLE_S = 900.0
 """Time between two looks that are kept."""

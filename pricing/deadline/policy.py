@@ -16,7 +16,6 @@ from dataclasses import replace
 from spottrain.pricing.deadline.candidates import Candidate, candidates_of, units
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.model import (
-    HOUR_S,
     Fleet,
     FleetDecision,
     Holdings,
@@ -24,6 +23,7 @@ from spottrain.pricing.deadline.model import (
     Supply,
 )
 from spottrain.pricing.deadline.outlook import MarketOutlook, market_of, spot_path
+from spottrain.units import HOUR_S
 
 PATIENCE = 0.0
 """Share by which on-demand VMs must be worth more than they cost before they are rented

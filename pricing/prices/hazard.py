@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
+from spottrain.units import MONTH_H
 
 BANDS = (0.025, 0.075, 0.125, 0.175, 0.25)
 """Share of machines that were taken back within a month, by AWS's bands (under 5 %, 5 to
 10, 10 to 15, 15 to 20, over 20): the middles, and 25 % for the open one."""
 UNKNOWN_BAND = len(BANDS) - 1
 """Where nothing is published the worst band is assumed."""
-_MONTH_H = 730.5
 PRIOR_VM_HOURS = 24.0
 """What is published, and what is known of the region's other zones, weighs as much as
 a day of one VM of ours: it is an average over a month and over everybody."""
@@ -69,7 +69,7 @@ def band_per_hour(band: int) -> float:
     """
     if not 0 <= band < len(BANDS):
         raise ValueError(f"band: got {band}; give 0 to {len(BANDS) - 1}")
-    return -math.log1p(-BANDS[band]) / _MONTH_H
+    return -math.log1p(-BANDS[band]) / MONTH_H
 
 
 class Hazards:

@@ -19,8 +19,9 @@ from typing import Self
 
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.hazard import Exposure
-from spottrain.pricing.prices.price import HOUR_S, Price
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
+from spottrain.pricing.prices.price import Price
+from spottrain.units import HOUR_S
 
 _SCHEMA = """
     CREATE TABLE prices (

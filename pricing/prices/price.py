@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import Catalogue
+from spottrain.units import DAY_S, HOUR_S
 
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 SPOT_MAX_AGE_S = DAY_S
 """Beyond it a spot price is shown, but nothing is rented by it."""
 ON_DEMAND_MAX_AGE_S = 90 * DAY_S

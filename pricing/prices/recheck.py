@@ -8,6 +8,7 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.price import Price, fresh
 from spottrain.pricing.prices.refresh import (
     PriceRequest,
@@ -16,7 +17,6 @@ from spottrain.pricing.prices.refresh import (
     known,
     refresh,
 )
-from spottrain.pricing.ranking.order import offer_key
 
 LIVE_S = 60.0
 """A price that was asked for so recently counts as checked."""

@@ -11,8 +11,6 @@ from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import (
-    DAY_S,
-    HOUR_S,
     Price,
     Sifted,
     fresh,
@@ -20,6 +18,7 @@ from spottrain.pricing.prices.price import (
     sift,
     usable,
 )
+from spottrain.units import DAY_S, HOUR_S
 
 TTL_S = HOUR_S
 """Prices that were asked for so recently are not asked for again."""

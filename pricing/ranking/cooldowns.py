@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
 
 Refusal = Literal[
     "no_capacity", "quota", "price", "auth", "misconfigured", "unreachable"

@@ -10,25 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from spottrain.pricing.billing.money import is_amount
+from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB
+from spottrain.pricing.prices.place import Place
+from spottrain.units import GB_BYTES, HOUR_S
 
-HOUR_S = 3600.0
-GB_BYTES = 1e9
-CLOUD_USD_PER_GB = 0.09
-"""AWS to the internet in 2020, which the dissertation's Table 6.2 reckons with."""
 _TIE = 1e-9
 """Relative difference of two costs that is rounding."""
-
-
-class Place(NamedTuple):
-    """Where and what a machine is; prices differ by it."""
-
-    cloud: str
-    region: str
-    zone: str
-    instance_type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

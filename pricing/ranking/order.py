@@ -7,17 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.place import offer_key
 
 FREE_USD = 1e-9
 """What an hour of a machine that costs nothing is taken to cost: so the faster of two
 counts."""
-
-
-def offer_key(offer: Offer) -> str:
-    """Return what makes two sightings the same offer at different prices."""
-    market = "spot" if offer.spot else "on-demand"
-    place = f"{offer.cloud}/{offer.region}/{offer.zone}"
-    return f"{place}/{offer.instance_type}/{market}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

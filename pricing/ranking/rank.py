@@ -16,22 +16,20 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
+from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking.frictions import (
-    GB_BYTES,
-    HOUR_S,
     NO_FRICTIONS,
     Frictions,
-    Place,
     Quote,
 )
-from spottrain.pricing.ranking.order import offer_key, preference
+from spottrain.pricing.ranking.order import preference
 from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
     MachineShape,
     ThroughputCache,
 )
+from spottrain.units import GB_BYTES, HOUR_S, MONTH_H
 
-MONTH_H = 730.5
 CAP = "budget.max_usd_per_hour"  # Reasons that are due to it begin so.
 EXACT = 6
 """Rows that are worked out to the end unless more are asked for."""
@@ -368,7 +366,7 @@ def _crossing_usd(
     """
     if terms.held is None:
         return 0.0
-    here, there = egress.Site(*terms.held[:3]), egress.Site(*place[:3])
+    here, there = terms.held.site, place.site
     usd_per_gb = egress.usd_per_gb(here, there, terms.zone_usd_per_gb)
     return throughput.sent_bytes / GB_BYTES * usd_per_gb
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.units import HOUR_S
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-HOUR_S = 3600.0
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Bounds of what an LP in double precision can carry."""
 

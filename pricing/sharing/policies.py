@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.market import (
-    HOUR_S,
     Arrays,
     Demand,
     Hours,
@@ -25,6 +24,7 @@ from spottrain.pricing.sharing.market import (
     arrays,
 )
 from spottrain.pricing.sharing.programs import HoursProgram, SharesProgram
+from spottrain.units import HOUR_S
 
 if TYPE_CHECKING:
     from spottrain.pricing.sharing.market import Floats

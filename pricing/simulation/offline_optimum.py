@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spottrain.units import HOUR_S
+
 SLOT_S = 1800.0
-_HOUR_S = 3600.0
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -84,8 +85,8 @@ class _Program:
         """Add the VMs of one supply, what they cost, and what their boots do."""
         here = kind * self.slots + self.slot
         self.most[here] = vms
-        self.cost[here] = prices * self.seconds / _HOUR_S
-        boots = _cheapest_before(prices, boot_s) * boot_s / _HOUR_S
+        self.cost[here] = prices * self.seconds / HOUR_S
+        boots = _cheapest_before(prices, boot_s) * boot_s / HOUR_S
         self.cost[self.vms + here] = boots
         one = np.ones(self.slots)
         self.entries += [

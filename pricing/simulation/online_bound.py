@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply
+from spottrain.units import HOUR_S
 
 CELLS_A_BOOT = 2
 """Moments to tell apart in a boot's time: with two, what replaces a VM that went joins at
@@ -35,7 +36,6 @@ TRIED = 10
 """Prices of an example that are tried at once."""
 ROUNDS = 3
 """Times that prices between the best ones are tried."""
-_HOUR_S = 3600.0
 
 Array = npt.NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class Job:
 def least_usd(zone: KnownSupply, job: Job) -> float:
     """Return dollars that no rule goes below on the mean, however it decides."""
     moments = _moments(zone, job)
-    each_usd = job.on_demand_usd_per_hour / _HOUR_S / max(job.examples_per_s)
+    each_usd = job.on_demand_usd_per_hour / HOUR_S / max(job.examples_per_s)
     low, high = 0.05 * each_usd, 5 * len(job.examples_per_s) * each_usd
     best = 0.0
     for _ in range(ROUNDS):
@@ -103,7 +103,7 @@ def _moments(zone: KnownSupply, job: Job) -> list[_Moment]:
         _Moment(
             seconds=min(float(until * cell_s), span_s) - float(cell * cell_s),
             usd_per_hour=float(prices[cell]),
-            boot_usd=float(boots[cell]) * job.boot_s / _HOUR_S,
+            boot_usd=float(boots[cell]) * job.boot_s / HOUR_S,
             there=int(there[cell]),
             unhurt=_unhurt(int(there[cell] + gone[cell]), int(gone[cell]), most),
         )
@@ -150,12 +150,12 @@ def _bounds(moments: Sequence[_Moment], job: Job, prices: Array) -> Array:
     vms = np.arange(len(rates))
     together = rates[np.minimum(vms[:, None] + vms, len(rates) - 1)]
     worth = prices[:, None, None] * together
-    boot_usd = job.on_demand_usd_per_hour * job.boot_s / _HOUR_S
+    boot_usd = job.on_demand_usd_per_hour * job.boot_s / HOUR_S
     value = np.zeros_like(worth)
     for moment in reversed(moments):
         spot = np.where(vms <= moment.there, moment.usd_per_hour * vms, math.inf)
         usd_per_hour = spot[:, None] + job.on_demand_usd_per_hour * vms
-        kept = value + moment.seconds * (worth - usd_per_hour / _HOUR_S)
+        kept = value + moment.seconds * (worth - usd_per_hour / HOUR_S)
         paused = kept - worth * min(job.morph_s, moment.seconds)
         fewer = _fewer(paused)
         lost = (1 - moment.unhurt)[:, None] * worth * job.lost_s

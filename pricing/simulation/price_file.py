@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 
 COLUMNS = ("cloud", "zone", "instance_type", "observed_at", "usd_per_hour")
 _REGION = {"aws": r"[a-z]$", "gcp": r"-[a-z]$"}

@@ -16,18 +16,18 @@ from enum import StrEnum
 from statistics import mean
 
 from spottrain.errors import ConfigError
+from spottrain.pricing.prices.place import Place
 from spottrain.pricing.ranking.frictions import (
     CHEAPEST_NOW,
-    HOUR_S,
     NO_FRICTIONS,
     Frictions,
-    Place,
     Quote,
     SwitchingRule,
     SwitchingState,
     decide,
 )
 from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
+from spottrain.units import HOUR_S
 
 REFERENCE_GPU = "v100"
 THROUGHPUTS: Mapping[str, Mapping[str, float]] = {

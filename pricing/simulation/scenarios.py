@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.replay.traces import Trace
-from spottrain.pricing.deadline.model import HOUR_S, Fleet
+from spottrain.pricing.deadline.model import Fleet
+from spottrain.units import HOUR_S
 
 PRICE_S = 1800.0
 """For so long a price holds."""
 GIVE_UP = 10.0
 """After so many times the time to its deadline a job that still is not done never will."""
-DAY_S = 24 * HOUR_S
 
 Life = tuple[float, float]
 

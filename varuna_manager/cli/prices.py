@@ -16,9 +16,10 @@ from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType, catalogue
 from spottrain.pricing.prices.hazard import Hazard
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import DAY_S, Price
+from spottrain.pricing.prices.place import Place
+from spottrain.pricing.prices.price import Price
 from spottrain.pricing.prices.refresh import PriceRequest, known, refresh
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,

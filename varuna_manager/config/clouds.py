@@ -24,12 +24,13 @@ from spottrain.cloud.azure.settings import (
     PRICES_VARIABLE,
     AzureSettings,
 )
-from spottrain.cloud.gcp.settings import DAY_S, GcpSettings
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
+from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.ssh import Folder
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
 from spottrain.pricing.deadline.model import Holdings
+from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns
-from spottrain.pricing.ranking.order import in_order, offer_key
+from spottrain.pricing.ranking.order import in_order
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State, budget

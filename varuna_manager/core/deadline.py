@@ -15,7 +15,7 @@ from spottrain.pricing.deadline.fallback import feasible
 from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
 from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import allocation, limits
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms

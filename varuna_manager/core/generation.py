@@ -14,6 +14,7 @@ from typing import assert_never
 
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
+from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
 from spottrain.varuna_manager.core.model.counters import keep
 from spottrain.varuna_manager.core.model.records import (
@@ -54,7 +55,7 @@ def open_generation(
 ) -> None:
     """Begin the next generation with ``plan``: its store first."""
     state = transition.state
-    sites = {vm_id: egress.site_of(vm.offer) for vm_id, vm in state.vms.items()}
+    sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
     sent = sent_bytes(plan, state.job.facts, sites)
     generation = Generation(
         number=state.next_generation,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
-from spottrain.pricing.ranking.order import offer_key
 from spottrain.varuna_manager.core import spending
 from spottrain.varuna_manager.core.allocation import (
     may_elsewhere,

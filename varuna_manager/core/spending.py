@@ -9,15 +9,12 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import Rate, is_amount
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
+from spottrain.units import GB_BYTES, MONTH_H
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
-
-GB = 1e9
-MONTH_H = 730.0
-"""As clouds count it."""
 
 
 def on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
@@ -132,7 +129,7 @@ def advance(transition: Transition) -> None:
             section.param_bytes + section.optimizer_bytes
             for section in job.facts.sections
         )
-        usd_per_hour = num_bytes / GB * job.storage_usd_per_gb_month / MONTH_H
+        usd_per_hour = num_bytes / GB_BYTES * job.storage_usd_per_gb_month / MONTH_H
         rate = Rate.of(usd_per_hour)
         if rate != ledger.storage_rate:
             ledger = ledger.stored(rate, transition.now_s)

@@ -22,8 +22,8 @@ from spottrain.morphing.adapt.stragglers import (
     expected_busy_s,
 )
 from spottrain.morphing.memory import memory
-from spottrain.pricing.billing.money import HOUR_S
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.allocation import best_offer
 from spottrain.varuna_manager.core.model.records import (
     Generation,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State

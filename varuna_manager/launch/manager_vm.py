@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from spottrain.cloud.gcp.settings import DAY_S
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, Offer, ReachedBySsh
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.clouds import AnyCloud, AwsConfig, AzureConfig
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY

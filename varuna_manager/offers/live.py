@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from spottrain.pricing.prices.catalogue import CLOUDS, Catalogue, catalogue
 from spottrain.pricing.prices.history import History
+from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.recheck import check_live
 from spottrain.pricing.prices.refresh import PriceSource
-from spottrain.pricing.ranking.order import offer_key
 from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 

@@ -10,12 +10,16 @@ from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import DAY_S, fresh, offers
+from spottrain.pricing.prices.place import place_of
+from spottrain.pricing.prices.price import (
+    fresh,
+    offers,
+)
 from spottrain.pricing.prices.refresh import PriceRequest, known
-from spottrain.pricing.ranking.frictions import Place
 from spottrain.pricing.ranking.gpu_speed import machine_of
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import MachineShape
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import ModelFacts, Profile
 
@@ -45,11 +49,6 @@ class JobMarket:
 def hazards_of(history: History, now_s: float) -> Hazards:
     """Return how often machines are taken away, as far as this machine's jobs have seen."""
     return Hazards(history.exposures(now_s - EXPOSURE_S, now_s), catalogue().bands())
-
-
-def place_of(offer: Offer) -> Place:
-    """Return where and what an offer is."""
-    return Place(offer.cloud, offer.region, offer.zone, offer.instance_type)
 
 
 def losses_per_hour(offer: Offer, hazards: Hazards) -> float:

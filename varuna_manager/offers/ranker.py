@@ -14,11 +14,16 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
-from spottrain.pricing.ranking.frictions import HOUR_S, Place
+from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.gpu_speed import peak_flops
-from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order, offer_key
+from spottrain.pricing.ranking.order import (
+    FREE_USD,
+    OfferWorth,
+    in_order,
+)
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
@@ -27,7 +32,6 @@ from spottrain.varuna_manager.offers.market import (
     MeasuredOn,
     losses_per_hour,
     machine,
-    place_of,
     priced_offer,
 )
 from spottrain.varuna_manager.offers.plan_inputs import checkpoint_bytes

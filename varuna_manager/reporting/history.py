@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model.events import (
     ClockSet,

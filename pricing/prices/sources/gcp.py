@@ -18,13 +18,12 @@ from spottrain.cloud.http import PriceSourceError, get_json
 from spottrain.pricing.prices.catalogue import GIB_BYTES, InstanceType
 from spottrain.pricing.prices.price import Price
 from spottrain.pricing.prices.refresh import TTL_S, PriceQuery
+from spottrain.units import MONTH_H
 
 URL = "https://cloudbilling.googleapis.com"
 NAME = "gcp billing catalog"
 _COMPUTE_ENGINE = "services/6F81-5844-456A"
 _PAGE = 5000
-_MONTH_H = 730.0
-"""Hours of a month by which Google turns a monthly price into an hourly one."""
 _SSD = "SSD backed Local Storage"
 _PART = re.compile(
     r"^(?:Spot Preemptible )?(?P<part>.+?)(?: attached to Spot Preemptible VMs)?"
@@ -154,7 +153,7 @@ def _take(sku: Mapping[str, Any], parts: _Parts) -> None:
         usd = float(price.get("units") or 0) + float(price.get("nanos") or 0) / 1e9
         if price.get("currencyCode", "USD") != "USD":
             return
-        per_hour = usd / _MONTH_H if unit == "GiBy.mo" else usd
+        per_hour = usd / MONTH_H if unit == "GiBy.mo" else usd
         for region in sku["serviceRegions"]:
             parts[match["part"], str(region), usage == "Preemptible"] = per_hour
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

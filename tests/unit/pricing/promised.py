@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from spottrain.pricing.deadline.model import Fleet, JobStatus, Supply
+from spottrain.units import HOUR_S
 
-HOUR_S = 3600.0
 FLEET = Fleet(
     examples_per_s=(0.0, 1.0, 1.9, 2.7, 3.4), boot_s=100.0, morph_s=20.0, lost_s=20.0
 )

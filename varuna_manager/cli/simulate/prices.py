@@ -11,9 +11,8 @@ import typer
 from rich.table import Table
 
 from spottrain.errors import ConfigError
+from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB
 from spottrain.pricing.ranking.frictions import (
-    CLOUD_USD_PER_GB,
-    GB_BYTES,
     Frictions,
     SwitchingRule,
 )
@@ -26,6 +25,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
+from spottrain.units import DAY_S, GB_BYTES
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -35,7 +35,6 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.format import dollars
 
-DAY_S = 86400.0
 PAPER = "as in the dissertation"
 """Name of the replay without frictions."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
+from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.best_case import (
     SOONEST,
@@ -17,6 +17,7 @@ from spottrain.pricing.deadline.best_case import (
     too_slow,
 )
 from spottrain.pricing.deadline.model import Holdings
+from spottrain.units import HOUR_S
 
 
 def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:

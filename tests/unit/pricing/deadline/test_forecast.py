@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
+from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings, Supply
 from spottrain.pricing.deadline.outlook import MarketOutlook
+from spottrain.units import HOUR_S
 
 SPOT_ONLY = (spot(),)
 BOTH = (spot(), ON_DEMAND)

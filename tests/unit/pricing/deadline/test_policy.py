@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, ON_DEMAND, spot, status
+from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
@@ -21,6 +21,7 @@ from spottrain.pricing.deadline.model import (
 )
 from spottrain.pricing.deadline.outlook import KEPT, SAMPLE_S, MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
+from spottrain.units import HOUR_S
 
 NOTHING: tuple[Holdings, ...] = ()
 DRY = spot(available=0)

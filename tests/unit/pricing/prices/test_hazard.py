@@ -16,7 +16,7 @@ from spottrain.pricing.prices.hazard import (
     _bounds,
     band_per_hour,
 )
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 
 HERE = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
 BESIDE = HERE._replace(zone="us-east-1b")
@@ -32,7 +32,7 @@ def seen(place: Place, vm_hours: float, count: int) -> Exposure:
 
 
 def test_a_band_is_a_share_lost_in_a_month() -> None:
-    assert 1 - math.exp(-band_per_hour(0) * 730.5) == pytest.approx(0.025)
+    assert 1 - math.exp(-band_per_hour(0) * 730.0) == pytest.approx(0.025)
     assert [band_per_hour(b) for b in range(5)] == sorted(map(band_per_hour, range(5)))
     with pytest.raises(ValueError, match="got 5"):
         band_per_hour(len(BANDS))

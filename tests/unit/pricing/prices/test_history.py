@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.history import History, HistoryError, VmLife
-from spottrain.pricing.prices.price import HOUR_S, Price
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
+from spottrain.pricing.prices.price import Price
+from spottrain.units import HOUR_S
 
 PLACE = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
 LIFE = VmLife(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.price import (
-    DAY_S,
     Price,
     fresh,
     offers,
@@ -20,6 +19,7 @@ from spottrain.pricing.prices.price import (
     sift,
     usable,
 )
+from spottrain.units import DAY_S
 
 FACTS = catalogue()
 NOW_S = 1_790_000_000.0

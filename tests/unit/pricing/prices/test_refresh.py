@@ -12,7 +12,11 @@ import pytest
 from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import DAY_S, HOUR_S, Price, Sifted, offers
+from spottrain.pricing.prices.price import (
+    Price,
+    Sifted,
+    offers,
+)
 from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
@@ -24,6 +28,7 @@ from spottrain.pricing.prices.refresh import (
     on_demand_prices,
     refresh,
 )
+from spottrain.units import DAY_S, HOUR_S
 
 FACTS = catalogue()
 NOW_S = 1_790_000_000.0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spottrain.pricing.prices.place import Place
 from spottrain.pricing.ranking.frictions import (
     CHEAPEST_NOW,
     NO_FRICTIONS,
     Frictions,
-    Place,
     Quote,
     SwitchingRule,
     SwitchingState,

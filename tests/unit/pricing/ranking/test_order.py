@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.ranking.order import offer_key, preference
+from spottrain.pricing.prices.place import offer_key
+from spottrain.pricing.ranking.order import preference
 
 
 def offer(**changes: Any) -> Offer:

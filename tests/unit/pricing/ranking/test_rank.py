@@ -20,8 +20,8 @@ from tests.unit.pricing.ranked import (
     terms,
 )
 
-from spottrain.pricing.ranking.frictions import Frictions, Place
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import Place, offer_key
+from spottrain.pricing.ranking.frictions import Frictions
 from spottrain.pricing.ranking.rank import (
     Priced,
     Ranking,

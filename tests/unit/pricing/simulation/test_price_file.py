@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 from spottrain.pricing.simulation.price_file import COLUMNS, parse_prices, region_of
 
 HEADER = ",".join(COLUMNS)

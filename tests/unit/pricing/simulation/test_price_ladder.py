@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.ranking.frictions import Frictions, Place, Quote, SwitchingRule
+from spottrain.pricing.prices.place import Place
+from spottrain.pricing.ranking.frictions import (
+    Frictions,
+    Quote,
+    SwitchingRule,
+)
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, HOUR_S, spot, status
+from tests.unit.pricing.promised import FLEET, spot, status
 from tests.unit.pricing.promised import ON_DEMAND as VMS
 
 from spottrain.pricing.deadline.forecast import forecast
@@ -32,6 +32,7 @@ from spottrain.pricing.simulation.evaluate import (
 )
 from spottrain.pricing.simulation.replay import ON_DEMAND, play
 from spottrain.pricing.simulation.scenarios import Scenario, Zone, prolonged, synthetic
+from spottrain.units import HOUR_S
 
 
 def scenario(

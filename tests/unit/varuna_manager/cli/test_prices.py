@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.prices import DAY_S, KEY, FakePrices, aws_product, azure_item
 
 from spottrain.pricing.prices.history import VmLife
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.jobs.vm_history import open_history
 

@@ -10,7 +10,7 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain import wire
 from spottrain.pricing.deadline.model import Fleet
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core.allocation import best_offer
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e

@@ -10,7 +10,7 @@ from tests.unit.varuna_manager.story import OFFER, Story
 from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.pricing.prices.history import VmLife
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.jobs.journal import Journal

@@ -14,10 +14,11 @@ from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History, VmLife
-from spottrain.pricing.prices.price import DAY_S, Price
-from spottrain.pricing.ranking.frictions import Place
+from spottrain.pricing.prices.place import Place
+from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import ThroughputCache
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (

@@ -14,8 +14,11 @@ from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, St
 from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.pricing.prices.hazard import Exposure, Hazards
 from spottrain.pricing.prices.history import VmLife
-from spottrain.pricing.ranking.frictions import Place
-from spottrain.pricing.ranking.order import OfferWorth, in_order, offer_key
+from spottrain.pricing.prices.place import Place, offer_key
+from spottrain.pricing.ranking.order import (
+    OfferWorth,
+    in_order,
+)
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain import wire
-from spottrain.pricing.ranking.order import offer_key
+from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
