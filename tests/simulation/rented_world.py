@@ -68,8 +68,10 @@ class Manager:
         self.alive = True
         self.provider = provider
         self._world = world
-        links = AgentSessions(time.monotonic, lambda _: None)
-        self.errands = EffectRunner(self, provider, links, _NOBODY, "https://manager")
+        sessions = AgentSessions(time.monotonic, lambda _: None)
+        self.effects = EffectRunner(
+            self, provider, sessions, _NOBODY, "https://manager"
+        )
 
     @property
     def state(self) -> State:
@@ -131,7 +133,7 @@ class RentedWorld:
             await self._round()
         await self._end()
         for manager in self._managers:
-            manager.errands.close()
+            manager.effects.close()
 
     async def _end(self) -> None:
         """Stop the job while things still go wrong, then let it come to its end."""
@@ -229,7 +231,7 @@ class RentedWorld:
 
     async def _look(self, manager: Manager) -> None:
         try:
-            await manager.errands.poller.at_vms()
+            await manager.effects.poller.at_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
@@ -270,7 +272,7 @@ class RentedWorld:
             self._queue.popleft()
 
     def _perform(self, command: c.Command) -> None:
-        errands = self._managers[-1].errands
+        errands = self._managers[-1].effects
         match command:
             case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
                 self._queue.append(

@@ -23,7 +23,6 @@ from spottrain.varuna_manager.core import (
     launches,
     limits,
     planning,
-    release,
     reports,
     shutdown,
     spending,
@@ -133,9 +132,9 @@ def _take_in(transition: Transition, event: Event) -> None:
         case CommandFailed(command="compute_plan"):
             planning.plan_failed(transition, event)
         case CommandFailed(command="release_job"):
-            release.release_failed(transition, event)
+            shutdown.release_failed(transition, event)
         case JobReleased():
-            release.job_released(transition)
+            shutdown.job_released(transition)
         case _:
             _take_in_fleet(transition, event)
 
