@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
@@ -27,7 +28,7 @@ from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity

@@ -129,6 +129,7 @@ def advance(transition: Transition) -> None:
     if rents_nothing and is_released(transition):
         spending.managers_end(transition)  # the last thing that the manager's VM does
         transition.state = replace(transition.state, phase=JobPhase.ENDED)
+        transition.note_phase(JobPhase.ENDING, JobPhase.ENDED)
         transition.emit(Finish(outcome=state.outcome))
 
 
@@ -161,6 +162,7 @@ def reopen(transition: Transition) -> None:
         failed_preparations=0,
         vmless_since_s=None,
     )
+    transition.note_phase(state.phase, JobPhase.ACTIVE)
 
 
 # --- What the VMs shared in the cloud -----------------------------------------------------

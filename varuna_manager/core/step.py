@@ -48,8 +48,10 @@ from spottrain.varuna_manager.core import (
     stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, SetTimer
+from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
@@ -64,25 +66,39 @@ MAX_ROUNDS = 20
 
 
 def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
-    """Return the state after ``event``, and the commands that it calls for."""
+    """Return the state after ``event``, and the commands that it calls for.
+
+    Raises:
+        InternalError: a bug of ours.
+    """
     if state.phase is JobPhase.NEW and not isinstance(event, e.JobSubmitted):
         return state, ()
-    if state.phase is JobPhase.ENDED:
-        match event:
-            case e.ManagerStarted() | e.JobMoved():
-                pass
-            case e.LimitsChanged():
-                return limits.with_limits(state, event), ()
-            case e.VmsListed():
-                return spending.settled(state, event), ()
-            case _:
-                return state, ()
-    transition = Transition(state, event.at_s)
-    _fold(transition, event)
-    # A commit changes hardly any decision: with thousands of slots it must stay cheap.
-    if transition.decides or not _is_commit(event):
-        _settle(transition)
+    recent = with_event(state.recent, event)
+    if state.phase is JobPhase.ENDED and not isinstance(
+        event, e.ManagerStarted | e.JobMoved
+    ):
+        return _fold_after_end(replace(state, recent=recent), event), ()
+    transition = Transition(state, event.at_s, recent)
+    try:
+        _fold(transition, event)
+        # A commit changes hardly any decision: with thousands of slots it must stay cheap.
+        if transition.decides or not _is_commit(event):
+            transition.is_settling = True
+            _settle(transition)
+    except Exception as error:
+        raise InternalError(transition.state, error) from error
     return transition.state, tuple(transition.commands)
+
+
+def _fold_after_end(state: State, event: e.Event) -> State:
+    """Fold what may still change once the job has ended."""
+    match event:
+        case e.LimitsChanged():
+            return limits.with_limits(state, event)
+        case e.VmsListed():
+            return spending.settled(state, event)
+        case _:
+            return state
 
 
 def _is_commit(event: e.Event) -> bool:
@@ -175,6 +191,7 @@ def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
             profile=event.settings.profile,
             submitted_at_s=event.at_s,
         )
+        transition.note_phase(JobPhase.NEW, JobPhase.ACTIVE)
         transition.log("submitted")
 
 
