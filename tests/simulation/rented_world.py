@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
@@ -27,7 +28,7 @@ from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
@@ -68,8 +69,10 @@ class Manager:
         self.alive = True
         self.provider = provider
         self._world = world
-        links = AgentSessions(time.monotonic, lambda _: None)
-        self.errands = EffectRunner(self, provider, links, _NOBODY, "https://manager")
+        sessions = AgentSessions(time.monotonic, lambda _: None)
+        self.effects = EffectRunner(
+            self, provider, sessions, _NOBODY, "https://manager"
+        )
 
     @property
     def state(self) -> State:
@@ -131,7 +134,7 @@ class RentedWorld:
             await self._round()
         await self._end()
         for manager in self._managers:
-            manager.errands.close()
+            manager.effects.close()
 
     async def _end(self) -> None:
         """Stop the job while things still go wrong, then let it come to its end."""
@@ -229,7 +232,7 @@ class RentedWorld:
 
     async def _look(self, manager: Manager) -> None:
         try:
-            await manager.errands.poller.at_vms()
+            await manager.effects.poller.at_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
@@ -270,7 +273,7 @@ class RentedWorld:
             self._queue.popleft()
 
     def _perform(self, command: c.Command) -> None:
-        errands = self._managers[-1].errands
+        errands = self._managers[-1].effects
         match command:
             case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
                 self._queue.append(

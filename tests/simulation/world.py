@@ -15,6 +15,7 @@ from typing import assert_never
 
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.morphing.plan.choose import choose_plan
@@ -24,7 +25,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, check_invariants
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import Report, SupervisorReady
 
 SUSPECT_S = 5.0

@@ -163,6 +163,7 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
         else state.fleet_changed_at_s,
         ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
+    transition.note_phase(vm.phase, None)
 
 
 def job_moved(transition: Transition, event: JobMoved) -> None:

@@ -73,9 +73,8 @@ def open_generation(
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),
     )
-    transition.state = replace(
-        state, generation=generation, next_generation=generation.number + 1
-    )
+    transition.put_generation(generation)
+    transition.state = replace(transition.state, next_generation=generation.number + 1)
     transition.log(
         f"generation {generation.number} forms {plan.shape}: {generation.reason}"
     )
@@ -149,8 +148,7 @@ def started(transition: Transition, slot: Slot, report: GenerationStarted) -> No
     generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] is RankPhase.INVITED:
-        ranks = {**generation.ranks, slot: RankPhase.STARTED}
-        generation = replace(generation, ranks=ranks)
+        generation = transition.put_rank(slot, RankPhase.STARTED)
     if generation.from_step is None:
         step = min(report.step, transition.state.job.spec.steps)
         generation = replace(
@@ -234,9 +232,7 @@ def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> N
         return
     if before is RankPhase.GONE or (rank is RankPhase.OUT and before in _FINISHED):
         return
-    transition.put_generation(
-        replace(generation, ranks={**generation.ranks, slot: rank})
-    )
+    transition.put_rank(slot, rank)
     if generation.phase is GenerationPhase.BREAKING and rank is RankPhase.GONE:
         _blame(transition, reason)
     elif before in (RankPhase.INVITED, RankPhase.STARTED):
@@ -264,10 +260,8 @@ def stopped(transition: Transition, slot: Slot, *, done: bool) -> None:
     generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
-        ranks = {**generation.ranks, slot: RankPhase.STOPPED}
-        transition.put_generation(
-            replace(generation, ranks=ranks, done=generation.done or done)
-        )
+        generation = transition.put_rank(slot, RankPhase.STOPPED)
+        transition.put_generation(replace(generation, done=generation.done or done))
 
 
 def advance(transition: Transition) -> None:
@@ -370,6 +364,7 @@ def close(transition: Transition, ended_by: str) -> None:
         fruitless=fruitless,
         ending_checkpoint=state.ending_checkpoint and not saved,
     )
+    transition.note_phase(generation.phase, None)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))

@@ -9,14 +9,19 @@ from dataclasses import replace
 
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
-from spottrain.varuna_manager.core import generation, planning, release, spending
+from spottrain.varuna_manager.core import generation, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import return_vms
-from spottrain.varuna_manager.core.model.commands import Finish, Outcome
-from spottrain.varuna_manager.core.model.events import StopRequested
-from spottrain.varuna_manager.core.model.records import BudgetAlert
+from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
+from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
+from spottrain.varuna_manager.core.model.records import BudgetAlert, Release
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
+
+TRIES = 6
+"""Tries to remove it before somebody has to look."""
+FIRST_PAUSE_S = 5.0
+"""After the first try that failed; each later pause is twice as long."""
 
 
 def stop_requested(transition: Transition, event: StopRequested) -> None:
@@ -121,9 +126,10 @@ def advance(transition: Transition) -> None:
         generation.close(transition, state.outcome.reason)
     return_vms(transition, transition.state.vms.values(), "the job is over")
     rents_nothing = not transition.state.vms and not transition.state.intents
-    if rents_nothing and release.is_released(transition):
+    if rents_nothing and is_released(transition):
         spending.managers_end(transition)  # the last thing that the manager's VM does
         transition.state = replace(transition.state, phase=JobPhase.ENDED)
+        transition.note_phase(JobPhase.ENDING, JobPhase.ENDED)
         transition.emit(Finish(outcome=state.outcome))
 
 
@@ -156,3 +162,44 @@ def reopen(transition: Transition) -> None:
         failed_preparations=0,
         vmless_since_s=None,
     )
+    transition.note_phase(state.phase, JobPhase.ACTIVE)
+
+
+# --- What the VMs shared in the cloud -----------------------------------------------------
+
+
+def is_released(transition: Transition) -> bool:
+    """Return whether nothing is left to remove; else see to it."""
+    state, release = transition.state, transition.state.release
+    if not state.job.shares or (release is not None and release.done):
+        return True
+    tries = 0 if release is None else release.tries
+    retry_at_s = None if release is None else release.retry_at_s
+    if release is None or (retry_at_s is not None and transition.is_due(retry_at_s)):
+        transition.state = replace(state, release=Release(tries=tries + 1))
+        transition.emit(ReleaseJob())
+    return False
+
+
+def job_released(transition: Transition) -> None:
+    """Nothing is left."""
+    if transition.state.release is not None:
+        release = replace(transition.state.release, done=True)
+        transition.state = replace(transition.state, release=release)
+
+
+def release_failed(transition: Transition, event: CommandFailed) -> None:
+    """Try again after a pause, but not for ever."""
+    release, name = transition.state.release, transition.state.job.spec.name
+    if release is None:
+        return
+    if release.tries < TRIES:
+        pause_s = FIRST_PAUSE_S * 2 ** (release.tries - 1)
+        release = replace(release, retry_at_s=transition.now_s + pause_s)
+        transition.log(f"what the VMs shared is not removed yet: {event.reason}")
+    else:
+        release = replace(release, done=True)
+        transition.log(
+            f"left in the cloud: {event.reason}; run 'spottrain down {name}' to remove it"
+        )
+    transition.state = replace(transition.state, release=release)

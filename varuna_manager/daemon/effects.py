@@ -11,9 +11,18 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
-from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+    VmNotFoundError,
+)
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
@@ -53,16 +62,16 @@ from spottrain.varuna_manager.core.model.events import (
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
+    RefusalKind,
     SetupFailed,
     VmLost,
     VmsLaunched,
     VmsReturned,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 from spottrain.varuna_manager.daemon.poller import CloudPoller
-from spottrain.varuna_manager.daemon.refusals import refusal_of, retry_after_s
+from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
@@ -81,22 +90,20 @@ _THREADS = 32
 _STARTERS = 64
 """Agents that are started at the same time: each may wait for its VM to boot."""
 
+RETRY_S = 5.0
+"""When to ask again where the cloud does not say."""
+
+_REFUSALS: dict[type[CloudError], RefusalKind] = {
+    NoCapacityError: "no_capacity",
+    QuotaExceededError: "quota",
+    PriceTooHighError: "price",
+    AuthError: "auth",
+    MisconfiguredError: "misconfigured",
+    ThrottledError: "throttled",
+}
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class EventSink(Protocol):
-    """Where errands leave what they found out."""
-
-    @property
-    def state(self) -> State:
-        """The state of now."""
-
-    def now_s(self) -> float:
-        """Seconds since the epoch, as the manager's clock tells it."""
-
-    def feed(self, event: Event) -> asyncio.Future[None]:
-        """Queue an event; the future is done once it is journalled."""
 
 
 class EffectRunner:
@@ -105,7 +112,7 @@ class EffectRunner:
     Args:
         sink: Where events go.
         provider: The cloud that is rented from.
-        links: Whose tokens are admitted and revoked.
+        sessions: Whose tokens are admitted and revoked.
         identity: Mints tokens.
         url: Where agents find this manager.
     """
@@ -114,13 +121,13 @@ class EffectRunner:
         self,
         sink: EventSink,
         provider: CloudProvider,
-        links: AgentSessions,
+        sessions: AgentSessions,
         identity: Identity,
         url: str,
     ) -> None:
         self._sink = sink
         self._provider = provider
-        self._links = links
+        self._sessions = sessions
         self._identity = identity
         self._url = url
         self._threads = ThreadPoolExecutor(_THREADS, "errand")
@@ -213,7 +220,7 @@ class EffectRunner:
         )
         if vm_id not in self._sink.state.vms:
             return
-        self._links.admit(vm_id, token_hash)
+        self._sessions.admit(vm_id, token_hash)
         bootstrap = AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )
@@ -247,7 +254,7 @@ class EffectRunner:
         """Fence VMs, then return them, those of each cloud by themselves."""
         wanted: dict[CloudProvider, list[str]] = {}
         for vm_id in command.vm_ids:
-            self._links.revoke(vm_id)
+            self._sessions.revoke(vm_id)
             wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
         await asyncio.gather(
             *(self._return(part, tuple(ids)) for part, ids in wanted.items())
@@ -394,3 +401,13 @@ class EffectRunner:
             await asyncio.to_thread(profiles.keep, command.profile)
         except ConfigError as error:
             logger.warning("profile not kept: %s", error)
+
+
+def refusal_of(error: CloudError) -> RefusalKind:
+    """Return the kind of a refusal; an error that says nothing of why is ``unknown``."""
+    return _REFUSALS.get(type(error), "unknown")
+
+
+def retry_after_s(error: CloudError) -> float:
+    """Return how many seconds to wait before asking again."""
+    return error.retry_after_s if isinstance(error, ThrottledError) else RETRY_S

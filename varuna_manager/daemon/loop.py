@@ -103,10 +103,10 @@ class ManagerLoop:
         self.state, self.past = fold(journal)
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
-        self.links = AgentSessions(time.monotonic, self._on_heard)
-        self._effects = EffectRunner(self, provider, self.links, identity, url)
+        self.sessions = AgentSessions(time.monotonic, self._on_heard)
+        self._effects = EffectRunner(self, provider, self.sessions, identity, url)
         self.channel = ControlChannel(
-            self, self.links, self.state.job.spec, workdir, identity.admin_token()
+            self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
         )
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (
             asyncio.Queue()
@@ -160,7 +160,7 @@ class ManagerLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._effects.close()
-        self.links.release()
+        self.sessions.release()
 
     def now_s(self) -> float:
         """Seconds since the epoch, as the manager's clock tells it."""
@@ -204,8 +204,8 @@ class ManagerLoop:
         self.state = state
         if ended := self._lives.take_ended():
             self._start(self._effects.vms_ended(ended))
-        for vm_id in self.links.admitted - state.vms.keys():
-            self.links.revoke(vm_id)
+        for vm_id in self.sessions.admitted - state.vms.keys():
+            self.sessions.revoke(vm_id)
         return commands
 
     async def _write(self, events: list[Event]) -> None:
@@ -253,7 +253,7 @@ class ManagerLoop:
             case KeepProfile():
                 self._start(self._effects.keep_profile(command))
             case Send(vm_id=vm_id, command=message):
-                self.links.send(vm_id, message)
+                self.sessions.send(vm_id, message)
             case SetTimer(at_s=at_s):
                 self._set_timer(at_s)
             case Finish():
@@ -306,9 +306,9 @@ class ManagerLoop:
         """Know the agents that outlived the manager before this one."""
         for vm in self.state.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
-                self.links.admit(vm.vm_id, vm.token_sha256s[-1])
+                self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
-                self.links.watch(vm.vm_id, RECONNECT_S)
+                self.sessions.watch(vm.vm_id, RECONNECT_S)
 
     async def _look_for_silence(self) -> None:
         """Tell which VMs have fallen silent."""
@@ -319,10 +319,10 @@ class ManagerLoop:
             await asyncio.sleep(pause_s)
             if time.monotonic() - looked_at_s > pause_s + suspect_s / 2:
                 # We were stopped ourselves: nobody's silence can be told from ours.
-                self.links.forgive()
+                self.sessions.forgive()
                 continue
-            self.links.excuse(self._effects.out_of_reach())
-            for vm_id in self.links.silent(suspect_s):
+            self.sessions.excuse(self._effects.out_of_reach())
+            for vm_id in self.sessions.silent(suspect_s):
                 self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
     async def _watch_clock(self) -> None:
@@ -345,7 +345,7 @@ class ManagerLoop:
                 private_address=registration.private_address,
             )
         )
-        self.links.watch(registration.vm_id)
+        self.sessions.watch(registration.vm_id)
 
     async def receive(self, batch: wire.ReportBatch) -> int:
         """Take reports; return how many of this VM's there are by now.

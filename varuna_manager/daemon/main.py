@@ -24,6 +24,7 @@ import uvloop
 
 from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.daemon.server import listen, make_server, serve_many
@@ -177,6 +178,10 @@ def main(argv: Sequence[str]) -> int:
     except SpottrainError as error:
         logger.error("error: %s", error)
         return error.exit_code
+    except InternalError as error:
+        logger.exception("this is a bug of spottrain, please report it:")
+        logger.error("error: internal: %s", error)
+        return 1
     if outcome is None:
         return TERMINATED
     logger.info("%s: %s", outcome.kind, outcome.reason)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
@@ -26,12 +25,10 @@ from spottrain.varuna_manager.core.model.events import (
     OffersRanked,
     OffersSeen,
 )
+from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.offers.market import hazards_of
 from spottrain.varuna_manager.offers.ranker import OfferRanker
-
-if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import EventSink
 
 logger = logging.getLogger(__name__)
 

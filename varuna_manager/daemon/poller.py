@@ -11,15 +11,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Offer, Vm, VmState
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
-
-if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import EventSink
+from spottrain.varuna_manager.daemon.ports import EventSink
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,6 +37,7 @@ from starlette.routing import Route
 import spottrain
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import (
@@ -58,38 +59,12 @@ class PortError(SpottrainError):
     """The manager cannot listen."""
 
 
-class ChannelHandler(Protocol):
-    """Who answers: the manager's shell. Every method returns once it is journalled."""
-
-    async def register(self, registration: Registration) -> None:
-        """Take note of a VM's agent."""
-
-    async def receive(self, batch: ReportBatch) -> int:
-        """Take reports; return how many of this VM's there are by now.
-
-        Raises:
-            OutOfStepError: reports before this batch are missing.
-        """
-
-    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
-        """Take note of a person's wish to stop the job."""
-
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
-        """Take note of other limits.
-
-        Raises:
-            LimitsRefusedError: they would end the job, and the person is not sure.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class ControlChannel:
     """What the server needs to answer."""
 
-    callee: ChannelHandler
-    links: AgentSessions
+    handler: ChannelHandler
+    sessions: AgentSessions
     spec: JobSpec
     workdir: Path
     admin_token: str
@@ -111,7 +86,7 @@ class ControlChannel:
 
     def _caller(self, request: Request) -> str:
         """Return the VM that is calling; 403 for any other caller."""
-        vm_id = self.links.vm_of(_bearer(request))
+        vm_id = self.sessions.vm_of(_bearer(request))
         if vm_id is None:
             raise HTTPException(403, "token is unknown or revoked: this VM must end")
         return vm_id
@@ -127,7 +102,7 @@ class ControlChannel:
     async def _heartbeat(self, request: Request) -> Response:
         beat = await self._message(Heartbeat, request)
         try:
-            answer = await self.links.heartbeat(beat, self.spec.heartbeat_s)
+            answer = await self.sessions.heartbeat(beat, self.spec.heartbeat_s)
         except OutOfStepError as error:
             raise HTTPException(409, str(error)) from None
         return Response(encode(answer), media_type="application/json")
@@ -135,14 +110,14 @@ class ControlChannel:
     async def _reports(self, request: Request) -> Response:
         batch = await self._message(ReportBatch, request)
         try:
-            return JSONResponse({"received": await self.callee.receive(batch)})
+            return JSONResponse({"received": await self.handler.receive(batch)})
         except OutOfStepError as error:
             raise HTTPException(409, str(error)) from None
 
     async def _register(self, request: Request) -> Response:
         self._caller(request)
         _check_version(await _body(request))
-        await self.callee.register(await self._message(Registration, request))
+        await self.handler.register(await self._message(Registration, request))
         return JSONResponse({})
 
     async def _job(self, request: Request) -> Response:
@@ -162,14 +137,14 @@ class ControlChannel:
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
         asked = _decode(_StopRequest, await _body(request))
-        await self.callee.stop(by=asked.by, checkpoint=asked.checkpoint, now=asked.now)
+        await self.handler.stop(by=asked.by, checkpoint=asked.checkpoint, now=asked.now)
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:
         self._check_admin(request)
         asked = _decode(_LimitsRequest, await _body(request))
         try:
-            await self.callee.change_limits(
+            await self.handler.change_limits(
                 by=asked.by, limits=asked.limits, sure=asked.sure
             )
         except LimitsRefusedError as error:

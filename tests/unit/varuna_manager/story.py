@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from tests.unit.varuna_manager.invariants import check_invariants
+
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.varuna_manager.core import step as core
@@ -12,7 +14,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, check_invariants
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import Plan, Slot
 
 Wish = TypeVar("Wish")

@@ -106,14 +106,14 @@ def replaced(transition: Transition, slow: SlowVm) -> None:
     )
 
 
-def committed(
-    transition: Transition, generation: Generation, report: MinibatchCommitted
-) -> None:
+def committed(transition: Transition, report: MinibatchCommitted) -> None:
     """Note a rank's mini-batch; it counts once every section has been reported.
 
     Varuna's design section 6 (e): committed means reported by a live rank of every
     section.
     """
+    generation = transition.state.generation
+    assert generation is not None
     steps = list(generation.section_steps)
     for section in report.sections:
         if 0 <= section < len(steps):

@@ -21,19 +21,18 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.records import (
     BudgetAlert,
     Calibration,
     Enough,
     Generation,
-    GenerationPhase,
     GenerationSummary,
     Intent,
     Interruption,
     PlanAnswer,
     PriceChange,
     Progress,
-    RankPhase,
     Release,
     SlowVm,
     Tally,
@@ -67,6 +66,8 @@ class State:
     """One line for people: what the job does or waits for, and why."""
     last_news: str = ""
     """One line: the newest thing that happened, with its reason."""
+    recent: tuple[RecentEvent, ...] = field(default=(), compare=False)
+    """The newest events, oldest first: they explain errors, and decide nothing."""
     outcome: Outcome | None = None
     ending_since_s: float | None = None
     ending_checkpoint: bool = False
@@ -243,47 +244,3 @@ def summary_of(
         inputs_hash=generation.decision_hash,
         candidates=generation.candidates,
     )
-
-
-def check_invariants(state: State) -> None:
-    """Assert what must hold after every step; a broken one is a bug of ours."""
-    if state.phase is JobPhase.NEW:
-        return
-    assert state.settings is not None
-    _check_fleet(state)
-    if state.generation is not None:
-        _check_generation(state, state.generation)
-    ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
-    assert (state.outcome is not None) == ending, "an end has a reason"
-    if state.phase is JobPhase.ENDED:
-        assert not state.vms, "a job that is over rents nothing"
-        assert not state.intents, "a job that is over wants nothing"
-        assert state.generation is None, "a job that is over does not train"
-    assert 0 <= state.progress.step <= state.progress.highest_step
-    assert state.progress.highest_step <= state.job.spec.steps
-
-
-def _check_fleet(state: State) -> None:
-    staying = sum(vm.counts for vm in state.vms.values())
-    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
-    swaps = state.deadline.decision is not None
-    most = 2 * state.job.max_vms if swaps else state.job.max_vms
-    assert staying + wanted <= most, "never more VMs than allowed"
-    for vm_id, vm in state.vms.items():
-        assert vm.vm_id == vm_id
-        assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
-
-
-def _check_generation(state: State, generation: Generation) -> None:
-    plan = generation.plan
-    assert generation.number < state.next_generation, "generations only grow"
-    assert generation.participants[: len(plan.slots)] == plan.slots
-    assert len(set(generation.participants)) == len(generation.participants)
-    assert set(generation.ranks) == set(plan.slots)
-    assert len(generation.section_steps) == plan.num_sections
-    for slot, rank in generation.ranks.items():
-        here = slot.vm_id in state.vms
-        assert here or rank is RankPhase.GONE, "a rank lives on a VM"
-    if generation.phase is GenerationPhase.RUNNING:
-        dead = (RankPhase.INVITED, RankPhase.OUT)
-        assert not any(rank in dead for rank in generation.ranks.values())

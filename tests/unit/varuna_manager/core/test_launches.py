@@ -13,7 +13,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.release import FIRST_PAUSE_S, TRIES
+from spottrain.varuna_manager.core.shutdown import FIRST_PAUSE_S, TRIES
 
 BIG = replace(OFFER, instance_type="big", family="G", usd_per_hour=1.1)
 SMALL = replace(BIG, instance_type="small", usd_per_hour=1.0)

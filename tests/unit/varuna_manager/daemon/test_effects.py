@@ -9,7 +9,7 @@ from spottrain.cloud.port.errors import (
     NoCapacityError,
     ThrottledError,
 )
-from spottrain.varuna_manager.daemon.refusals import RETRY_S, refusal_of, retry_after_s
+from spottrain.varuna_manager.daemon.effects import RETRY_S, refusal_of, retry_after_s
 
 
 @pytest.mark.parametrize(
