@@ -1,4 +1,4 @@
-"""How commands speak: data on stdout, everything else on stderr."""
+"""Output of the commands: data goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from spottrain.varuna_manager.jobs.folder import job_dir
-
 LOG_WIDTH = 160
 """Columns of tables that go into a file or a pipe."""
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Format of a command's answer."""
 
     TABLE = "table"
     JSON = "json"
@@ -27,26 +25,6 @@ class Output(StrEnum):
 OutputOption = Annotated[
     Output,
     typer.Option("--output", "-o", help="json prints one JSON document, nothing else."),
-]
-
-
-def at_its_manager(context: typer.Context, name: str | None) -> str | None:
-    """Do a command where the job's manager is, if that is another machine.
-
-    Args:
-        context: Of the command.
-        name: The job that it is about, if it is about one.
-    """
-    if name is not None and (job := job_dir(name)).away.exists():
-        # Not above: it imports what rents, which most commands do not need.
-        from spottrain.varuna_manager.cli.remote import forward_command
-
-        forward_command(job, context.info_name or "")
-    return name
-
-
-NameArgument = Annotated[
-    str, typer.Argument(help="Name of a job.", callback=at_its_manager)
 ]
 
 

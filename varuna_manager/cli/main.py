@@ -31,11 +31,10 @@ from spottrain.varuna_manager.cli import (
     ssh,
 )
 from spottrain.varuna_manager.cli import show as show_commands
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
     say,
     show,
@@ -161,7 +160,7 @@ def resume(
         str,
         typer.Argument(
             help="Name of a job; or, from any machine, the URL where its checkpoints are.",
-            callback=at_its_manager,
+            callback=run_at_manager,
         ),
     ],
     detach: Annotated[

@@ -19,7 +19,7 @@ from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.style import STYLE
-from spottrain.varuna_manager.reporting.html.text import (
+from spottrain.varuna_manager.reporting.text import (
     Row,
     events_rows,
     interruption_rows,
