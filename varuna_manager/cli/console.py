@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+import traceback
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+
+from spottrain.errors import causes
 
 LOG_WIDTH = 160
 """Columns of tables that go into a file or a pipe."""
@@ -59,5 +62,20 @@ def _finite(value: Any) -> Any:
 
 
 def say(line: str) -> None:
-    """Tell the user something beside the answer."""
+    """Print a line for the user that is not part of the answer."""
     console(stderr=True).print(line, markup=False, soft_wrap=True)
+
+
+def is_debugging() -> bool:
+    """Return whether the user asked for ``--debug``."""
+    return "--debug" in sys.argv
+
+
+def say_error(error: BaseException, message: str) -> None:
+    """Print an error in one line; with ``--debug`` its causes and traceback, too."""
+    if message:
+        say(f"error: {' '.join(message.split())}")
+    if is_debugging():
+        for line in causes(error):
+            say(line)
+        say("".join(traceback.format_exception(error)).rstrip())

@@ -18,6 +18,7 @@ from spottrain.varuna_manager.cli.console import (
     OutputOption,
     console,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -105,7 +106,7 @@ def _show_all(output: Output) -> None:
     else:
         show(tables.jobs_table(documents))
     for damaged in errors:
-        say(f"error: {damaged}")
+        say_error(damaged, str(damaged))
     if errors:
         raise typer.Exit(errors[0].exit_code)
 

@@ -67,7 +67,7 @@ def write_page(
     except OSError as error:
         raise PageError(
             f"{path}: cannot write the report: {error.strerror}; name another file"
-        ) from None
+        ) from error
 
 
 def page(report: dict[str, Any], state: State, past: JobHistory) -> str:
