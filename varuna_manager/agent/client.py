@@ -138,7 +138,7 @@ class ManagerClient:
             # A server may close a connection that was idle just as we use it again.
             if reused and not isinstance(error, TimeoutError):
                 return self.call(method, path, body)
-            raise NoManagerError(f"manager does not answer: {error!r}") from None
+            raise NoManagerError(f"manager does not answer: {error!r}") from error
         if answer.status < 400:
             return content
         message = _reason(content) or answer.reason

@@ -82,7 +82,7 @@ class Bootstrap:
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from None
+            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from error
 
 
 class Agent:
@@ -318,7 +318,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise AgentError(f"workdir holds {member.name!r}: not a plain file")
                 tar.extract(member, folder, set_attrs=member.isreg())
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise AgentError(f"workdir cannot be unpacked: {error}") from None
+        raise AgentError(f"workdir cannot be unpacked: {error}") from error
 
 
 def main(argv: Sequence[str]) -> int:

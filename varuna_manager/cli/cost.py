@@ -9,8 +9,8 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
     show,
@@ -21,7 +21,7 @@ from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.costs import By
-from spottrain.varuna_manager.reporting.html.text import kinds_of, money_rows
+from spottrain.varuna_manager.reporting.text import kinds_of, money_rows
 
 
 def register(app: typer.Typer) -> None:

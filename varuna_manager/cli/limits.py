@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.pricing.billing.money import is_amount
+from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
     show,

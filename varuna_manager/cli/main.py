@@ -31,13 +31,14 @@ from spottrain.varuna_manager.cli import (
     ssh,
 )
 from spottrain.varuna_manager.cli import show as show_commands
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
+    is_debugging,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -75,7 +76,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of spottrain's own errors.")
+        bool,
+        typer.Option("--debug", help="Show what caused an error, and its traceback."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True)
@@ -161,7 +163,7 @@ def resume(
         str,
         typer.Argument(
             help="Name of a job; or, from any machine, the URL where its checkpoints are.",
-            callback=at_its_manager,
+            callback=run_at_manager,
         ),
     ],
     detach: Annotated[
@@ -208,6 +210,8 @@ def _drive(
     if code == INTERRUPTED:
         _tell_how_to_go_on(job)
     elif code:
+        if is_debugging():
+            _show_log_tail(job)
         show_commands.tell_failure(job)
     raise typer.Exit(code)
 
@@ -252,39 +256,37 @@ def _tell_how_to_go_on(job: JobDir) -> None:
 
 
 def _show_log_tail(job: JobDir) -> None:
-    for line in job.log.read_text(errors="replace").splitlines()[-5:]:
+    most = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
         say(f"manager.log: {line}")
 
 
 def main() -> None:
-    """Run the command line; what goes wrong becomes one line and its exit code."""
+    """Run the command line; an error becomes one line and its exit code."""
     try:
         sys.exit(app(standalone_mode=False))
-    except (SpottrainError, TyperException) as error:
-        if "--debug" in sys.argv:
-            raise
+    except TyperException as error:
+        say_error(error, _usage(error))
+        sys.exit(error.exit_code)
+    except SpottrainError as error:
         if isinstance(error, UserCodeError) and error.traceback:
             say(error.traceback.rstrip())
-        told = _usage(error) if isinstance(error, TyperException) else str(error)
-        if told:
-            say(f"error: {' '.join(told.split())}")
+        say_error(error, str(error))
         sys.exit(error.exit_code)
     except typer.Abort:
         say("error: aborted")
         sys.exit(1)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"error: internal: {what}; run it again with --debug and report it")
+    except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
+        hint = "" if is_debugging() else "; run it again with --debug and report it"
+        say_error(error, f"internal: {type(error).__name__}: {error}{hint}")
         sys.exit(1)
 
 
 def _usage(error: TyperException) -> str:
-    """Return what is wrong with a command line; nothing where its help says enough."""
-    told = error.format_message().rstrip(".")
+    """Return what is wrong with a command line; empty where its help was printed."""
+    message = error.format_message().rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", None)
-    return f"{told}; see '{command} -h'" if told and command else told
+    return f"{message}; see '{command} -h'" if message and command else message
 
 
 if __name__ == "__main__":

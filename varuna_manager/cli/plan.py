@@ -171,7 +171,7 @@ def _weighed(
             gpus = len(inputs.slots)
             document |= previews.preview_workload(inputs, gpus, elsewhere)
     except PlanError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from error
     return document
 
 

@@ -277,4 +277,4 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -20,7 +20,6 @@ from spottrain.cloud.port.provider import Offer, ReleasesJob, Vm, VmState
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
-from spottrain.varuna_manager.cli.ssh import argv_to
 from spottrain.varuna_manager.cli.watch import INTERRUPTED
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.state import JobPhase, State
@@ -32,6 +31,7 @@ from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import end_of
 
 LOST = 255

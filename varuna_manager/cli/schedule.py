@@ -89,7 +89,7 @@ def step(
     try:
         document = simulate_spec(asked)
     except PlanError as error:
-        raise ConfigError(f"{spec.name}: {error}") from None
+        raise ConfigError(f"{spec.name}: {error}") from error
     if output is Output.JSON:
         show_json(document)
         return
@@ -115,7 +115,7 @@ def _schedule(
                     chunks=default if chunks is None else chunks,
                 )
             except PlanError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(str(error)) from error
     raise ConfigError(f"no such schedule: got {kind}; take one of {', '.join(KINDS)}")
 
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -30,14 +30,13 @@ from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import (
     Follower,
     JournalEntry,
-    read_past,
     read_state,
 )
-from spottrain.varuna_manager.jobs.replication_status import told_of
+from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
-from spottrain.varuna_manager.reporting.history import JobHistory
+from spottrain.varuna_manager.reporting.history import JobHistory, read_past
 from spottrain.varuna_manager.reporting.html.page import write_page
 
 FollowOption = Annotated[
@@ -63,7 +62,7 @@ def register(app: typer.Typer) -> None:
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(help="A job; all without it.", callback=at_its_manager),
+        typer.Argument(help="A job; all without it.", callback=run_at_manager),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look on until the job ends.")
@@ -80,7 +79,7 @@ def status(
     if watch:
         raise typer.Exit(_watch(job, output))
     document = _describe(job, job_documents.status)
-    document["journal_copy"] = told_of(job, time.time())
+    document["journal_copy"] = lag_line(job, time.time())
     if output is Output.JSON:
         show_json(document)
         return
@@ -107,7 +106,7 @@ def _show_all(output: Output) -> None:
     else:
         show(tables.jobs_table(documents))
     for damaged in errors:
-        say(f"error: {damaged}")
+        say_error(damaged, str(damaged))
     if errors:
         raise typer.Exit(errors[0].exit_code)
 

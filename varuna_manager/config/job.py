@@ -392,7 +392,7 @@ def parse_config(data: Any, source: str) -> JobConfig:
     try:
         return JobConfig.model_validate_json(to_json(data, source))
     except ValidationError as error:
-        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from None
+        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from error
 
 
 def json_schema() -> dict[str, Any]:

@@ -137,7 +137,7 @@ class StoredJob:
                 why = str(error).removeprefix(f"{job.name}: ")
                 raise StoredJobError(
                     f"{self.url}: {name} is damaged, or of another version: {why}"
-                ) from None
+                ) from error
 
     def mark_down(self) -> None:
         """Note that the job has been ended for good."""
@@ -181,10 +181,10 @@ class StoredJob:
         epoch, name = epoch + 1, self._claim_name(epoch + 1)
         try:
             self._store.put_new(name, json.dumps(asdict(claim)).encode())
-        except ExistsError:
+        except ExistsError as error:
             # A put whose answer was lost finds itself; anybody else was faster.
             if (other := self._claim_of(epoch)) != claim and other is not None:
-                raise self._fenced(other) from None
+                raise self._fenced(other) from error
         return epoch
 
     def check_mine(self, folder: str) -> None:
@@ -255,7 +255,7 @@ class StoredJob:
             for row in rows:
                 event_of(row.seq, row.kind, row.body)
         except JournalError as error:
-            raise SegmentError(f"{segment.name}: {error}") from None
+            raise SegmentError(f"{segment.name}: {error}") from error
         return rows
 
     def _segment_name(self, segment: Segment) -> str:
@@ -314,9 +314,9 @@ def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
-        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from None
+        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StoredJobError(f"{name} is damaged: {error}") from None
+        raise StoredJobError(f"{name} is damaged: {error}") from error
     raise StoredJobError(
         f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
         "the version that launched the job"

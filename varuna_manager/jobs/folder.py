@@ -142,11 +142,11 @@ class JobDir:
     def _read(self, name: str) -> str:
         try:
             return (self.path / name).read_text()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             raise ConfigError(
                 f"job {self.name}: {name} is missing: the launch did not finish; "
                 f"run 'spottrain down {self.name}', then launch again"
-            ) from None
+            ) from error
 
 
 def job_dir(name: str) -> JobDir:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from tenacity import (
     AsyncRetrying,
@@ -34,7 +34,6 @@ from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus, last_seq
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 
 logger = logging.getLogger(__name__)
@@ -51,6 +50,8 @@ FINISH_S = 60.0
 """How long the end of a manager waits for the last piece."""
 MOST_EVENTS = 5_000
 """In one piece."""
+BEHIND_S = 60.0
+"""A copy that lags for longer is reported to the user."""
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
@@ -359,3 +360,65 @@ async def _wait(until: asyncio.Event, limit_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await until.wait()
+
+
+# --- For ``status`` -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """Progress of the journal's copy; the manager keeps it in the job's folder."""
+
+    seq: int
+    """Number of the newest event in the store."""
+    at_s: float
+    """When the copy last held the whole journal, in seconds since the epoch."""
+    trouble: str = ""
+    """Why copying fails; empty if it works."""
+    elsewhere: str = ""
+    """Which machine has taken the job over; empty if none has."""
+
+    def line(self, last_seq: int, at_s: float) -> str:
+        """Return a line for people; empty unless the copy has lagged for a while.
+
+        Args:
+            last_seq: Number of the newest event here.
+            at_s: Now, in seconds since the epoch.
+        """
+        if self.elsewhere:
+            return self.elsewhere
+        behind = last_seq - self.seq
+        if behind <= 0 or at_s - self.at_s < BEHIND_S:
+            return ""
+        why = f": {self.trouble}" if self.trouble else ""
+        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
+
+
+def lag_line(job: JobDir, at_s: float) -> str:
+    """Return a line for people if the copy of a job's journal lags; empty if not.
+
+    Args:
+        job: One with a journal.
+        at_s: Now, in seconds since the epoch.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    try:
+        note = ReplicationStatus(**json.loads(job.copy_note.read_text()))
+    except FileNotFoundError:
+        return ""
+    return note.line(last_seq(job), at_s)
+
+
+def last_seq(job: JobDir) -> int:
+    """Return the number of the newest event in a job's journal.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        return journal.last_seq()
+    finally:
+        journal.close()

@@ -81,7 +81,7 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
         version = json.loads(head)["schema_version"]
         rows = [JournalRow(*json.loads(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
-        raise SegmentError(f"{segment.name} is damaged: {error}") from None
+        raise SegmentError(f"{segment.name} is damaged: {error}") from error
     if version != SCHEMA_VERSION:
         raise SegmentError(
             f"{segment.name} has version {version}, this spottrain knows "

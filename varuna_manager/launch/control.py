@@ -199,7 +199,7 @@ def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
         raise ManagerUnreachableError(
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
             f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
-        ) from None
+        ) from error
 
 
 def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
@@ -364,11 +364,11 @@ def _manager_lock(job: JobDir) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ManagerUnreachableError(
                         f"job {job.name}: its manager cannot be ended; kill it by hand"
-                    ) from None
+                    ) from error
             time.sleep(POLL_S)
         yield
 

@@ -88,7 +88,7 @@ def _look(wish: DataRequest) -> DataSource | str:
     try:
         return look(wish, _PATIENCE_S)
     except NothingThereError as error:
-        raise ConfigError(f"data.{wish.name}: {error}") from None
+        raise ConfigError(f"data.{wish.name}: {error}") from error
     except (DataError, DataAwayError) as error:
         return f"cannot be seen from here: {error}"
 

@@ -167,7 +167,7 @@ def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]
         raise ConfigError(
             f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "
             f"out: {error}; name the networks from which SSH is let in"
-        ) from None
+        ) from error
 
 
 # --- In the child ---------------------------------------------------------------------

@@ -132,7 +132,7 @@ def check_checkpoint_path(config: JobConfig) -> None:
     try:
         check_writable(open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S))
     except StorageError as error:
-        raise ConfigError(f"checkpoint.path: {error}") from None
+        raise ConfigError(f"checkpoint.path: {error}") from error
 
 
 def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:

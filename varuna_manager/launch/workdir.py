@@ -78,7 +78,7 @@ def _ignored(workdir: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from None
+        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from error
     patterns = [line.strip().rstrip("/") for line in lines]
     return [pattern for pattern in patterns if pattern and pattern[0] != "#"]
 

@@ -109,7 +109,7 @@ def report(
 
     Args:
         state: The job's.
-        past: And its past, see ``follow.read_past``.
+        past: And its past, see ``history.read_past``.
         managed: Whether a manager runs.
         at_s: A job that is over is told up to its end.
     """

@@ -8,6 +8,7 @@ mini-batches only since the oldest checkpoint that is kept.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.series import Bins, Point, thinned
 from spottrain.varuna_manager.reporting.time_split import Doing, Interval
@@ -267,11 +269,21 @@ class JobHistory:
             self._stretches.append(lost)
 
 
-def fold(journal: Journal) -> tuple[State, JobHistory]:
-    """Return the state that a journal's events lead to, and its past.
+def read_past(job: JobDir) -> tuple[State, JobHistory]:
+    """Return the present state of a job and its history.
 
     Raises:
-        JournalError: The file is damaged.
+        JournalError: The journal is missing or damaged.
+    """
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+        return fold(journal)
+
+
+def fold(journal: Journal) -> tuple[State, JobHistory]:
+    """Return the state that a journal's events lead to, and the job's history.
+
+    Raises:
+        JournalError: The journal is damaged.
     """
     state, past = State(), JobHistory()
     for _, event in journal.read():

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.format import dollars, duration, step_time
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
-from spottrain.varuna_manager.reporting.html import lines, plot
-from spottrain.varuna_manager.reporting.html.plot import Frame
+from spottrain.varuna_manager.reporting.html import plot
+from spottrain.varuna_manager.reporting.html.plot import Frame, Point
 from spottrain.varuna_manager.reporting.series import thinned
 from spottrain.varuna_manager.reporting.time_split import Interval, Rental
 from spottrain.varuna_manager.reporting.timeline import LANES
@@ -30,6 +31,10 @@ COLOURS = 6
 """Of lines that differ: classes c0 … c5, with a dash pattern each."""
 _LABEL_WIDTH = 9.0
 """Of a character, at most."""
+MOST_POINTS = 1024
+"""Of one line."""
+Bin = tuple[float, float, float, float]
+"""When it begins, mean, lowest, highest: see ``series.Bins.means``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +81,9 @@ def throughput(scene: Scene) -> str:
     top = max((mean for _, mean, _, _ in bins), default=1.0)
     top = plot.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
     frame = scene.frame(top, height=190, above=26)
-    means = lines.with_gaps(lines.whole(bins, width_s, scene.to_s), width_s)
+    means = _with_gaps(_means(bins, width_s, scene.to_s), width_s)
     parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
-    parts.append(plot.path(lines.band(frame, bins, width_s), "band"))
+    parts.append(plot.path(_band(frame, bins, width_s), "band"))
     for plan, speed in plans:
         begin_s = scene.from_s + _since(scene, plan)
         y = frame.y(speed)
@@ -100,8 +105,8 @@ def throughput(scene: Scene) -> str:
 
 def fleet(scene: Scene) -> str:
     """VMs held, and how many of them trained; plans as boxes with their shape."""
-    held = lines.held(scene.rented)
-    working = lines.working(scene.stretches)
+    held = _held(scene.rented)
+    working = _working(scene.stretches)
     top = plot.nice_top(max((count for _, count in held), default=1.0))
     frame = scene.frame(top, height=140)
     what = f"VMs held and VMs at work over time, at most {top:g}."
@@ -140,7 +145,7 @@ def shapes(scene: Scene) -> str:
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
     """Prices of the offers that mattered, and their names in order of colour."""
-    offered = lines.price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
+    offered = _main_price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
     spend = [usd for line in offered for _, usd in line.points]
     top = plot.nice_top(max(spend, default=1.0))
     frame = scene.frame(top)
@@ -148,9 +153,7 @@ def prices(scene: Scene) -> tuple[str, list[str]]:
     names = []
     for number, line in enumerate(offered):
         name = _offer_name(line)
-        data = plot.step_path(
-            frame, thinned(line.points, lines.MOST_POINTS), scene.to_s
-        )
+        data = plot.step_path(frame, thinned(line.points, MOST_POINTS), scene.to_s)
         parts.append(plot.path(data, f"line c{number}", name))
         names.append(name)
     what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
@@ -162,10 +165,10 @@ def money(scene: Scene) -> str:
     cost = scene.report["cost"]
     kinds = cost["usd_by_kind"]
     beside = kinds["storage"] + kinds["egress"]
-    spent = lines.spent(
+    spent = _spent_over_time(
         scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
     )
-    dear = lines.spent(
+    dear = _spent_over_time(
         scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
     )
     budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
@@ -236,6 +239,122 @@ def _marks(
         for at_s, _ in marks[:-MOST_MARKS]
     )
     yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
+
+
+# --- Lines: what was measured and billed, as points over time -------------------------
+
+
+def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:
+    """Return the means; that of the last bin over the time that has passed of it."""
+    points = [(at_s, mean) for at_s, mean, _, _ in bins]
+    if points and (passed_s := to_s - points[-1][0]) < width_s:
+        at_s, mean = points[-1]
+        top = bins[-1][3]
+        points[-1] = (at_s, min(top, mean * width_s / max(passed_s, 1e-6)))
+    return points
+
+
+def _with_gaps(points: Sequence[Point], width_s: float) -> list[Point]:
+    """Let a line fall to 0 where nothing is known."""
+    filled: list[Point] = []
+    for at_s, value in points:
+        if filled and at_s - filled[-1][0] > 1.5 * width_s:
+            filled.append((filled[-1][0] + width_s, 0.0))
+        filled.append((at_s, value))
+    return filled
+
+
+def _band(frame: Frame, bins: Sequence[Bin], width_s: float) -> str:
+    """Return boxes from the slowest to the fastest mini-batch of each bin."""
+    return "".join(
+        f"M{frame.x(at_s):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"
+        f"H{frame.x(at_s + width_s):.1f}V{frame.y(low):.1f}Z"
+        for at_s, _, low, high in bins
+        if high > low
+    )
+
+
+def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
+    """Return the running sum of changes, one point a moment."""
+    points: list[Point] = []
+    level = 0.0
+    for at_s, change in sorted(changes):
+        level += change
+        if points and points[-1][0] == at_s:
+            points[-1] = (at_s, level)
+        else:
+            points.append((at_s, level))
+    return thinned(points, MOST_POINTS)
+
+
+def _held(rented: Iterable[Rental]) -> list[Point]:
+    """Return how many VMs were rented from when on."""
+    return _counted(
+        change
+        for one in rented
+        for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
+    )
+
+
+def _working(stretches: Iterable[Interval]) -> list[Point]:
+    """Return on how many VMs a generation trained from when on."""
+    return _counted(
+        change
+        for one in stretches
+        if one.doing == "training"
+        for change in (
+            (one.from_s, float(len(one.slots))),
+            (one.to_s, -float(len(one.slots))),
+        )
+    )
+
+
+def _spent_over_time(
+    rented: Iterable[Rental],
+    usd: Callable[[Rental], float],
+    beside: float,
+    from_s: float,
+    to_s: float,
+) -> list[Point]:
+    """Return dollars over time; each VM's money flows evenly while it is billed, and
+    what storage and traffic cost, over the whole job."""
+    changes: list[tuple[float, float]] = []
+    for one in rented:
+        if one.billed_s > 0:
+            rate = usd(one) / one.billed_s
+            changes.append((one.launched_s, rate))
+            changes.append((one.launched_s + one.billed_s, -rate))
+    span_s = max(to_s - from_s, 1.0)
+    changes += [(from_s, beside / span_s), (to_s, -beside / span_s)]
+    points: list[Point] = []
+    level = rate = 0.0
+    before_s = from_s
+    for at_s, change in sorted(changes):
+        level += rate * (at_s - before_s)
+        rate, before_s = rate + change, at_s
+        points.append((at_s, level))
+    return thinned(points, MOST_POINTS)
+
+
+def _main_price_lines(
+    rented: Iterable[Rental], prices: Iterable[PriceLine], most: int
+) -> list[PriceLine]:
+    """Return the offers on which most was spent, then the cheapest spot offers."""
+    dollars: dict[tuple[str, str, str, bool], float] = {}
+    for one in rented:
+        key = _place(one.offer)
+        dollars[key] = dollars.get(key, 0.0) + one.cost.usd
+
+    def rank(line: PriceLine) -> tuple[float, bool, float]:
+        usd = dollars.get(_place(line.offer), 0.0)
+        return -usd, not line.offer.spot, line.points[-1][1]
+
+    lines = [line for line in prices if line.points]
+    return sorted(lines, key=rank)[:most]
+
+
+def _place(offer: Offer) -> tuple[str, str, str, bool]:
+    return offer.cloud, offer.zone, offer.instance_type, offer.spot
 
 
 # --- Words and numbers ----------------------------------------------------------------

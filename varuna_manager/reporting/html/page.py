@@ -19,7 +19,7 @@ from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.style import STYLE
-from spottrain.varuna_manager.reporting.html.text import (
+from spottrain.varuna_manager.reporting.text import (
     Row,
     events_rows,
     interruption_rows,
@@ -67,7 +67,7 @@ def write_page(
     except OSError as error:
         raise PageError(
             f"{path}: cannot write the report: {error.strerror}; name another file"
-        ) from None
+        ) from error
 
 
 def page(report: dict[str, Any], state: State, past: JobHistory) -> str:

@@ -20,12 +20,13 @@ from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredErro
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager.cli.main import main
-from spottrain.varuna_manager.cli.ssh import argv_to, choose, ssh_argv
+from spottrain.varuna_manager.cli.ssh import choose, ssh_argv
 from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.daemon.main import only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import submit
 
 Run = Callable[..., tuple[int, str, str]]
