@@ -17,7 +17,7 @@ import torch
 from tests.integration.tiny_job import Tiny, Tokens, loss
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 
 STORED = Path(__file__).parent / "stored"
 ROOT = Path("/tmp/spottrain-stored")

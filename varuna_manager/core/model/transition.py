@@ -61,7 +61,7 @@ class Transition:
         """Whether ``at_s`` has come; if not, the core will be woken then."""
         if self.now_s >= at_s:
             return True
-        self.wake_at_s = at_s if self.wake_at_s is None else min(self.wake_at_s, at_s)
+        self.wake(at_s)
         return False
 
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
@@ -71,6 +71,11 @@ class Transition:
             change = PhaseChange(before, after, self.is_settling)
             last = replace(recent[-1], changes=(*recent[-1].changes, change))
             self.state = replace(self.state, recent=(*recent[:-1], last))
+
+    def wake(self, at_s: float | None) -> None:
+        """Have the core decide again at ``at_s`` at the latest, if that is a time."""
+        if at_s is not None:
+            self.wake_at_s = min(self.wake_at_s or at_s, at_s)
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""

@@ -32,7 +32,7 @@ from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
-from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus
+from spottrain.varuna_manager.jobs.replication import ReplicationStatus
 from spottrain.varuna_manager.jobs.segments import segment_of, unpack
 
 SHAPES = Path(__file__).parents[3] / "integration" / "stored" / "shapes"
