@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
@@ -175,8 +174,12 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
         )
 
 
-def settings_of(
-    config: JobConfig, facts: ModelFacts, job: JobDir, at_s: float
+def job_settings(
+    config: JobConfig,
+    facts: ModelFacts,
+    job: JobDir,
+    at_s: float,
+    data_bytes: Mapping[str, float] | None = None,
 ) -> JobSettings:
     """Return what the manager's core must know of a job launched at ``at_s``."""
     return JobSettings(
@@ -206,6 +209,7 @@ def settings_of(
         busy_s=config.setup_limit_s * bool(config.setup)
         + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
+        data_bytes=dict(data_bytes or {}),
     )
 
 
@@ -234,8 +238,7 @@ def submit(
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
-        settings = settings_of(config, facts, job, at_s)
-        settings = replace(settings, data_bytes=dict(data_bytes or {}))
+        settings = job_settings(config, facts, job, at_s, data_bytes)
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
         with placing(job):
