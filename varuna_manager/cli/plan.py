@@ -121,7 +121,7 @@ def plan(
     Given a model and a profile as JSON, which need no machine at all: the plan for so
     many of its GPUs.
     """
-    elsewhere = SearchScope(
+    scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
         measured_on=measured_on,
@@ -134,13 +134,13 @@ def plan(
                 "--gpus, --minibatch-size and the like go with a profile as JSON: got "
                 f"{file.name}; a job file says them itself"
             )
-        preview(_changed(load_config(file), changes), output, explain, elsewhere)
+        preview(_changed(load_config(file), changes), output, explain, scope)
         return
     if gpus is None:
         raise ConfigError(f"{file.name}: --gpus says on how many; give it")
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     inputs = replace(plan_inputs.workload_inputs(workload, gpus), **changes)
-    found = _weighed(file.name, inputs, workload.sources, elsewhere)
+    found = _preview_workload(file.name, inputs, workload.sources, scope)
     _show(found, output, explain)
 
 
@@ -161,15 +161,15 @@ def _changes(
     return {key: value for key, value in asked.items() if value is not None}
 
 
-def _weighed(
-    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: SearchScope
+def _preview_workload(
+    name: str, inputs: PlanInputs, sources: tuple[str, ...], scope: SearchScope
 ) -> dict[str, Any]:
     """Return the plan for a model and profile as JSON, and clouds' offers if asked."""
     try:
         document: dict[str, Any] = plan_inputs.preview_workload(name, inputs, sources)
-        if elsewhere.clouds:
+        if scope.clouds:
             gpus = len(inputs.slots)
-            document |= previews.preview_workload(inputs, gpus, elsewhere)
+            document |= previews.preview_workload(inputs, gpus, scope)
     except PlanError as error:
         raise ConfigError(f"{name}: {error}") from error
     return document
@@ -179,7 +179,7 @@ def preview(
     config: JobConfig,
     output: Output,
     explain: bool = False,
-    elsewhere: SearchScope = NOWHERE,
+    scope: SearchScope = NOWHERE,
 ) -> None:
     """Show what a launch of ``config`` would begin with.
 
@@ -187,7 +187,7 @@ def preview(
         config: The job.
         output: How to show it.
         explain: Show all that was weighed.
-        elsewhere: Which clouds to look at beside the job's provider.
+        scope: Which clouds to look at beside the job's provider.
 
     Raises:
         SpottrainError: It cannot be launched.
@@ -195,21 +195,21 @@ def preview(
     submit.check_budget(config)
     if config.cloud is None:
         plan_inputs.check_capacity(config)
-    data_bytes = data.ready(config, say)
+    data_bytes = data.prepare_data(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = inspect.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
         profile = previews.profiled_elsewhere(facts)
     profile = profile or inspect.calibrate(config)
-    document = previews.preview_job(config, facts, profile, elsewhere, data_bytes)
-    promised = None
+    document = previews.preview_job(config, facts, profile, scope, data_bytes)
+    forecast = None
     if config.cloud is None:  # a cloud's offers are asked for at launch
-        promised = predict(config, facts, profile=profile)
-    document["promise"] = promised and asdict(promised)
+        forecast = predict(config, facts, profile=profile)
+    document["promise"] = forecast and asdict(forecast)
     _show(document, output, explain)
-    if promised is not None and promised.possible is False:
-        raise BudgetError(promised.reason)
+    if forecast is not None and forecast.possible is False:
+        raise BudgetError(forecast.reason)
 
 
 def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
