@@ -16,7 +16,7 @@ def run_at_manager(context: typer.Context, name: str | None) -> str | None:
         context: Of the command.
         name: The job that the command is about, if it is about one.
     """
-    if name is not None and (job := job_dir(name)).away.exists():
+    if name is not None and (job := job_dir(name)).remote_manager_file.exists():
         # Not above: it imports the cloud adapters, which most commands do not need.
         from spottrain.varuna_manager.cli.remote import forward_command
 

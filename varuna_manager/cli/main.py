@@ -109,7 +109,7 @@ def launch_command(
         plan.preview(config, output)
         return
     _check_here(config, on_vm=with_vm)
-    data_bytes = data.ready(config, say)
+    data_bytes = data.prepare_data(config, say)
     lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
         say(line)
@@ -118,17 +118,17 @@ def launch_command(
     # Not above: it imports the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    if found := check_deadline(config, facts, offers, say):
-        say(found)
+    if forecast := check_deadline(config, facts, offers, say):
+        say(forecast)
     job, packed_bytes = submit.submit(config, facts, data_bytes)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
     if with_vm:
-        _drive_there(job, offers or (), detach, output)
+        _run_on_manager_vm(job, offers or (), detach, output)
     else:
-        _drive(job, submit.start_manager(job), detach, output)
+        _run_here(job, submit.start_manager(job), detach, output)
 
 
 def _check_here(config: JobConfig, *, on_vm: bool) -> None:
@@ -152,7 +152,7 @@ def stop(
     job = find(name)
     control.stop_job(job, now=now)
     code = Watcher(job, console(stderr=True)).run()
-    _tell_how_to_go_on(job)
+    _say_how_to_resume(job)
     if submit.end_of(job) != "stopped":
         raise typer.Exit(code)
 
@@ -179,7 +179,7 @@ def resume(
         job = take_over(name, say)
     else:
         job = find(name)
-    _drive(job, control.resume_job(job), detach, output)
+    _run_here(job, control.resume_job(job), detach, output)
 
 
 @app.command()
@@ -190,7 +190,7 @@ def down(name: NameArgument) -> None:
     say(f"job {name} is ended; VMs returned after its manager: {returned}")
 
 
-def _drive(
+def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
     """Watch a job whose manager was just started; exits with the job's exit code."""
@@ -208,15 +208,15 @@ def _drive(
         raise
     show_commands.show_report(job, output)
     if code == INTERRUPTED:
-        _tell_how_to_go_on(job)
+        _say_how_to_resume(job)
     elif code:
         if is_debugging():
             _show_log_tail(job)
-        show_commands.tell_failure(job)
+        show_commands.say_failure(job)
     raise typer.Exit(code)
 
 
-def _drive_there(
+def _run_on_manager_vm(
     job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
 ) -> None:
     """Start the manager of a job on a VM and look on; exits with the job's exit code."""
@@ -230,7 +230,7 @@ def _drive_there(
         say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
         return
     code = remote.watch(job)
-    if not job.away.exists():
+    if not job.remote_manager_file.exists():
         show_commands.show_report(job, output)
     raise typer.Exit(code)
 
@@ -247,7 +247,7 @@ gc.register(app)
 ssh.register(app)
 
 
-def _tell_how_to_go_on(job: JobDir) -> None:
+def _say_how_to_resume(job: JobDir) -> None:
     if submit.can_be_resumed(job):
         say(
             f"go on with 'spottrain resume {job.name}', or end the job with "

@@ -36,7 +36,7 @@ from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
-from spottrain.varuna_manager.reporting.history import JobHistory, read_past
+from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.page import write_page
 
 FollowOption = Annotated[
@@ -93,7 +93,7 @@ def _show_all(output: Output) -> None:
     documents, errors = [], []
     for job in all_jobs():
         try:
-            if job.away.exists():
+            if job.remote_manager_file.exists():
                 # Not above: it imports what rents, which other commands do not need.
                 from spottrain.varuna_manager.cli.remote import refresh
 
@@ -133,8 +133,8 @@ def report(
     if html is None:
         show_report(job, output)
         return
-    document, state, past = describe_past(job, job_documents.report)
-    write_page(html, document, state, past)
+    document, state, history = describe_history(job, job_documents.report)
+    write_page(html, document, state, history)
     say(f"report: {html.absolute()}")
     if output is Output.JSON:
         show_json(document)
@@ -199,7 +199,7 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    document, _, _ = describe_past(job, job_documents.report)
+    document, _, _ = describe_history(job, job_documents.report)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -208,7 +208,7 @@ def show_report(job: JobDir, output: Output) -> None:
         say(f"report as a page: {job.page}")
 
 
-def tell_failure(job: JobDir) -> None:
+def say_failure(job: JobDir) -> None:
     """Tell why a job ended as it did, with the user's own traceback if there is one."""
     outcome = read_state(job).outcome
     if outcome is not None:
@@ -221,18 +221,18 @@ def _describe(
     job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a view of a job with what its folder alone knows."""
-    managed = job.is_managed() or job.away.exists()
+    managed = job.is_managed() or job.remote_manager_file.exists()
     return _named(job, view(read_state(job), managed, time.time()))
 
 
-def describe_past(
+def describe_history(
     job: JobDir,
     view: Callable[[State, JobHistory, bool, float], dict[str, Any]],
 ) -> tuple[dict[str, Any], State, JobHistory]:
     """Return a view of a job that needs its past, and what the view was made of."""
-    state, past = read_past(job)
-    document = view(state, past, job.is_managed(), time.time())
-    return _named(job, document), state, past
+    state, history = read_history(job)
+    document = view(state, history, job.is_managed(), time.time())
+    return _named(job, document), state, history
 
 
 def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:

@@ -39,14 +39,14 @@ def ssh(
     The VM has to prove by its own host key who it is. The exit code is that of ssh.
     """
     job = find(name)
-    argv = ssh_argv(job, choose(job, vm), command or [])
+    argv = ssh_argv(job, choose_vm(job, vm), command or [])
     program = shutil.which(argv[0])
     if program is None:
         raise ConfigError("there is no ssh command here; install OpenSSH's client")
     os.execv(program, argv)
 
 
-def choose(job: JobDir, wanted: str | None) -> str:
+def choose_vm(job: JobDir, wanted: str | None) -> str:
     """Return the id of the VM that is meant.
 
     Raises:

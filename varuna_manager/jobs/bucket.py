@@ -80,7 +80,7 @@ class Newest:
     uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
 
 
-_Told = TypeVar("_Told", Claim, Newest)
+_Document = TypeVar("_Document", Claim, Newest)
 
 
 def folder_mark(job: JobDir) -> str:
@@ -228,17 +228,17 @@ class StoredJob:
         self._store.delete([self._segment_name(one) for one in segments])
 
     def journal(
-        self, tell: Callable[[str], None], at: int = 1
+        self, say: Callable[[str], None], at: int = 1
     ) -> Iterator[list[JournalRow]]:
         """Yield the events of the journal, in order, as far as they are whole.
 
         Args:
-            tell: Told in one line what is damaged or missing.
+            say: Told in one line what is damaged or missing.
             at: The first event wanted.
         """
         for _ in range(_READS):
             try:
-                for rows in restore(self.segments(), self._unpack, tell, at):
+                for rows in restore(self.segments(), self._unpack, say, at):
                     yield rows
                     at = rows[-1].seq + 1
             except MissingError:
@@ -300,7 +300,7 @@ def _read_newest(store: Store) -> Newest | None:
     return _read(Newest, _NEWEST, data)
 
 
-def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
+def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
     """Return what a JSON file tells.
 
     Raises:

@@ -83,8 +83,8 @@ class JobDir:
         return self.path / "copy.json"
 
     @property
-    def away(self) -> Path:
-        """The VM of the job's manager, if it is not on this machine; see ``away.py``."""
+    def remote_manager_file(self) -> Path:
+        """Where the manager runs, if it is not on this machine; see manager_location."""
         return self.path / "away.json"
 
     @property

@@ -166,11 +166,11 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
     Raises:
         ManagerUnreachableError: The manager does not answer.
     """
-    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
-    _ask_manager(job, "stop", wish)
+    request = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    _ask_manager(job, "stop", request)
 
 
-def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
+def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
     """Put a wish to the manager of a job.
 
     Raises:
@@ -186,7 +186,7 @@ def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
     try:
         answer = httpx.post(
             f"{address.url}/v1/admin/{what}",
-            json=wish,
+            json=request,
             headers={"Authorization": f"Bearer {identity.admin_token()}"},
             verify=client_context(identity.ca_pem),
             trust_env=False,
@@ -216,8 +216,8 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         ManagerUnreachableError: The manager does not answer.
     """
     if job.is_managed():
-        wish = {"limits": [asdict(limit) for limit in limits], "sure": sure}
-        _ask_manager(job, "limits", wish)
+        request = {"limits": [asdict(limit) for limit in limits], "sure": sure}
+        _ask_manager(job, "limits", request)
         return
     if not can_be_resumed(job):
         raise ConfigError(
@@ -288,7 +288,7 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     check_secrets(config.secrets)
     os.environ.update(config.env)
     if config.resources.provider == "local":
-        job_data.have(config)
+        job_data.ensure_data(config)
     return start_manager(job)
 
 

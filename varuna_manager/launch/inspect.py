@@ -50,7 +50,7 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     try:
         facts = decode(ModelFacts, kept.read_bytes())
     except (FileNotFoundError, WireError):
-        data.have(config)
+        data.ensure_data(config)
         facts = decode(ModelFacts, _run_inspector(config))
     else:
         return facts
@@ -92,7 +92,7 @@ def calibrate(
         known = profiles.find(facts, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile
-    data.have(config)
+    data.ensure_data(config)
     profile = measure_here(config, on_progress)
     if not is_noisy(profile):
         profiles.keep(profile)

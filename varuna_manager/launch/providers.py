@@ -97,10 +97,10 @@ def rent(
         return lambda: _rent(job, folder, cloud, payload, NamespacedProvider)
 
     openers = {cloud.cloud: opener(cloud) for cloud in clouds}
-    return MultiCloudProvider(openers, openers.keys() - _asked(job, openers))
+    return MultiCloudProvider(openers, openers.keys() - _asked_clouds(job, openers))
 
 
-def _asked(job: JobDir, clouds: Collection[str]) -> Collection[str]:
+def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
     """Return the clouds that a job has ever asked for VMs; all if nobody knows."""
     from spottrain.varuna_manager.jobs.follow import read_state
     from spottrain.varuna_manager.jobs.journal import JournalError

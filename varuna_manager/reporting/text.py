@@ -15,7 +15,7 @@ from spottrain.varuna_manager.format import (
 from spottrain.varuna_manager.reporting.timeline import LANES
 
 Row = Sequence[str]
-KIND_WORDS = {
+TIME_KINDS = {
     "productive": "mini-batches that are in the final history",
     "morph": "between training and training: getting out, handing over, forming, saving",
     "boot": "launch until ready; measuring, and writing the first weights",
@@ -26,14 +26,14 @@ KIND_WORDS = {
 """What the time of rented VMs is split into."""
 
 
-def kinds_of(cost: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``KIND_WORDS`` without a manager's VM where there is none.
+def time_kinds(cost: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``TIME_KINDS`` without a manager's VM where there is none.
 
     Args:
         cost: As ``costs.cost`` gives it.
     """
     seconds = cost["vm_seconds"]
-    return {k: v for k, v in KIND_WORDS.items() if k != "manager" or seconds[k]}
+    return {k: v for k, v in TIME_KINDS.items() if k != "manager" or seconds[k]}
 
 
 _ENDS = {

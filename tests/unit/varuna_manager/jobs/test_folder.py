@@ -114,7 +114,7 @@ def test_a_link_out_of_the_workdir_is_refused(workdir: Path, target: str) -> Non
 
 def test_a_workdir_with_data_in_it_is_refused(workdir: Path) -> None:
     with open(workdir / "data.bin", "wb") as file:
-        file.truncate(workdirs.LARGEST_BYTES)
+        file.truncate(workdirs.MAX_BYTES)
     with pytest.raises(ConfigError, match="keep data outside of it"):
         workdirs.packed_files(workdir)
 
