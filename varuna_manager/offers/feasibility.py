@@ -98,7 +98,7 @@ def predict(
         return DeadlineCheck(
             found.reason,
             found.possible if promised or not found.possible else None,
-            found.least_usd,
+            found.min_usd,
             found.earliest_finish_s,
         )
     return None if settings.deadline_s is None else UNASKED
