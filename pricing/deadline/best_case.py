@@ -1,7 +1,7 @@
-"""The best that may happen to a job: what no luck with spot VMs can better.
+"""The best case of a job: all VMs at once, no preemptions, at the lowest price of now.
 
-A necessary condition where nothing can be promised: if a fleet that nobody takes away, at
-the lowest price there is now, would be late or cost too much, so will any other.
+A necessary condition where nothing can be guaranteed: what is late or too expensive in the
+best case always is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain.pricing.deadline.fallback import LEEWAY_S, TIE, round_up
+from spottrain.pricing.deadline.fallback import round_up
 from spottrain.pricing.deadline.model import (
     Feasibility,
     Fleet,
@@ -18,23 +18,20 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
+from spottrain.pricing.deadline.tuning import BEST_CASE_TIME, LEEWAY_S, ROUNDING
 from spottrain.units import HOUR_S
-
-SOONEST = 0.9
-"""The shortest a job may take, as a part of what its largest fleet is counted on to take:
-fleets are promised to do less than they are measured to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestCase:
-    """The rest of a job in the best case."""
+    """The remaining work in the best case."""
 
     vms: int
-    """As many as the job may have, and the cap of an hour's price bears."""
+    """As many as the job and the hourly cap allow."""
     takes_s: float
-    """By all of them, a boot included if nothing is rented yet."""
+    """With all of them, a boot included if nothing is rented yet."""
     usd: float
-    """By the fleet that does it for least, what is kept back included."""
+    """With the cheapest fleet, the reserve included."""
     usd_per_hour: float
     """Of the cheapest VM."""
 
@@ -45,121 +42,120 @@ def best_case(
     supplies: Sequence[Supply],
     holdings: Sequence[Holdings] = (),
 ) -> BestCase | None:
-    """Return the best case: all VMs at once, none lost, at the lowest price there is now.
-
-    That some of them are not to be had for a moment does not count.
+    """Return the best case, as if all supplies were available.
 
     Args:
         status: Of the job.
-        fleet: What fleets train.
+        fleet: Throughput by size.
         supplies: What may be rented.
         holdings: What is rented.
 
     Returns:
-        None if nothing is left to do, or no VMs that train it are within the cap now.
+        None if nothing is left to do, or the hourly cap allows no fleet that trains.
     """
     price = min((supply.usd_per_hour for supply in supplies), default=math.inf)
-    cap = status.usd_per_hour_cap
-    limit = math.inf if cap is None else cap * (1 + TIE)
-    sizes = [n for n in range(1, fleet.most + 1) if n * price <= limit]
+    limit = status.usd_per_hour_limit
+    sizes = [n for n in range(1, fleet.max_vms + 1) if n * price <= limit]
     trains = [n for n in sizes if fleet.rates[n] > 0]
-    examples = SOONEST * status.examples_left
+    examples = BEST_CASE_TIME * status.examples_left
     if math.isinf(price) or not trains or examples <= 0:
         return None
-    boot_s = 0.0 if any(vms.ready + vms.booting for vms in holdings) else fleet.boot_s
+    boot_s = 0.0 if any(vms.rented for vms in holdings) else fleet.boot_s
     train_usd = examples * min(n * price / fleet.rates[n] for n in trains)
     rate = fleet.rates[sizes[-1]]
     return BestCase(
         vms=sizes[-1],
         takes_s=boot_s + examples / rate,
-        usd=(train_usd + trains[0] * price * (boot_s + status.kept_s)) / HOUR_S,
+        usd=(train_usd + trains[0] * price * (boot_s + status.reserve_s)) / HOUR_S,
         usd_per_hour=price,
     )
 
 
 def too_late(status: JobStatus, found: BestCase | None) -> str:
-    """Return why the deadline cannot be kept in the best case; empty if it can."""
+    """Return why the deadline is missed even in the best case; empty if it is not."""
     if found is None or status.deadline_s is None:
         return ""
     left_s = status.deadline_s - status.now_s
     if found.takes_s <= left_s:
         return ""
     return (
-        f"{_vms(found.vms)} that nobody takes away need {found.takes_s / HOUR_S:,.3f} h, "
+        f"{_vms(found.vms)} without preemptions need {found.takes_s / HOUR_S:,.3f} h, "
         f"the deadline is in {left_s / HOUR_S:,.3f} h"
     )
 
 
 def over_budget(status: JobStatus, found: BestCase | None) -> str:
-    """Return why the budget ends the job in the best case; empty if it does not."""
+    """Return why the budget ends the job even in the best case; empty if it does not."""
     usd_left = status.usd_left
-    if found is None or usd_left is None or found.usd <= usd_left * (1 + TIE):
+    if found is None or usd_left is None or found.usd <= usd_left * (1 + ROUNDING):
         return ""
     return (
-        f"undisturbed and at today's lowest price of ${found.usd_per_hour:,.2f} per hour "
-        f"it costs ${found.usd:,.2f}, to be spent: ${usd_left:,.2f}"
+        f"without preemptions and at today's lowest price of ${found.usd_per_hour:,.2f} per hour "
+        f"it costs ${found.usd:,.2f}, left to spend: ${usd_left:,.2f}"
     )
 
 
 def too_slow(status: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
-    """Return why the least rate is out of reach in the best case; empty if it is not.
+    """Return why ``min_examples_per_s`` is out of reach; empty if it is not.
 
-    Where the cap bears no VM now, it is asked of the largest fleet.
+    Where the hourly cap allows no VM now, the largest fleet counts.
     """
-    vms = fleet.most if found is None else found.vms
-    least, rate = status.min_examples_per_s, fleet.rates[vms] / SOONEST
-    if least is None or rate >= least:
+    vms = fleet.max_vms if found is None else found.vms
+    minimum, rate = status.min_examples_per_s, fleet.rates[vms] / BEST_CASE_TIME
+    if minimum is None or rate >= minimum:
         return ""
     return (
-        f"slo.min_examples_per_s: {least:g} is out of reach: {_vms(vms)} train "
-        f"{rate:.3g} examples/s at the most"
+        f"slo.min_examples_per_s: {minimum:g} is out of reach: {_vms(vms)} train "
+        f"{rate:.3g} examples/s at most"
     )
 
 
-def conceivable(
+def feasible_at_best(
     status: JobStatus,
     fleet: Fleet,
     supplies: Sequence[Supply],
     holdings: Sequence[Holdings] = (),
 ) -> Feasibility:
-    """Return whether deadline, budget and least rate can be met in the best case.
+    """Return whether deadline, budget and ``min_examples_per_s`` can be met at best.
 
-    A budget that is too small is no obstacle where there is no deadline: the job does what
-    it pays for. It is told all the same.
+    Without a deadline a budget that is too small is reported but no obstacle: the job
+    trains for what it has.
 
     Arguments as for ``best_case``.
 
     Returns:
-        With an empty reason if nothing is known against it.
+        With an empty reason if all can be met.
     """
     found = best_case(status, fleet, supplies, holdings)
-    late, dear = too_late(status, found), over_budget(status, found)
+    late, expensive = too_late(status, found), over_budget(status, found)
     slow = too_slow(status, fleet, found)
-    short = bool(late or (dear and status.deadline_s is not None))
-    cures = []
+    short = bool(late or (expensive and status.deadline_s is not None))
+    remedies = []
     if found is not None and late:
         after_h = round_up((found.takes_s + LEEWAY_S) / HOUR_S)
-        cures.append(f"move the deadline to {after_h:,.2f} h from now at the earliest")
-    if found is not None and dear:
-        cures.append(f"raise the budget to ${round_up(found.usd):,.2f} at the least")
+        remedies.append(
+            f"move the deadline to {after_h:,.2f} h from now at the earliest"
+        )
+    if found is not None and expensive:
+        remedies.append(f"raise the budget to ${round_up(found.usd):,.2f} at least")
     if slow:
-        cures.append("lower slo.min_examples_per_s")
+        remedies.append("lower slo.min_examples_per_s")
     return Feasibility(
         possible=not (short or slow),
-        reason=_why((late, dear, slow), cures, short),
-        least_usd=None if found is None else found.usd,
+        reason=_why((late, expensive, slow), remedies, short),
+        min_usd=None if found is None else found.usd,
         earliest_finish_s=None if found is None else status.now_s + found.takes_s,
     )
 
 
-def _why(problems: Sequence[str], cures: Sequence[str], short: bool) -> str:
-    _, dear, _ = problems
+def _why(problems: Sequence[str], remedies: Sequence[str], short: bool) -> str:
+    _, expensive, _ = problems
     if not any(problems):
         return ""
-    head = "the budget ends the job before it is done: " if dear else ""
+    head = "the budget ends the job before it is done: " if expensive else ""
     if short:
         head = "deadline and budget cannot both be met: "
-    return f"{head}{', and '.join(filter(None, problems))}; {' and '.join(cures)}"
+    return f"{head}{', and '.join(filter(None, problems))}; {' and '.join(remedies)}"
 
 
 def _vms(count: int) -> str:

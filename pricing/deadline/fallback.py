@@ -1,7 +1,7 @@
-"""The safety net: what on-demand VMs alone would take, in time and in money.
+"""The on-demand fallback: time and money that on-demand VMs alone would take.
 
-On-demand VMs are the only supply that a promise can be built on. How far the job is from
-needing all of them is its slack, of time and of money.
+Only on-demand VMs can guarantee a deadline. How far the job is from needing all of them is
+its slack, in time and in money.
 """
 
 from __future__ import annotations
@@ -17,69 +17,65 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
+from spottrain.pricing.deadline.tuning import LEEWAY_S, ROUNDING
 from spottrain.units import HOUR_S
-
-TIE = 1e-9
-"""Relative difference that is rounding."""
-LEEWAY_S = 60.0
-"""From being told of a deadline that would do to trying it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemandFallback:
-    """On-demand VMs for the rest of the job."""
+    """On-demand VMs for the remaining work."""
 
     fleet: Fleet
     prices: tuple[float, ...]
-    """USD per hour of each VM that may be had on demand, ascending."""
+    """USD per hour of each on-demand VM that can be had, ascending."""
     ready: int
-    """On-demand VMs that train already."""
+    """On-demand VMs that already train."""
     paid: int
-    """On-demand VMs that are rented already, those that boot counted."""
-    kept_s: float = 0.0
+    """On-demand VMs that are already rented, booting ones included."""
+    reserve_s: float = 0.0
     """See ``JobStatus``."""
 
     @property
-    def most(self) -> int:
-        """The most VMs on demand."""
+    def max_vms(self) -> int:
+        """The most on-demand VMs."""
         return len(self.prices)
 
     def train_s(self, size: int, examples: float) -> float:
-        """Return how long ``size`` VMs train; infinite if they cannot."""
+        """Return how long ``size`` VMs train; infinite if the job does not fit them."""
         rate = self.fleet.rates[size]
         if examples <= 0:
             return 0.0
         return examples / rate if rate > 0 else math.inf
 
     def start_s(self) -> float:
-        """Return how long it takes to have on-demand VMs train that are not there yet."""
+        """Return the time until newly requested on-demand VMs train."""
         return self.fleet.boot_s + self.fleet.morph_s
 
     def usd(self, size: int, examples: float) -> float:
-        """Return what must be left for the rest to be done by ``size`` VMs.
+        """Return the money that ``size`` VMs need for the rest of the job.
 
-        New ones' boot and joining, and what is kept back, are in it.
+        It includes boot and joining of new VMs, and the reserve.
         """
         joins_s = self.fleet.morph_s if size > self.ready else 0.0
-        train_s = self.train_s(size, examples) + joins_s + self.kept_s
+        train_s = self.train_s(size, examples) + joins_s + self.reserve_s
         boot = sum(self.prices[self.paid : size]) * self.fleet.boot_s
         return (sum(self.prices[:size]) * train_s + boot) / HOUR_S
 
     def fastest(self, examples: float, usd_left: float | None) -> int:
-        """Return the size that is done first within the budget; 0 if none can be."""
-        limit = math.inf if usd_left is None else usd_left * (1 + TIE)
-        for size in range(self.most, 0, -1):
+        """Return the size that finishes first within the budget; 0 if none does."""
+        limit = math.inf if usd_left is None else usd_left * (1 + ROUNDING)
+        for size in range(self.max_vms, 0, -1):
             grows = self.fleet.rates[size] > self.fleet.rates[size - 1]
             if grows and self.usd(size, examples) <= limit:
                 return size
         return 0
 
     def cheapest(self, examples: float, train_within_s: float) -> int:
-        """Return the size that costs least and trains no longer; 0 if none does."""
-        limit = train_within_s * (1 + TIE)
+        """Return the cheapest size that trains no longer than that; 0 if none does."""
+        limit = train_within_s * (1 + ROUNDING)
         sizes = [
             size
-            for size in range(1, self.most + 1)
+            for size in range(1, self.max_vms + 1)
             if self.train_s(size, examples) <= limit
         ]
         return min(sizes, key=lambda size: self.usd(size, examples), default=0)
@@ -91,7 +87,7 @@ def on_demand_fallback(
     supplies: Sequence[Supply],
     holdings: Sequence[Holdings],
 ) -> OnDemandFallback:
-    """Return what may be had on demand, within the cap of an hour's price."""
+    """Return the on-demand VMs that can be had within the hourly cap."""
     rented = {vm.name: vm for vm in holdings}
     prices: list[float] = []
     ready = paid = 0
@@ -99,122 +95,121 @@ def on_demand_fallback(
         if supply.spot:
             continue
         mine = rented.get(supply.name)
-        have = 0 if mine is None else mine.ready + mine.booting
-        free = fleet.most if supply.available is None else supply.available
-        prices += [supply.usd_per_hour] * min(fleet.most, free + have)
+        have = 0 if mine is None else mine.rented
+        count = min(fleet.max_vms, supply.free(fleet) + have)
+        prices += [supply.usd_per_hour] * count
         ready += 0 if mine is None else mine.ready
         paid += have
-    prices = sorted(prices)[: fleet.most]
-    cap = status.usd_per_hour_cap
-    while prices and cap is not None and sum(prices) > cap * (1 + TIE):
+    prices = sorted(prices)[: fleet.max_vms]
+    while prices and sum(prices) > status.usd_per_hour_limit:
         prices.pop()
     return OnDemandFallback(
         fleet=fleet,
         prices=tuple(prices),
         ready=ready,
         paid=paid,
-        kept_s=status.kept_s,
+        reserve_s=status.reserve_s,
     )
 
 
 def feasible(
     status: JobStatus, fleet: Fleet, supplies: Sequence[Supply]
 ) -> Feasibility:
-    """Return whether on-demand VMs alone would be in time and within the budget.
+    """Return whether on-demand VMs alone would be in time, fast enough and in budget.
 
-    So fast, that is, as is asked of them. Spot VMs may make it cheaper; nobody can promise
-    them. A least rate without a deadline is kept for as long as the budget lasts. To be
-    asked before anything is rented, and whenever a limit is changed.
+    Spot VMs may make it cheaper, but nobody can guarantee them. A ``min_examples_per_s``
+    without a deadline holds for as long as the budget lasts. Call it before anything is
+    rented, and whenever a limit changes.
     """
     base = on_demand_fallback(status, fleet, supplies, ())
     examples = status.examples_left
     within_s = min(status.left_s - base.start_s(), _paced_s(status))
     size = base.cheapest(examples, within_s)
-    least_usd = base.usd(size, examples) if size else None
+    min_usd = base.usd(size, examples) if size else None
     fastest = base.fastest(examples, status.usd_left)
     train_s = base.train_s(fastest, examples)
-    if train_s > _paced_s(status) * (1 + TIE):
+    if train_s > _paced_s(status) * (1 + ROUNDING):
         fastest = 0
     needs_s = base.start_s() + train_s + status.ending_s
     earliest_s = status.now_s + needs_s if fastest else None
-    affords = least_usd is not None and (
-        status.usd_left is None or least_usd <= status.usd_left * (1 + TIE)
+    is_affordable = min_usd is not None and (
+        status.usd_left is None or min_usd <= status.usd_left * (1 + ROUNDING)
     )
     lasts = status.deadline_s is None and status.min_examples_per_s is not None
     return Feasibility(
-        possible=affords or (lasts and size > 0),
-        reason=_why(status, base, size, least_usd, earliest_s, affords),
-        least_usd=least_usd,
+        possible=is_affordable or (lasts and size > 0),
+        reason=_why(status, base, size, min_usd, earliest_s, is_affordable),
+        min_usd=min_usd,
         earliest_finish_s=earliest_s,
     )
 
 
 def _paced_s(status: JobStatus) -> float:
-    """Return what the rest takes at the least rate; infinite if there is none."""
-    least = status.min_examples_per_s
-    return status.examples_left / least if least else math.inf
+    """Return what the rest takes at ``min_examples_per_s``; infinite without one."""
+    minimum = status.min_examples_per_s
+    return status.examples_left / minimum if minimum else math.inf
 
 
 def _why(
     status: JobStatus,
     base: OnDemandFallback,
     size: int,
-    least_usd: float | None,
+    min_usd: float | None,
     earliest_s: float | None,
-    affords: bool,
+    is_affordable: bool,
 ) -> str:
-    """Return one line: what can be promised, or what would do."""
-    if not base.prices or base.fleet.rates[base.most] == 0:
+    """Return one line: what can be guaranteed, or which limits could be."""
+    if not base.prices or base.fleet.rates[base.max_vms] == 0:
         capped = "" if base.prices else " (or usd_per_hour_cap forbids them)"
         return (
-            f"no on-demand VMs that could train the job{capped}: no promise can be "
-            "made, spot VMs may not come; allow on-demand"
+            f"no on-demand VMs that could train the job{capped}: nothing can be "
+            "guaranteed, spot VMs may not come; allow on-demand"
         )
-    rate, least = base.fleet.rates[base.most], status.min_examples_per_s
-    if least is not None and rate < least * (1 - TIE):
+    rate, minimum = base.fleet.rates[base.max_vms], status.min_examples_per_s
+    if minimum is not None and rate < minimum * (1 - ROUNDING):
         return (
-            f"slo.min_examples_per_s: {least:g} cannot be promised: {_vms(base.most)} "
+            f"slo.min_examples_per_s: {minimum:g} cannot be guaranteed: {_vms(base.max_vms)} "
             f"train {rate:.3g} examples/s; lower it"
         )
     budget = "no limit" if status.usd_left is None else f"${status.usd_left:,.2f}"
-    if status.deadline_s is None and least is not None and least_usd is not None:
-        vms = f"{_vms(size)} alone would keep up {least:g} examples/s"
-        ends = "" if affords else ", where the job ends"
-        return f"{vms} to the end for ${least_usd:,.2f}; to be spent: {budget}{ends}"
-    if affords:
+    if status.deadline_s is None and minimum is not None and min_usd is not None:
+        vms = f"{_vms(size)} alone would keep up {minimum:g} examples/s"
+        ends = "" if is_affordable else ", where the job ends"
+        return f"{vms} to the end for ${min_usd:,.2f}; left to spend: {budget}{ends}"
+    if is_affordable:
         vms = f"{_vms(size)} alone would do it in time"
-        return f"{vms} for ${least_usd:,.2f}; to be spent: {budget}"
-    if least_usd is None:
-        train_s = base.train_s(base.most, status.examples_left)
+        return f"{vms} for ${min_usd:,.2f}; left to spend: {budget}"
+    if min_usd is None:
+        train_s = base.train_s(base.max_vms, status.examples_left)
         problem = (
-            f"{_vms(base.most)} and the end of the job take "
+            f"{_vms(base.max_vms)} and the end of the job take "
             f"{(base.start_s() + train_s + status.ending_s) / HOUR_S:.3f} h, the "
             f"deadline is in {(status.left_s + status.ending_s) / HOUR_S:.3f} h"
         )
     else:
-        problem = f"on-demand VMs in time cost ${least_usd:,.2f}, to be spent: {budget}"
-    cures = _cures(status, base, least_usd, earliest_s)
-    return f"deadline and budget cannot both be promised: {problem}; {cures}"
+        problem = f"on-demand VMs in time cost ${min_usd:,.2f}, left to spend: {budget}"
+    remedies = _remedies(status, base, min_usd, earliest_s)
+    return f"deadline and budget cannot both be guaranteed: {problem}; {remedies}"
 
 
-def _cures(
+def _remedies(
     status: JobStatus,
     base: OnDemandFallback,
-    least_usd: float | None,
+    min_usd: float | None,
     earliest_s: float | None,
 ) -> str:
-    """Return what would do instead."""
-    cures = []
-    if least_usd is not None:
-        cures.append(f"raise the budget to ${round_up(least_usd):,.2f}")
+    """Return which limits could be met instead."""
+    remedies = []
+    if min_usd is not None:
+        remedies.append(f"raise the budget to ${round_up(min_usd):,.2f}")
     if earliest_s is not None:
         after_h = round_up((earliest_s - status.now_s + LEEWAY_S) / HOUR_S)
-        cures.append(f"move the deadline to {after_h:.2f} h from now")
+        remedies.append(f"move the deadline to {after_h:.2f} h from now")
     else:
         cheapest = base.cheapest(status.examples_left, _paced_s(status))
         usd = base.usd(cheapest, status.examples_left)
-        cures.append(f"with any deadline it costs ${round_up(usd):,.2f}")
-    return ", or ".join(cures)
+        remedies.append(f"with any deadline it costs ${round_up(usd):,.2f}")
+    return ", or ".join(remedies)
 
 
 def _vms(size: int) -> str:
@@ -222,5 +217,5 @@ def _vms(size: int) -> str:
 
 
 def round_up(amount: float) -> float:
-    """Return what is enough when it is shown with two digits."""
+    """Return an amount with two digits that is no less."""
     return math.ceil(100 * amount) / 100

@@ -1,7 +1,7 @@
-"""What the promise of a deadline is decided over: the job, its fleet, what can be rented.
+"""What the deadline policy decides on: the job, its fleet, and what can be rented.
 
-All VMs are of one kind; supplies differ in place, market and price. Which kind is the
-business of the ranking of offers.
+All VMs are of one machine type; supplies differ in place, market and price. The ranking of
+offers chooses the type.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from spottrain.errors import ConfigError
+from spottrain.pricing.deadline.tuning import ROUNDING
 from spottrain.units import HOUR_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """What a fleet does by its size, and what changing it costs.
+    """Throughput of a fleet by its size, and what changing the fleet costs.
 
     Raises:
-        ConfigError: a rate or a time that cannot be, or no size that trains.
+        ConfigError: a rate or a time is invalid, or no size trains.
     """
 
     examples_per_s: tuple[float, ...]
-    """By number of VMs, from 0 to the most that the job may have."""
+    """By number of VMs, from 0 to the job's maximum."""
     boot_s: float = 180.0
     """From paying for a VM to training on it."""
     morph_s: float = 30.0
-    """For how long training stands still when VMs join or leave."""
+    """How long training pauses when VMs join or leave."""
     lost_s: float = 30.0
-    """Training time that is lost with a VM that goes without notice."""
+    """Training time lost with a VM that is preempted without notice."""
 
     def __post_init__(self) -> None:
         for rate in self.examples_per_s:
@@ -47,7 +48,7 @@ class Fleet:
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
-        """Examples per second by size; VMs too many are left idle, so it never falls."""
+        """Examples per second by size; surplus VMs idle, so it never falls."""
         best, rates = 0.0, []
         for rate in (0.0, *self.examples_per_s[1:]):
             best = max(best, rate)
@@ -56,8 +57,8 @@ class Fleet:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes on the upper concave hull of the rates, from 0: no mix of others beats
-        them, so each step up trains less for a VM than the step before."""
+        """Sizes on the upper concave hull of the rates, from 0: each step up adds less per
+        VM than the step before."""
         hull = [0]
         for size, rate in enumerate(self.rates):
             if rate <= self.rates[hull[-1]]:
@@ -70,8 +71,8 @@ class Fleet:
         return tuple(hull)
 
     @property
-    def most(self) -> int:
-        """The most VMs that the job may have."""
+    def max_vms(self) -> int:
+        """The most VMs the job may have."""
         return len(self.examples_per_s) - 1
 
     def _slope(self, few: int, many: int) -> float:
@@ -80,10 +81,10 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """One way to get VMs now.
+    """One place and market to rent VMs from now.
 
     Raises:
-        ConfigError: a price, a count or a hazard that cannot be.
+        ConfigError: a price, a count or a hazard is invalid.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Supply:
     usd_per_hour: float
     """Of one VM."""
     available: int | None = None
-    """VMs to be had beside those that are held; None: as many as are wanted."""
+    """VMs that can be rented beside those held; None: no limit."""
     losses_per_hour: float = 0.0
     """Interruptions of one VM to expect; 0 on demand."""
 
@@ -106,30 +107,39 @@ class Supply:
                 f"{self.name}: available: got {self.available}; give 0 or more"
             )
 
+    def free(self, fleet: Fleet) -> int:
+        """Return how many VMs can be rented beside those held."""
+        return fleet.max_vms if self.available is None else self.available
+
     def effective_usd_per_hour(self, fleet: Fleet) -> float:
-        """Return the price of an hour's training: what interruptions waste is in it."""
+        """Return the price of an hour of training, waste by interruptions included."""
         wasted_s = fleet.boot_s + fleet.lost_s
         return self.usd_per_hour * (1 + self.losses_per_hour * wasted_s / HOUR_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """VMs that are rented of one supply; those that were said to go do not count."""
+    """VMs rented from one supply, without those that have a preemption notice."""
 
     name: str
     """Of the supply."""
     ready: int
     """Training, or able to."""
     booting: int = 0
-    """Asked for, or not ready yet."""
+    """Requested, or not ready yet."""
+
+    @property
+    def rented(self) -> int:
+        """All of them."""
+        return self.ready + self.booting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Where the job stands.
+    """Progress, limits and money of the job.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number is not finite.
     """
 
     now_s: float
@@ -137,18 +147,17 @@ class JobStatus:
     """On the clock of ``now_s``."""
     examples_left: float
     ending_s: float = 0.0
-    """From the last example to the end of the job, which must be over by the deadline."""
+    """From the last example to the end of the job, which must come before the deadline."""
     usd_left: float | None = None
     """Of the budget."""
-    kept_s: float = 0.0
-    """For so long the budget must bear the fleet beside its work: what a fleet may cost
-    that has been told to end."""
+    reserve_s: float = 0.0
+    """The budget must also pay the fleet for so long after it was told to end."""
     usd_per_hour_cap: float | None = None
     min_examples_per_s: float | None = None
     recent_examples_per_s: float | None = None
-    """Over the window that ``min_examples_per_s`` is promised for; None: too early."""
+    """Over the window of ``min_examples_per_s``; None: too early to tell."""
     review_s: float = 60.0
-    """Until this is asked again at the latest; a loss, or a VM that is ready, asks at
+    """Longest time to the next decision; a loss, or a VM that becomes ready, causes one at
     once."""
 
     def __post_init__(self) -> None:
@@ -158,8 +167,14 @@ class JobStatus:
                 raise ConfigError(f"{field.name}: got {value}; give a number")
 
     @property
+    def usd_per_hour_limit(self) -> float:
+        """The hourly cap, rounding allowed for; infinite without one."""
+        cap = self.usd_per_hour_cap
+        return math.inf if cap is None else cap * (1 + ROUNDING)
+
+    @property
     def left_s(self) -> float:
-        """Seconds in which to train; infinite without a deadline."""
+        """Seconds left to train; infinite without a deadline."""
         if self.deadline_s is None:
             return math.inf
         return self.deadline_s - self.ending_s - self.now_s
@@ -170,14 +185,15 @@ class FleetDecision:
     """What to have rented; the caller rents what is missing and returns the rest."""
 
     wanted: tuple[tuple[str, int], ...]
-    """VMs by supply, those that boot counted; a supply that is not here: none."""
+    """VMs by supply, booting ones included; none of a supply that is not listed."""
     mode: str
-    """``spot``, ``pace``, ``edge``, ``fallback``, ``wait`` or ``late``; see docs/promise.md."""
+    """``spot``, ``pace``, ``wait``, ``edge``, ``fallback``, ``late`` or ``done``; see
+    docs/deadlines.md."""
     reason: str
     slack_s: float
     """By how much on-demand VMs alone would be early; infinite without a deadline."""
     slack_usd: float
-    """What would be left of the budget with on-demand VMs alone; infinite without one."""
+    """What on-demand VMs alone would leave of the budget; infinite without one."""
 
     def count(self, name: str) -> int:
         """Return how many VMs of a supply are wanted."""
@@ -186,7 +202,7 @@ class FleetDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A number that is not known yet, and between what it lies with a chance of 90 %."""
+    """An estimate with its 90 % interval."""
 
     low: float
     expected: float
@@ -195,21 +211,21 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is to be expected of the job from now on."""
+    """Finish and cost of the job as expected now."""
 
     finish_s: Interval
-    """On the clock of the standing."""
+    """On the clock of ``JobStatus.now_s``."""
     usd: Interval
     """Still to be spent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feasibility:
-    """Whether a promise can be made, and else what would do."""
+    """Whether deadline and budget can be met, and if not, which ones could."""
 
     possible: bool
     reason: str
-    least_usd: float | None
-    """The least budget with which the deadline can be promised; None: no budget does."""
+    min_usd: float | None
+    """The smallest budget that meets the deadline; None: no budget does."""
     earliest_finish_s: float | None
-    """The nearest deadline that can be promised within the budget; None: there is none."""
+    """The earliest deadline that the budget can meet; None: there is none."""

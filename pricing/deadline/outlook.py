@@ -1,7 +1,7 @@
-"""What the spot market may do next, from what it has done: pure, and small enough for state.
+"""What the spot market may do next, from samples of what it did.
 
-The future is taken for a shuffle of the markets seen so far, the present one weighed with
-how long it may last.
+The future is taken to be a shuffle of the markets sampled so far; the present one is
+weighted by how long it may last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,18 +17,16 @@ import numpy.typing as npt
 
 from spottrain.pricing.deadline.model import (
     Fleet,
+    Holdings,
     Supply,
 )
+from spottrain.pricing.deadline.tuning import (
+    MAX_SAMPLES,
+    PERSISTENCE_S,
+    PRESENT_WEIGHT,
+    SAMPLE_S,
+)
 from spottrain.units import HOUR_S
-
-SAMPLE_S = 900.0
-"""Time between two looks that are kept."""
-KEPT = 192
-"""Looks that are kept: two days."""
-PERSISTS_S = 3600.0
-"""For so long the market is expected to stay as it is."""
-PRIOR_LOOKS = 4
-"""The present market counts for so many looks at those to come."""
 
 Array = npt.NDArray[np.float64]
 
@@ -38,10 +36,10 @@ Market = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketOutlook:
-    """Spot markets as they were, a look every ``SAMPLE_S``."""
+    """Samples of the spot market, one every ``SAMPLE_S``, oldest first."""
 
-    looks: tuple[Market, ...] = ()
-    looked_at_s: float | None = None
+    samples: tuple[Market, ...] = ()
+    sampled_at_s: float | None = None
 
 
 def observe(
@@ -49,33 +47,35 @@ def observe(
     now_s: float,
     fleet: Fleet,
     supplies: Sequence[Supply],
-    holdings: Mapping[str, int],
+    holdings: Sequence[Holdings],
 ) -> MarketOutlook:
-    """Return the outlook after another look at the market, if one is due.
+    """Return the outlook with a sample of the market now, if one is due.
 
     Args:
-        outlook: As it was.
-        now_s: On any clock that always is the same.
-        fleet: What is rented for.
+        outlook: Samples so far.
+        now_s: On any clock, the same each time.
+        fleet: What the VMs are for.
         supplies: What can be had now.
-        holdings: VMs by supply that are rented and could be had too.
+        holdings: What is rented; it counts as part of the market.
     """
-    last_s = outlook.looked_at_s
+    last_s = outlook.sampled_at_s
     if last_s is not None and now_s - last_s < SAMPLE_S:
         return outlook
     seen = market_of(fleet, supplies, holdings)
-    return replace(outlook, looks=(*outlook.looks, seen)[-KEPT:], looked_at_s=now_s)
+    return replace(
+        outlook, samples=(*outlook.samples, seen)[-MAX_SAMPLES:], sampled_at_s=now_s
+    )
 
 
 def market_of(
-    fleet: Fleet, supplies: Sequence[Supply], holdings: Mapping[str, int]
+    fleet: Fleet, supplies: Sequence[Supply], holdings: Sequence[Holdings]
 ) -> Market:
-    """Return the spot VMs that there are, by what an hour's training on them costs."""
-    left, rows = fleet.most, list[tuple[float, int]]()
+    """Return the spot VMs there are, held ones included, as many as the fleet may have."""
+    rented = {vms.name: vms.rented for vms in holdings}
+    left, rows = fleet.max_vms, list[tuple[float, int]]()
     spot = [supply for supply in supplies if supply.spot]
     for supply in sorted(spot, key=lambda s: s.effective_usd_per_hour(fleet)):
-        free = fleet.most if supply.available is None else supply.available
-        count = min(left, free + holdings.get(supply.name, 0))
+        count = min(left, supply.free(fleet) + rented.get(supply.name, 0))
         if count > 0:
             rows.append((supply.effective_usd_per_hour(fleet), count))
             left -= count
@@ -84,13 +84,13 @@ def market_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPath:
-    """The cheapest way through the markets expected, if they were known."""
+    """The cheapest schedule through the expected markets, were they known."""
 
     usd_per_example: float
-    """The dearest example that still is bought; infinite if all that can be had is not
-    enough. Whatever is cheaper is worth renting, what is dearer can wait."""
+    """Price of the most expensive example that is bought; infinite if all VMs together are
+    not enough. Rent what is cheaper; what is more expensive can wait."""
     usd: float
-    """What the rest costs."""
+    """Cost of the remaining work."""
 
 
 def spot_path(
@@ -101,24 +101,24 @@ def spot_path(
     examples: float,
     left_s: float,
 ) -> SpotPath:
-    """Return what examples are worth, given the time that is left for them.
+    """Return the cheapest way to train the examples in the time left, and their value.
 
-    Every market is a staircase: each further size of the fleet adds examples per second at
-    a price. All steps of all markets, cheapest first, until the work is done: a fractional
-    knapsack, exact if the markets come as expected and changes are free.
+    Every market is a staircase: each larger size of the fleet adds examples per second at
+    a price. The steps of all markets are bought, cheapest first, until the work is done: a
+    fractional knapsack, exact if markets come as expected and changes are free.
 
     Args:
-        outlook: Markets that have been.
+        outlook: Samples of past markets.
         present: The market now.
-        fleet: Sizes and what they train.
-        on_demand: USD per hour of each VM on demand, ascending; they are in every market.
-        examples: Left to do.
-        left_s: To do them in.
+        fleet: Throughput by size.
+        on_demand: USD per hour of each on-demand VM, ascending; they are in every market.
+        examples: Work that is left.
+        left_s: Time that is left.
     """
-    now_s = min(left_s, PERSISTS_S)
-    each_s = (left_s - now_s) / (PRIOR_LOOKS + len(outlook.looks))
-    now_s += each_s * PRIOR_LOOKS
-    prices, rates, costs = _past(outlook.looks, fleet, tuple(on_demand))
+    now_s = min(left_s, PERSISTENCE_S)
+    each_s = (left_s - now_s) / (PRESENT_WEIGHT + len(outlook.samples))
+    now_s += each_s * PRESENT_WEIGHT
+    prices, rates, costs = _past(outlook.samples, fleet, tuple(on_demand))
     done = spent = 0.0  # in the present market alone
 
     def until(number: int, usd_per_example: float) -> SpotPath:
@@ -147,12 +147,12 @@ def spot_path(
 
 @functools.lru_cache(maxsize=8)
 def _past(
-    looks: tuple[Market, ...], fleet: Fleet, on_demand: tuple[float, ...]
+    samples: tuple[Market, ...], fleet: Fleet, on_demand: tuple[float, ...]
 ) -> tuple[Array, Array, Array]:
-    """Return all steps of all looks, cheapest first: their prices per example, and sums
-    of rates and of costs per second over those before each, and over all."""
+    """Return the steps of all samples, cheapest first: their prices per example, and the
+    cumulative sums of rates and of costs per second."""
     staircase = _staircase(fleet, on_demand)
-    table = np.concatenate([np.empty((0, 2)), *map(staircase, looks)])
+    table = np.concatenate([np.empty((0, 2)), *map(staircase, samples)])
     usd, rate = table[np.argsort(table[:, 0], kind="stable")].T
     rates = np.concatenate([[0.0], np.cumsum(rate)])
     costs = np.concatenate([[0.0], np.cumsum(usd * rate)])
@@ -161,9 +161,9 @@ def _past(
 
 @functools.lru_cache(maxsize=8)
 def _staircase(fleet: Fleet, on_demand: tuple[float, ...]) -> Callable[[Market], Array]:
-    """Return ``stairs`` of a fleet as a table, each made once: looks are asked for often."""
+    """Return ``stairs`` of a fleet as a cached table."""
 
-    @functools.lru_cache(maxsize=2 * KEPT)
+    @functools.lru_cache(maxsize=2 * MAX_SAMPLES)
     def table(seen: Market) -> Array:
         return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
 
@@ -173,15 +173,15 @@ def _staircase(fleet: Fleet, on_demand: tuple[float, ...]) -> Callable[[Market],
 def stairs(
     seen: Market, fleet: Fleet, on_demand: tuple[float, ...]
 ) -> tuple[tuple[float, float], ...]:
-    """Return each step up in size: (USD per example, examples per second that it adds)."""
+    """Return each step up in size: (USD per example, examples per second added)."""
     prices = [usd for usd, count in seen for _ in range(count)]
-    prices = sorted([*prices, *on_demand])[: fleet.most]
+    prices = sorted([*prices, *on_demand])[: fleet.max_vms]
     steps: list[tuple[float, float]] = []
     for few, many in itertools.pairwise(fleet.sizes):
         if many > len(prices):
             break
         rate = fleet.rates[many] - fleet.rates[few]
         usd = sum(prices[few:many]) / HOUR_S / rate
-        # Prices only rise: a step that looks cheaper than the one below is taken with it.
+        # Steps are bought in order: one that is cheaper than the one below comes with it.
         steps.append((max(usd, steps[-1][0]) if steps else usd, rate))
     return tuple(steps)

@@ -1,4 +1,4 @@
-"""What the promise's policy is compared with, and the policy itself in the same harness."""
+"""The rules that a replay compares: the deadline policy and its baselines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spottrain.pricing.simulation.replay import ON_DEMAND, REVIEW_S, MarketView
 
 
 def job_status(view: MarketView) -> JobStatus:
-    """Return where the job of a replay stands."""
+    """Return the status of the job of a replay."""
     return JobStatus(
         now_s=view.now_s,
         deadline_s=view.scenario.deadline_s,
@@ -23,9 +23,9 @@ def job_status(view: MarketView) -> JobStatus:
 
 
 class CostOptimal:
-    """``promise.decide``."""
+    """The deadline policy at the lowest cost."""
 
-    name = "promise"
+    name = "cost-optimal"
     cost_optimal = True
 
     def __init__(self) -> None:
@@ -33,10 +33,11 @@ class CostOptimal:
         self.decision: FleetDecision | None = None
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
-        """Return what the policy wants."""
+        """Return the VMs that the policy wants, by supply."""
         fleet = view.scenario.fleet
-        rented = {vms.name: vms.ready + vms.booting for vms in view.holdings}
-        self.outlook = observe(self.outlook, view.now_s, fleet, view.supplies, rented)
+        self.outlook = observe(
+            self.outlook, view.now_s, fleet, view.supplies, view.holdings
+        )
         decision = decide(
             job_status(view),
             fleet,
@@ -50,14 +51,14 @@ class CostOptimal:
 
 
 class TimeOptimal(CostOptimal):
-    """``promise.decide`` for a job that is to be done soon."""
+    """The deadline policy at the earliest finish."""
 
-    name = "promise, in haste"
+    name = "time-optimal"
     cost_optimal = False
 
 
 class OnDemandOnly:
-    """The cheapest fleet of on-demand VMs that is in time."""
+    """The cheapest on-demand fleet that is in time."""
 
     name = "on-demand only"
 
@@ -71,42 +72,42 @@ class OnDemandOnly:
                 job_status(view), view.scenario.fleet, view.supplies, ()
             )
             within_s = view.scenario.deadline_s - base.start_s()
-            self.size = base.cheapest(view.examples_left, within_s) or base.most
+            self.size = base.cheapest(view.examples_left, within_s) or base.max_vms
         return {ON_DEMAND: self.size}
 
 
 class SpotOnlyWait:
-    """Spot VMs, as many as may be, in the cheapest places; else it waits."""
+    """As many spot VMs as there are, the cheapest first; else it waits."""
 
     name = "spot only, wait"
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
-        """Return what is held, and what is free up to the most."""
+        """Return the VMs that are held, and free ones up to the maximum."""
         return _fill(view, view.supplies)
 
 
 class GreedyFailover(SpotOnlyWait):
-    """Today's tools: what spot lacks is rented on demand at once, spot is tried first.
+    """Spot first, on-demand VMs at once for the rest, as managed jobs of today's tools do.
 
-    An on-demand VM is kept: managed jobs go back to spot only when they are interrupted.
+    An on-demand VM is kept: such jobs go back to spot only when they are interrupted.
     """
 
     name = "greedy failover"
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return spot VMs, and on-demand VMs for the rest."""
-        kept = {vms.name: vms.ready + vms.booting for vms in view.holdings}
-        most = view.scenario.fleet.most - kept.get(ON_DEMAND, 0)
-        spot = _fill(view, view.supplies, most)
-        missing = most - sum(spot.values())
+        kept = {vms.name: vms.rented for vms in view.holdings}
+        max_vms = view.scenario.fleet.max_vms - kept.get(ON_DEMAND, 0)
+        spot = _fill(view, view.supplies, max_vms)
+        missing = max_vms - sum(spot.values())
         return spot | {ON_DEMAND: kept.get(ON_DEMAND, 0) + missing}
 
 
 class UniformProgress:
-    """ "Can't Be Late" (NSDI 2024, section 4.3) for the whole fleet at once.
+    """Uniform Progress of "Can't Be Late" (NSDI 2024, section 4.3), for a whole fleet.
 
-    Spot while it is there; on demand while it is not and the job is behind an even pace,
-    until it is ahead by two changeovers; on demand to the end when time runs out.
+    Spot while there is any; on demand while there is none and the job is behind uniform
+    progress, until it is ahead by two changeovers; on demand to the end in the end.
     """
 
     name = "uniform progress"
@@ -125,22 +126,22 @@ class UniformProgress:
         if left_s < view.examples_left / rate + 2 * change_s + REVIEW_S:
             self.last = True
         spot = _fill(view, view.supplies)
-        missing = fleet.most - sum(spot.values())
+        missing = fleet.max_vms - sum(spot.values())
         if self.last:
-            return {ON_DEMAND: fleet.most}
+            return {ON_DEMAND: fleet.max_vms}
         ahead_s = 2 * change_s if self.behind else 0.0
         self.behind = missing > 0 and done < pace * (view.now_s + ahead_s)
         return spot | {ON_DEMAND: missing if self.behind else 0}
 
 
 def _fill(
-    view: MarketView, supplies: Sequence[Supply], most: int | None = None
+    view: MarketView, supplies: Sequence[Supply], max_vms: int | None = None
 ) -> dict[str, int]:
-    """Return what is held of spot, and more of it, the cheapest first."""
-    holdings = {vms.name: vms.ready + vms.booting for vms in view.holdings}
+    """Return the spot VMs that are held, and more of them, the cheapest first."""
+    holdings = {vms.name: vms.rented for vms in view.holdings}
     spot = sorted((s for s in supplies if s.spot), key=lambda s: s.usd_per_hour)
     wanted = {supply.name: holdings.get(supply.name, 0) for supply in spot}
-    missing = (view.scenario.fleet.most if most is None else most) - sum(
+    missing = (view.scenario.fleet.max_vms if max_vms is None else max_vms) - sum(
         wanted.values()
     )
     for supply in spot:
@@ -158,4 +159,4 @@ RULES: tuple[type[CostOptimal | OnDemandOnly | SpotOnlyWait | UniformProgress], 
     GreedyFailover,
     UniformProgress,
 )
-"""Ours first: thrifty, and in haste."""
+"""The deadline policy first: cost-optimal, then time-optimal."""

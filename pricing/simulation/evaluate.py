@@ -1,4 +1,4 @@
-"""The promise on many markets, beside its baselines and the bounds."""
+"""The deadline policy on many markets, beside its baselines and the bounds."""
 
 from __future__ import annotations
 
@@ -21,75 +21,74 @@ from spottrain.pricing.simulation.replay import MarketView, SimulatedRun, play
 from spottrain.pricing.simulation.scenarios import Scenario, prolonged
 
 FREE = "no frictions"
-"""Name of the policy in worlds whose VMs boot, join and leave at no cost."""
-_LOOKS_AT = (0.9, 0.6, 0.3)
-"""Shares of the work that are left when a projection is asked for."""
+"""Name of the policy in scenarios whose VMs boot, join and leave at no cost."""
+_FORECASTS_AT = (0.9, 0.6, 0.3)
+"""Shares of the work that are left when a forecast is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastOutcome:
-    """A projection, and what became of it."""
+    """A forecast, and what became of it."""
 
-    projection: Forecast
+    forecast: Forecast
     finished_s: float
     usd: float
-    """Spent from then on."""
+    """Spent after the forecast."""
 
     @property
     def finish_kept(self) -> bool:
-        """Whether the finish lay in its interval."""
-        finish = self.projection.finish_s
+        """Return whether the finish was in its interval."""
+        finish = self.forecast.finish_s
         return finish.low - 1e-6 <= self.finished_s <= finish.high + 1e-6
 
     @property
     def usd_kept(self) -> bool:
-        """Whether the cost lay in its interval."""
-        return self.projection.usd.low <= self.usd <= self.projection.usd.high + 1e-9
+        """Return whether the cost was in its interval."""
+        return self.forecast.usd.low <= self.usd <= self.forecast.usd.high + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All rules in one world."""
+    """All rules in one scenario."""
 
     scenario: str
     slack: float
     """Time to the deadline over the time of the fastest on-demand fleet."""
     offline_optimum_usd: float
     online_bound_usd: float | None
-    """``promise_blind.least_usd``; None where there are several zones."""
+    """``promise_blind.min_usd``; None where there are several zones."""
     outcomes: tuple[SimulatedRun, ...]
-    """In the order of ``promise_rules.RULES``."""
+    """In the order of ``baselines.RULES``."""
     free: SimulatedRun
     """The policy without frictions."""
     free_bound_usd: float
-    predicted: tuple[ForecastOutcome, ...]
-    predicted_time_optimal: tuple[ForecastOutcome, ...]
+    forecasts: tuple[ForecastOutcome, ...]
+    time_optimal_forecasts: tuple[ForecastOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRow:
-    """A rule over many worlds."""
+    """A rule over many scenarios."""
 
     rule: str
     jobs: int
     in_time: int
     in_budget: int
     late_by: float | None
-    """Of the jobs that were done late, the mean part of their time that they were late by;
-    None if there were none."""
+    """How late the late jobs were: mean share of their time; None if there were none."""
     never: int
-    """Jobs that were given up."""
+    """Jobs that never finished."""
     over_bound: float
-    """Mean of cost over bound; who is late pays until the work is done."""
+    """Mean of cost over bound; late jobs pay until the work is done."""
     total_over_bound: float
     """Sum of costs over sum of bounds."""
     kept_over_bound: float
-    """Costs of all jobs, for each that was in time, over the mean bound; infinite if none
-    was. A job that is late has paid for nothing."""
+    """Costs of all jobs, per job that was in time, over the mean bound; infinite if none
+    was. A late job has paid for nothing."""
     in_time_over_bound: float | None
     """Mean of cost over bound of the jobs that were in time; None if there were none."""
     ours_over_bound: float | None
-    """What the promise takes for the same jobs."""
+    """The same for the cost-optimal deadline policy, on the same jobs."""
     on_demand: float
     """On-demand, booting and pausing VMs' parts of the cost."""
     booting: float
@@ -98,29 +97,29 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineBoundRow:
-    """The promise beside what costs least if nobody knows which VMs go; one zone each."""
+    """The deadline policy beside the online bound, in scenarios of one zone."""
 
     jobs: int
     over_bound: float
-    blind_over_bound: float
-    over_blind: float
+    online_over_bound: float
+    over_online: float
     """Means over jobs."""
 
 
-class _Watched:
-    """A policy of ours, asked for projections on the way."""
+class _WithForecasts:
+    """A deadline policy, with forecasts made on the way."""
 
     def __init__(self, rule: CostOptimal) -> None:
         self.rule, self.name = rule, rule.name
-        self.told: list[tuple[Forecast, float]] = []
+        self.forecasts: list[tuple[Forecast, float]] = []
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
-        """Return what the policy wants."""
+        """Return the VMs that the policy wants, by supply."""
         wanted = self.rule.wanted(view)
         share = view.examples_left / view.scenario.examples
-        number = len(self.told)
-        if number < len(_LOOKS_AT) and share <= _LOOKS_AT[number]:
-            told = forecast(
+        number = len(self.forecasts)
+        if number < len(_FORECASTS_AT) and share <= _FORECASTS_AT[number]:
+            found = forecast(
                 job_status(view),
                 view.scenario.fleet,
                 view.supplies,
@@ -128,29 +127,29 @@ class _Watched:
                 self.rule.outlook,
                 cost_optimal=self.rule.cost_optimal,
             )
-            self.told.append((told, view.usd_spent))
+            self.forecasts.append((found, view.usd_spent))
         return wanted
 
 
 def _watch(
     scenario: Scenario, rule: CostOptimal
 ) -> tuple[SimulatedRun, tuple[ForecastOutcome, ...]]:
-    """Return what comes of the job, and what came of each projection."""
-    watched = _Watched(rule)
+    """Return the run of the job, and its forecasts with their outcomes."""
+    watched = _WithForecasts(rule)
     outcome = play(scenario, watched)
-    told = tuple(
+    forecasts = tuple(
         ForecastOutcome(
-            projection=told,
+            forecast=found,
             finished_s=outcome.finished_s,
             usd=outcome.usd - spent,
         )
-        for told, spent in watched.told
+        for found, spent in watched.forecasts
     )
-    return outcome, told
+    return outcome, forecasts
 
 
 def offline_optimum_usd(scenario: Scenario) -> float:
-    """Return what a job of ``scenario`` costs at the least."""
+    """Return the offline optimum of the job's cost."""
     spot = [
         offline_optimum.KnownSupply(lives=zone.lives, usd_per_hour=zone.usd_per_hour)
         for zone in scenario.zones
@@ -158,7 +157,7 @@ def offline_optimum_usd(scenario: Scenario) -> float:
     on_demand = offline_optimum.KnownSupply(
         lives=None, usd_per_hour=(scenario.on_demand_usd_per_hour,)
     )
-    return offline_optimum.least_usd(
+    return offline_optimum.min_usd(
         [*spot, on_demand],
         scenario.fleet.examples_per_s,
         scenario.fleet.boot_s,
@@ -168,12 +167,12 @@ def offline_optimum_usd(scenario: Scenario) -> float:
 
 
 def online_bound_usd(scenario: Scenario) -> float | None:
-    """Return what it costs at the least not to know which VMs go; None: several zones."""
+    """Return the online bound of the job's cost; None: several zones."""
     if len(scenario.zones) > 1:
         return None
     (zone,), fleet = scenario.zones, scenario.fleet
     lives = [(from_s, until_s - scenario.notice_s) for from_s, until_s in zone.lives]
-    return online_bound.least_usd(
+    return online_bound.min_usd(
         offline_optimum.KnownSupply(lives=lives, usd_per_hour=zone.usd_per_hour),
         online_bound.Job(
             examples_per_s=fleet.rates,
@@ -190,8 +189,8 @@ def online_bound_usd(scenario: Scenario) -> float | None:
 def evaluate(scenario: Scenario) -> Case:
     """Play ``scenario`` under every rule."""
     endless = prolonged(scenario)
-    ours, told = _watch(endless, CostOptimal())
-    soon, told_in_haste = _watch(endless, TimeOptimal())
+    ours, forecasts = _watch(endless, CostOptimal())
+    soon, soon_forecasts = _watch(endless, TimeOptimal())
     free = replace(
         scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
     )
@@ -203,13 +202,13 @@ def evaluate(scenario: Scenario) -> Case:
         outcomes=(ours, soon, *(play(endless, rule()) for rule in RULES[2:])),
         free=play(free, CostOptimal()),
         free_bound_usd=offline_optimum_usd(free),
-        predicted=told,
-        predicted_time_optimal=told_in_haste,
+        forecasts=forecasts,
+        time_optimal_forecasts=soon_forecasts,
     )
 
 
 def evaluate_all(scenarios: Sequence[Scenario], processes: int) -> list[Case]:
-    """Play all worlds, in so many processes."""
+    """Play all scenarios in so many processes."""
     if processes <= 1 or len(scenarios) <= 1:
         return [evaluate(scenario) for scenario in scenarios]
     with ProcessPoolExecutor(processes) as pool:
@@ -240,11 +239,11 @@ def _row(
     Args:
         rule: Its name.
         pairs: Outcomes and bounds.
-        ours: What the promise takes for the same jobs, over the bound.
+        ours: Cost over bound of the cost-optimal deadline policy, for the same jobs.
     """
     usd = sum(outcome.usd for outcome, _ in pairs)
-    bound = sum(least for _, least in pairs)
-    over = [outcome.usd / least for outcome, least in pairs]
+    total_bound = sum(bound for _, bound in pairs)
+    over = [outcome.usd / bound for outcome, bound in pairs]
     kept = [n for n, (outcome, _) in enumerate(pairs) if outcome.in_time]
     late = [o.late_by for o, _ in pairs if o.finished and not o.in_time]
     return PolicyRow(
@@ -255,8 +254,10 @@ def _row(
         late_by=fmean(late) if late else None,
         never=sum(not outcome.finished for outcome, _ in pairs),
         over_bound=fmean(over),
-        total_over_bound=usd / bound,
-        kept_over_bound=usd / bound * len(pairs) / len(kept) if kept else math.inf,
+        total_over_bound=usd / total_bound,
+        kept_over_bound=usd / total_bound * len(pairs) / len(kept)
+        if kept
+        else math.inf,
         in_time_over_bound=fmean(over[n] for n in kept) if kept else None,
         ours_over_bound=fmean(ours[n] for n in kept) if kept else None,
         on_demand=sum(outcome.on_demand_usd for outcome, _ in pairs) / usd,
@@ -266,7 +267,7 @@ def _row(
 
 
 def online_bound_row(cases: Iterable[Case]) -> OnlineBoundRow | None:
-    """Return the row of the worlds of one zone; None if there are none."""
+    """Return the row of the scenarios of one zone; None if there are none."""
     triples = [
         (case.outcomes[0].usd, case.offline_optimum_usd, case.online_bound_usd)
         for case in cases
@@ -277,14 +278,15 @@ def online_bound_row(cases: Iterable[Case]) -> OnlineBoundRow | None:
     return OnlineBoundRow(
         jobs=len(triples),
         over_bound=fmean(usd / bound for usd, bound, _ in triples),
-        blind_over_bound=fmean(blind / bound for _, bound, blind in triples),
-        over_blind=fmean(usd / blind for usd, _, blind in triples),
+        online_over_bound=fmean(online_usd / bound for _, bound, online_usd in triples),
+        over_online=fmean(usd / online_usd for usd, _, online_usd in triples),
     )
 
 
-def kept(predicted: Iterable[ForecastOutcome]) -> tuple[float, float]:
-    """Return the shares of intervals that held: of the finish, and of the cost."""
-    told = list(predicted)
-    if not told:
+def kept(forecasts: Iterable[ForecastOutcome]) -> tuple[float, float]:
+    """Return the shares of intervals that held, of the finish and of the cost."""
+    outcomes = list(forecasts)
+    if not outcomes:
         return math.nan, math.nan
-    return fmean(one.finish_kept for one in told), fmean(one.usd_kept for one in told)
+    finish = fmean(one.finish_kept for one in outcomes)
+    return finish, fmean(one.usd_kept for one in outcomes)

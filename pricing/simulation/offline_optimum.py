@@ -1,13 +1,13 @@
-"""What a job could have cost at the least, had everything been known beforehand.
+"""The offline optimum: the lowest cost of a job, had everything been known beforehand.
 
-Shares no code with the policy (``promise``) nor with the replay: it is the yardstick for
-both. A linear program over slots of time, each with the mean number of VMs that train in
-each zone. It is a bound from below, since whatever a replay does keeps these rules:
+It shares no code with the deadline policy or the replay, since it measures both. A linear
+program over time slots, each with the mean number of VMs that train in each zone. It is a
+lower bound, since every replay satisfies its constraints:
 
-- no more VMs train on the mean than lives that have lasted for a boot are there;
+- no more VMs train on average than there are lives that have lasted for a boot;
 - a slot's examples are at most the concave hull of the rates at its mean fleet;
-- where the mean rises from one slot to the next, so many VMs were booted, and paid;
-- morphs, lost work, whole numbers of VMs and what is paid for idle ones are left out.
+- where the mean rises from one slot to the next, so many VMs were booted and paid;
+- morphs, lost work, whole numbers of VMs and the price of idle VMs are left out.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSupply:
-    """One way to have VMs, all of its future known."""
+    """A source of VMs whose whole future is known."""
 
     lives: Sequence[tuple[float, float]] | None
-    """From when until when each VM can be had; None: as many as are wanted, always."""
+    """Times in which each VM can be had; None: no limit."""
     usd_per_hour: Sequence[float]
-    """Of one VM, for each ``SLOT_S``; the last one stays."""
+    """Of one VM, for each ``SLOT_S``; the last one holds on."""
 
 
-def least_usd(
+def min_usd(
     supplies: Sequence[KnownSupply],
     examples_per_s: Sequence[float],
     boot_s: float,
     examples: float,
     deadline_s: float,
 ) -> float:
-    """Return dollars that no way of doing the work in time goes below; infinite if none.
+    """Return a lower bound on the cost of being in time; infinite if nothing is in time.
 
     Args:
         supplies: Where VMs come from.
         examples_per_s: By number of VMs, from 0.
-        boot_s: From paying for a VM to its training.
+        boot_s: From paying for a VM to training on it.
         examples: To be done by the deadline.
         deadline_s: From now.
     """
@@ -60,11 +60,13 @@ def least_usd(
     for kind, supply in enumerate(supplies):
         vms = _mean_vms(supply.lives, edges, boot_s, len(examples_per_s) - 1)
         program.add_supply(kind, vms, _prices(supply.usd_per_hour, len(vms)), boot_s)
-    return program.least(examples)
+    return program.min_usd(examples)
 
 
 class _Program:
-    """Columns: VMs [supply][slot], boots [supply][slot], fleet by piece [piece][slot].
+    """The linear program.
+
+    Columns: VMs [supply][slot], boots [supply][slot], fleet by piece [piece][slot].
 
     Rows, none of them above its limit: rises [supply][slot], fleet [slot], work.
     """
@@ -77,14 +79,14 @@ class _Program:
         widths, self.slopes = _pieces(rates)
         columns = 2 * self.vms + len(widths) * self.slots
         self.cost = np.zeros(columns)
-        self.most = np.full(columns, np.inf)
-        self.most[2 * self.vms :] = np.repeat(widths, self.slots)
+        self.upper_bounds = np.full(columns, np.inf)
+        self.upper_bounds[2 * self.vms :] = np.repeat(widths, self.slots)
         self.entries: list[tuple[Indices, Indices, Array]] = []
 
     def add_supply(self, kind: int, vms: Array, prices: Array, boot_s: float) -> None:
-        """Add the VMs of one supply, what they cost, and what their boots do."""
+        """Add the VMs of one supply, their cost, and their boots."""
         here = kind * self.slots + self.slot
-        self.most[here] = vms
+        self.upper_bounds[here] = vms
         self.cost[here] = prices * self.seconds / HOUR_S
         boots = _cheapest_before(prices, boot_s) * boot_s / HOUR_S
         self.cost[self.vms + here] = boots
@@ -96,8 +98,8 @@ class _Program:
             (self.vms + self.slot, here, -one),
         ]
 
-    def least(self, examples: float) -> float:
-        """Return the least cost of the work; infinite if it cannot be done."""
+    def min_usd(self, examples: float) -> float:
+        """Return the lowest cost of the work; infinite if it cannot be done."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
 
@@ -115,7 +117,7 @@ class _Program:
             self.cost,
             A_ub=csr_array((values, (rows, columns)), (len(limits), len(self.cost))),
             b_ub=limits,
-            bounds=np.stack([np.zeros(len(self.cost)), self.most], axis=1),
+            bounds=np.stack([np.zeros(len(self.cost)), self.upper_bounds], axis=1),
             method="highs",
         )
         return float(found.fun) if found.status == 0 else math.inf
@@ -125,21 +127,21 @@ def _mean_vms(
     lives: Sequence[tuple[float, float]] | None,
     edges: Array,
     boot_s: float,
-    most: int,
+    upper_bounds: int,
 ) -> Array:
-    """Return how many VMs could train, on the mean of each slot."""
+    """Return the mean number of VMs that could train in each slot."""
     if lives is None:
-        spans: Array = np.tile(np.array([[boot_s, math.inf]]), (most, 1))
+        spans: Array = np.tile(np.array([[boot_s, math.inf]]), (upper_bounds, 1))
     else:
         spans = np.array([(a + boot_s, b) for a, b in lives if a + boot_s < b])
         spans = spans.reshape(-1, 2)
-    # Only so many at once are of use: the count over time, cut off, then its mean.
+    # Surplus VMs are of no use: cut off the count over time before taking its mean.
     moments = np.unique(np.concatenate([spans.ravel(), edges]))
     moments = moments[(moments >= 0) & (moments <= edges[-1])]
     starts, ends = np.sort(spans[:, 0]), np.sort(spans[:, 1])
     began = np.searchsorted(starts, moments[:-1], side="right")
     ended = np.searchsorted(ends, moments[:-1], side="right")
-    there = np.minimum(began - ended, most) * np.diff(moments)
+    there = np.minimum(began - ended, upper_bounds) * np.diff(moments)
     owner = np.searchsorted(edges, moments[:-1], side="right") - 1
     sums = np.bincount(owner, weights=there, minlength=len(edges) - 1)
     return np.asarray(sums / np.diff(edges), dtype=np.float64)
@@ -151,7 +153,7 @@ def _prices(usd_per_hour: Sequence[float], slots: int) -> Array:
 
 
 def _cheapest_before(prices: Array, boot_s: float) -> Array:
-    """Return the least price in each slot and in those in which a boot for it may be."""
+    """Return the lowest price of each slot and of those in which its boot may fall."""
     back = math.ceil(boot_s / SLOT_S)
     padded = np.concatenate([np.full(back, prices[0]), prices])
     windows = [padded[k : k + len(prices)] for k in range(back + 1)]
@@ -159,7 +161,7 @@ def _cheapest_before(prices: Array, boot_s: float) -> Array:
 
 
 def _pieces(rates: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return widths and slopes of the least concave function above the rates."""
+    """Return widths and slopes of the smallest concave function above the rates."""
     corners = [(0, 0.0)]
     for size, rate in enumerate(rates):
         if rate <= corners[-1][1]:

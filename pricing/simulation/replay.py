@@ -1,9 +1,9 @@
-"""A job in a world of ``scenarios`` under a rule: what it costs, and whether it is in time.
+"""Replays a scenario under a rule: what the job costs, and whether it is in time.
 
-The same machine room for every rule: a VM is paid for from its launch, at the market's
-price; it trains once it has booted; whenever VMs join or leave, training stands still for
-a morph; a VM that goes without notice takes some training time with it. What the market
-has is seen as it is: a real cloud would refuse what it lacks.
+The same cost model for every rule: a VM is paid from its launch at the market's price, and
+trains once it has booted; training pauses for a morph whenever VMs join or leave; a VM
+lost without notice takes some training time with it. Rules see how many VMs the market
+has, where a real cloud would only refuse.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ REVIEW_S = 300.0
 """Time between two decisions when nothing happens; prices change at such moments."""
 ON_DEMAND = "on-demand"
 PRIOR_PER_HOUR, PRIOR_VM_HOURS = 0.05, 24.0
-"""Losses that are expected of a zone before any were seen, and what that weighs."""
+"""Losses expected of a zone before any were seen, and the weight of that."""
 _TIE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketView:
-    """What a rule may know."""
+    """What a rule sees when it decides."""
 
     now_s: float
     examples_left: float
@@ -44,39 +44,39 @@ class MarketView:
 
     @property
     def usd_left(self) -> float:
-        """Return what is left of the budget."""
+        """What is left of the budget."""
         return self.scenario.max_usd - self.usd_spent
 
 
 class FleetRule(Protocol):
-    """Decides what is rented."""
+    """Decides which VMs are rented."""
 
     name: str
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
-        """Return VMs by supply."""
+        """Return the VMs to hold, by supply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """What came of a job."""
+    """Outcome of a job under a rule."""
 
     scenario: str
     rule: str
     usd: float
     finished_s: float
-    """Or when it was given up."""
+    """Finish, or when it was given up."""
     late_by: float
-    """The part of its time that the job was late by; 0 in time."""
+    """How late the job was, as a share of its time; 0 in time."""
     finished: bool
     in_time: bool
     in_budget: bool
     on_demand_usd: float
-    """The part of ``usd`` that went into on-demand VMs."""
+    """Part of ``usd`` spent on on-demand VMs."""
     booting_usd: float
-    """The part paid for VMs that did not train yet."""
+    """Part spent on VMs that did not train yet."""
     paused_usd: float
-    """The part paid while a morph held the others up."""
+    """Part spent while training paused for a morph."""
     losses: int
     """VMs that the market took."""
     launches: int
@@ -86,7 +86,6 @@ class SimulatedRun:
 class _Vm:
     supply: str
     ready_s: float
-    """Infinite once it was said to go."""
     ends_s: float
     life: int
     is_ready: bool = False
@@ -94,13 +93,13 @@ class _Vm:
 
 @dataclass(slots=True)
 class _Market:
-    """A zone as time passes."""
+    """State of a zone's market."""
 
     lives: Sequence[tuple[float, float]]
     draw: random.Random
     next: int = 0
     here: list[int] = field(default_factory=list)
-    """Lives that can be had, those that are rented not."""
+    """Lives that can be had, rented ones excluded."""
     lost: int = 0
     vm_s: float = 0.0
 
@@ -120,7 +119,7 @@ class _Market:
 
 
 def play(scenario: Scenario, rule: FleetRule) -> SimulatedRun:
-    """Return what comes of the job of ``scenario`` under ``rule``."""
+    """Return the outcome of ``scenario`` under ``rule``."""
     return _Run(scenario, rule).play()
 
 
@@ -144,10 +143,10 @@ class _Run:
     def play(self) -> SimulatedRun:
         last_s = GIVE_UP * self.scenario.deadline_s
         while self.left > 0 and self.now_s < last_s:
-            self._look()
+            self._update_prices()
             self._apply(self.rule.wanted(self._view()))
             self._advance(self._next_s())
-            self._happen()
+            self._apply_events()
         scenario, in_time = (
             self.scenario,
             self.now_s <= self.scenario.deadline_s + _TIE_S,
@@ -168,7 +167,7 @@ class _Run:
             launches=self.launches,
         )
 
-    def _look(self) -> None:
+    def _update_prices(self) -> None:
         self.prices = {z.name: z.price(self.now_s) for z in self.scenario.zones}
         self.prices[ON_DEMAND] = self.scenario.on_demand_usd_per_hour
 
@@ -237,10 +236,10 @@ class _Run:
 
     def _rate(self) -> float:
         ready = sum(vm.is_ready for vm in self.vms)
-        return self.fleet.rates[min(ready, self.fleet.most)]
+        return self.fleet.rates[min(ready, self.fleet.max_vms)]
 
     def _next_s(self) -> float:
-        """Return when something happens next, the job's end among it."""
+        """Return the time of the next event or review."""
         next_s = (math.floor(self.now_s / REVIEW_S + 1e-9) + 1) * REVIEW_S
         for vm in self.vms:
             next_s = min(next_s, vm.ends_s, math.inf if vm.is_ready else vm.ready_s)
@@ -269,8 +268,8 @@ class _Run:
             self.left = 0.0
         self.now_s = until_s
 
-    def _happen(self) -> None:
-        """Take away what ends now, and let join what is ready now."""
+    def _apply_events(self) -> None:
+        """Remove VMs that end now, and let those that are ready join."""
         rate, changed = self._rate(), False
         for vm in [vm for vm in self.vms if vm.ends_s <= self.now_s + _TIE_S]:
             self.vms.remove(vm)

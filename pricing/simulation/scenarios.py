@@ -1,8 +1,7 @@
-"""Markets in virtual time, for replays of the promise: drawn from seeds, or from a trace.
+"""Jobs and markets for replays of the deadline policy: drawn from seeds, or from a trace.
 
-A zone is a list of lives: from when until when each of its spot VMs can be had. Prices
-hold for ``PRICE_S`` and are paid as they are (AWS, Azure, GCP: the market's, not that of
-the launch).
+A zone is a list of lives: the times in which each of its spot VMs can be had. A price
+holds for ``PRICE_S``, and running VMs pay it, as on AWS, Azure and GCP.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from spottrain.pricing.deadline.model import Fleet
 from spottrain.units import HOUR_S
 
 PRICE_S = 1800.0
-"""For so long a price holds."""
+"""How long a price holds."""
 GIVE_UP = 10.0
-"""After so many times the time to its deadline a job that still is not done never will."""
+"""A job that is not done after so many times its time to the deadline is given up."""
 
 Life = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """A spot market of one place."""
+    """The spot market of one zone."""
 
     name: str
     lives: tuple[Life, ...]
     """By ascending start."""
     usd_per_hour: tuple[float, ...]
-    """Of one VM, for each ``PRICE_S``; the last one stays."""
+    """Of one VM, for each ``PRICE_S``; the last one holds on."""
 
     def price(self, at_s: float) -> float:
         """Return USD per hour of one VM at a moment."""
@@ -41,33 +40,30 @@ class Zone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A job and everything that will happen to it; it begins at 0 s."""
+    """A job and the markets it meets; it begins at 0 s."""
 
     name: str
     zones: tuple[Zone, ...]
     on_demand_usd_per_hour: float
     notice_s: float
-    """How long before its end a spot VM is said to go; 0: never."""
+    """Notice before a spot VM is preempted; 0: none."""
     fleet: Fleet
     examples: float
     deadline_s: float
     max_usd: float
     market_s: float = math.inf
-    """For so long its zones are known."""
+    """Length of its markets."""
 
     def on_demand(self) -> tuple[float, float]:
-        """Return seconds and dollars of the fastest job on demand."""
-        fleet, size = self.fleet, self.fleet.most
+        """Return the time and cost of the fastest on-demand fleet."""
+        fleet, size = self.fleet, self.fleet.max_vms
         train_s = self.examples / fleet.rates[size]
         paid_s = fleet.boot_s + fleet.morph_s + train_s
         return paid_s, size * self.on_demand_usd_per_hour * paid_s / HOUR_S
 
 
 def prolonged(scenario: Scenario) -> Scenario:
-    """Return the world with markets that begin anew whenever they end.
-
-    So that those who are late can go on, until ``GIVE_UP``.
-    """
+    """Return the scenario with markets repeated until ``GIVE_UP``, so that late jobs go on."""
     if scenario.market_s == math.inf:
         return scenario
     times = math.ceil(GIVE_UP * scenario.deadline_s / scenario.market_s)
@@ -86,12 +82,12 @@ def prolonged(scenario: Scenario) -> Scenario:
 
 
 def synthetic(seed: int) -> Scenario:
-    """Draw a market and a job that on-demand VMs could finish in time within its budget.
+    """Draw a market and a job that on-demand VMs could finish in time and in budget.
 
-    Markets are of one to four zones; VMs live from one to forty hours on the mean, alone or
-    in bursts; zones are dry for hours; prices walk below the on-demand price. Jobs are of 4
-    to 16 VMs that scale well or badly, have 1.05 to 2.5 times the time and 1 to 2 times the
-    money that on-demand VMs need.
+    Markets have one to four zones; VMs live one to forty hours on average and are lost
+    singly or in bursts; zones are empty for hours; prices walk below the on-demand price.
+    Jobs have 4 to 16 VMs that scale well or badly, and 1.05 to 2.5 times the time and 1 to
+    2 times the money that on-demand VMs need.
     """
     draw = random.Random(f"promise/{seed}")
     fleet = _fleet(draw)
@@ -100,10 +96,10 @@ def synthetic(seed: int) -> Scenario:
     start_s = fleet.boot_s + fleet.morph_s
     deadline_s = start_s + train_s * draw.uniform(1.05, 2.5)
     examples = train_s * fleet.rates[-1]
-    usd = fleet.most * on_demand_usd * (start_s + train_s) / HOUR_S
+    usd = fleet.max_vms * on_demand_usd * (start_s + train_s) / HOUR_S
     end_s = 2 * deadline_s
     zones = tuple(
-        _zone(draw, f"zone-{n}", fleet.most, on_demand_usd, end_s)
+        _zone(draw, f"zone-{n}", fleet.max_vms, on_demand_usd, end_s)
         for n in range(draw.randint(1, 4))
     )
     return Scenario(
@@ -120,11 +116,11 @@ def synthetic(seed: int) -> Scenario:
 
 
 def _fleet(draw: random.Random) -> Fleet:
-    most, friction = draw.randint(4, 16), draw.uniform(0.0, 0.03)
-    least = draw.randint(1, max(1, most // 4))
+    max_vms, friction = draw.randint(4, 16), draw.uniform(0.0, 0.03)
+    least = draw.randint(1, max(1, max_vms // 4))
     rates = [
         0.0 if size < least else size / (1 + friction * (size - 1))
-        for size in range(most + 1)
+        for size in range(max_vms + 1)
     ]
     return Fleet(
         examples_per_s=tuple(rates),
@@ -135,15 +131,15 @@ def _fleet(draw: random.Random) -> Fleet:
 
 
 def _zone(
-    draw: random.Random, name: str, most: int, on_demand_usd: float, end_s: float
+    draw: random.Random, name: str, max_vms: int, on_demand_usd: float, end_s: float
 ) -> Zone:
-    """Draw a zone: seats that are taken and free again, and storms that clear many."""
+    """Draw a zone: seats whose VMs come and go, and storms that clear many of them."""
     life_s = HOUR_S * math.exp(draw.uniform(0.0, math.log(40.0)))
     gap_s = life_s * draw.uniform(0.05, 1.0)
     storms = _storms(draw, end_s)
     lives = [
         life
-        for _ in range(draw.randint(max(1, most // 4), most + most // 2))
+        for _ in range(draw.randint(max(1, max_vms // 4), max_vms + max_vms // 2))
         for life in _calm(_seat(draw, life_s, gap_s, end_s), storms, draw)
     ]
     return Zone(
@@ -167,7 +163,7 @@ def _seat(
 
 
 def _storms(draw: random.Random, end_s: float) -> list[tuple[float, float, float]]:
-    """Return when the zone's machines are taken, until when, and which share of them."""
+    """Return storms: start, end, and the share of the zone's VMs that are lost."""
     between_s = HOUR_S * draw.uniform(4.0, 72.0)
     length_s = HOUR_S * draw.uniform(0.3, 8.0)
     storms, at_s = [], draw.expovariate(1 / between_s)
@@ -183,7 +179,7 @@ def _calm(
     storms: Sequence[tuple[float, float, float]],
     draw: random.Random,
 ) -> list[Life]:
-    """Return what the storms leave of a seat's lives."""
+    """Return the lives of a seat that the storms leave."""
     for from_s, until_s, share in storms:
         if draw.random() >= share:
             continue
@@ -197,7 +193,7 @@ def _calm(
 
 
 def _walk(draw: random.Random, on_demand_usd: float, end_s: float) -> tuple[float, ...]:
-    """Return prices that walk around a mean and jump at times, below on demand."""
+    """Return prices that walk around a mean and sometimes jump, below on demand."""
     mean = math.log(draw.uniform(0.15, 0.65))
     swing, pull = draw.uniform(0.0, 0.08), draw.uniform(0.01, 0.1)
     share, prices = mean, []
@@ -219,21 +215,21 @@ def from_trace(
     spot_share: float = 0.3,
     budget_share: float = 1.0,
 ) -> Scenario:
-    """Return a job on a real trace, its spot price the same throughout.
+    """Return a job on a recorded trace, with a constant spot price.
 
     Args:
-        name: Of the world.
+        name: Of the scenario.
         trace: Lives of the VMs of one zone.
         fleet: Its size need not be that of the trace.
-        tightness: Time that on-demand VMs need, as a share of the trace; the trace's end
-            is the deadline.
+        tightness: Time that on-demand VMs need, as a share of the trace, whose end is the
+            deadline.
         on_demand_usd_per_hour: Of one VM.
         spot_share: The spot price as a share of it.
         budget_share: The budget as a share of what on-demand VMs cost.
     """
     start_s = fleet.boot_s + fleet.morph_s
     train_s = trace.end_s * tightness - start_s
-    usd_per_hour = fleet.most * on_demand_usd_per_hour
+    usd_per_hour = fleet.max_vms * on_demand_usd_per_hour
     return Scenario(
         name=name,
         zones=(

@@ -15,9 +15,9 @@ from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import format_schedule
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.simulate import deadlines, mix, prices, trace
+from spottrain.varuna_manager.cli.simulate.files import read_spec
 from spottrain.varuna_manager.cli.simulate.step_spec import (
     StepSpec,
-    read_spec,
     simulate_spec,
 )
 from spottrain.varuna_manager.format import number

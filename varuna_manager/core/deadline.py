@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.deadline.best_case import conceivable
+from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
 from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
 from spottrain.pricing.deadline.outlook import observe
@@ -117,7 +117,7 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
     now = job_status(state)
     if allowed and job.has_slo:
         return feasible(now, terms.fleet, market)
-    return conceivable(now, terms.fleet, market, allocation.held(state))
+    return feasible_at_best(now, terms.fleet, market, allocation.held(state))
 
 
 def _decide(transition: Transition, terms: FleetTerms) -> None:
@@ -128,7 +128,7 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
         state.now_s,
         terms.fleet,
         market,
-        {one.name: one.ready + one.booting for one in rented},
+        rented,
     )
     now = job_status(state)
     decision = decide(
@@ -188,7 +188,7 @@ def job_status(state: State) -> JobStatus:
         ending_s=END_S,
         examples_left=float(left * job.spec.minibatch_size),
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
-        kept_s=money.reserve_s,
+        reserve_s=money.reserve_s,
         usd_per_hour_cap=job.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
         recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,

@@ -96,7 +96,7 @@ def predict(
         return DeadlineCheck(
             found.reason,
             found.possible if guaranteed or not found.possible else None,
-            found.least_usd,
+            found.min_usd,
             found.earliest_finish_s,
         )
     return None if settings.deadline_s is None else NOT_GUARANTEED

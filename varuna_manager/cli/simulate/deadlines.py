@@ -1,4 +1,4 @@
-"""``spottrain simulate promise``: deadlines and budgets kept, and at what cost."""
+"""``spottrain simulate deadlines``: deadlines and budgets kept, and at what cost."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.simulate.files import read_text
 
 SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)
 """Edges of the groups of jobs by the time they have."""
 TRACE_SIZES = (8, 16)
 TRACE_SLACKS = (1.1, 1.5, 2.0)
-"""Jobs on each trace: their most VMs, and the time they have."""
+"""Jobs on each trace: the size of their fleet, and the time they have."""
 OURS = 2
-"""Rules that are ours: the promise, and the promise in haste."""
+"""The first rules are ours: the deadline policy, cost-optimal and time-optimal."""
 TRACE_FRICTION = 0.01
-"""How much less each further VM adds."""
+"""Throughput lost per further VM."""
 
 LEGEND = (
-    "cost / bound: mean over jobs, who is late pays until the work is done; of all: sum "
-    "over sum; for each in time: paid by all jobs for each that kept its deadline; same "
-    "jobs: mean over those that this rule did in time, and what the promise took for "
-    "them; the rest: parts of the cost"
+    "cost / bound: mean over jobs; late jobs pay until the work is done. of all: sum over "
+    "sum. for each in time: cost of all jobs for each that met its deadline. same jobs: "
+    "mean over the jobs that this rule finished in time, and our cost-optimal policy on "
+    "them. The rest: shares of the cost"
 )
 
 TracesOption = Annotated[
@@ -55,38 +56,37 @@ TracesOption = Annotated[
     typer.Option("--trace", help="A trace as of 'simulate trace'; any number of them."),
 ]
 MarketsOption = Annotated[
-    int, typer.Option(min=0, max=100_000, help="Seeded markets to play.")
+    int, typer.Option(min=0, max=100_000, help="Synthetic markets to replay.")
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of the first market.")]
-ProcessesOption = Annotated[
-    int, typer.Option(min=0, help="To play in; 0: as many as there are CPUs.")
-]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the first market.")]
+ProcessesOption = Annotated[int, typer.Option(min=0, help="Processes; 0: one per CPU.")]
 
 
 def register(simulate: typer.Typer) -> None:
-    """Add the command of this module."""
-    simulate.command()(promise)
+    """Add the command of this module; ``promise`` is its former name."""
+    simulate.command()(deadlines)
+    simulate.command("promise", hidden=True)(deadlines)
 
 
-def promise(
+def deadlines(
     trace: TracesOption = [],  # noqa: B006 - typer makes a new one each time
     markets: MarketsOption = 200,
     first_seed: SeedOption = 1,
     processes: ProcessesOption = 0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Play jobs with a deadline and a budget: who is in time, and what it costs.
+    """Replay jobs with a deadline and a budget: which are in time, and at what cost.
 
-    Every job could be done in time and within its budget by on-demand VMs. Compared are
-    spottrain's policy, on-demand VMs only, spot VMs only, today's failover, Uniform
-    Progress, and the least that one could pay who knew all of the market beforehand.
+    On-demand VMs could finish every job in time and within its budget. Compared are
+    spottrain's deadline policy, on-demand VMs only, spot VMs only, the failover of today's
+    tools, and Uniform Progress; costs are relative to the offline optimum.
     """
     groups = {file.name: on_trace(file) for file in trace}
     if markets:
         seeds = range(first_seed, first_seed + markets)
         groups[f"markets {seeds.start} to {seeds.stop - 1}"] = [*map(synthetic, seeds)]
     if not groups:
-        raise ConfigError("nothing to play: got no --trace and --markets 0; give one")
+        raise ConfigError("nothing to replay: got no --trace and --markets 0; give one")
     scenarios = [scenario for group in groups.values() for scenario in group]
     found = iter(evaluate_all(scenarios, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
@@ -99,15 +99,12 @@ def promise(
 
 
 def on_trace(file: Path) -> list[Scenario]:
-    """Return the jobs that are played on a trace."""
+    """Return the jobs to replay on a trace."""
+    text = read_text(file)
     try:
-        played = parse_trace(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+        played = parse_trace(text)
     except PlanError as error:
-        raise ConfigError(f"{file.name}: {error}") from None
+        raise ConfigError(f"{file.name}: {error}") from error
     for notice in played.notices:
         say(f"{file.name}: {notice}")
     return [
@@ -129,8 +126,8 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
         (low, high, [case for case in cases if low <= case.slack < high])
         for low, high in itertools.pairwise(SLACKS)
     ]
-    finish, usd = kept(told for case in cases for told in case.predicted)
-    soon = kept(told for case in cases for told in case.predicted_time_optimal)
+    finish, usd = kept(one for case in cases for one in case.forecasts)
+    soon = kept(one for case in cases for one in case.time_optimal_forecasts)
     ours = sorted(
         cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd
     )
@@ -148,7 +145,7 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
             "finish_in_haste": soon[0],
             "usd_in_haste": soon[1],
         },
-        "one_zone": asdict(blind) if (blind := online_bound_row(cases)) else None,
+        "one_zone": _one_zone(cases),
         "worst": {
             "world": worst.scenario,
             "over_bound": worst.outcomes[0].usd / worst.offline_optimum_usd,
@@ -159,6 +156,18 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
             for outcome in case.outcomes[:OURS]
             if not (outcome.in_time and outcome.in_budget)
         ],
+    }
+
+
+def _one_zone(cases: Sequence[Case]) -> dict[str, Any] | None:
+    row = online_bound_row(cases)
+    if row is None:
+        return None
+    return {
+        "jobs": row.jobs,
+        "over_bound": row.over_bound,
+        "blind_over_bound": row.online_over_bound,
+        "over_blind": row.over_online,
     }
 
 
@@ -177,28 +186,27 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     table.add_section()
     for cells in by_slack:
         table.add_row(*cells)
-    told = part["intervals_kept"]
-    worst, blind = part["worst"], part["one_zone"]
+    intervals, worst, one_zone = part["intervals_kept"], part["worst"], part["one_zone"]
     return [
         table,
         LEGEND,
         f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
         f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
-        *([_blind_line(blind)] if blind else []),
+        *([_one_zone_line(one_zone)] if one_zone else []),
         (
-            f"intervals of 90 % that held: {told['finish']:.1%} finish, "
-            f"{told['usd']:.1%} cost; in haste: {told['finish_in_haste']:.1%} and "
-            f"{told['usd_in_haste']:.1%}"
+            f"intervals of 90 % that held: {intervals['finish']:.1%} finish, "
+            f"{intervals['usd']:.1%} cost; time-optimal: "
+            f"{intervals['finish_in_haste']:.1%} and {intervals['usd_in_haste']:.1%}"
         ),
-        *(f"promise broken: {scenario}" for scenario in part["broken"]),
+        *(f"limits broken: {scenario}" for scenario in part["broken"]),
     ]
 
 
-def _blind_line(blind: dict[str, Any]) -> str:
+def _one_zone_line(row: dict[str, Any]) -> str:
     return (
-        f"{blind['jobs']} jobs of one zone: whoever does not know which VMs go pays at "
-        f"least {blind['blind_over_bound']:.3f} times the bound; the promise takes "
-        f"{blind['over_bound']:.3f} times the bound, {blind['over_blind']:.3f} times that"
+        f"{row['jobs']} jobs of one zone: not knowing which VMs are preempted costs at "
+        f"least {row['blind_over_bound']:.3f} times the bound; the cost-optimal policy "
+        f"costs {row['over_bound']:.3f} times the bound, {row['over_blind']:.3f} times that"
     )
 
 

@@ -1,4 +1,4 @@
-"""``spottrain simulate mix``: whether GPUs of several types together are faster."""
+"""``spottrain simulate mix``: the fastest split over GPUs of several types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.mixing import Mixing, Split, WorkerType, split_minibatch
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.cli.simulate.step_spec import (
+from spottrain.varuna_manager.cli.simulate.files import (
     NotNegative,
     Part,
     Positive,
@@ -27,12 +27,12 @@ Size = Annotated[int, Field(gt=0, strict=False)]
 
 
 class TypeSpec(Part):
-    """GPUs of one type, as measured alone."""
+    """GPUs of one type, measured alone."""
 
     name: str
     count: Annotated[int, Field(ge=0)]
     virtual_node_s: Annotated[dict[Size, Positive], Field(min_length=1)]
-    """Time of a virtual node by its examples, of those sizes only that fit."""
+    """Time of a virtual node by its number of examples; only sizes that fit."""
 
 
 class AllreduceSpec(Part):
@@ -44,13 +44,13 @@ class AllreduceSpec(Part):
     """Of each message."""
 
     def ring_s(self, workers: int) -> float:
-        """Return what so many workers need for ``2 (n - 1)`` messages each."""
+        """Return the time of a ring all-reduce of so many workers."""
         message_s = self.bytes / workers / self.bandwidth_bytes_per_s
         return 2 * (workers - 1) * (self.latency_s + message_s)
 
 
 class MixSpec(Part):
-    """A mini-batch and what there is to compute it."""
+    """A mini-batch and the GPUs to compute it."""
 
     minibatch_size: PositiveInt
     types: Annotated[list[TypeSpec], Field(min_length=1)]
@@ -74,7 +74,7 @@ def mix(
     try:
         mixing = split_minibatch(asked.minibatch_size, types, asked.allreduce.ring_s)
     except PlanError as error:
-        raise ConfigError(f"{spec.name}: {error}") from None
+        raise ConfigError(f"{spec.name}: {error}") from error
     if output is Output.JSON:
         show_json(_document(mixing))
         return

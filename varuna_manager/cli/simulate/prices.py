@@ -1,4 +1,4 @@
-"""``spottrain simulate prices``: what spot prices seen would have cost, and why."""
+"""``spottrain simulate prices``: recorded spot prices under several strategies."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.simulate.files import read_text
 from spottrain.varuna_manager.format import dollars
 
 PAPER = "as in the dissertation"
@@ -45,22 +46,20 @@ RegionOption = Annotated[
     str | None,
     typer.Option(help="Where the strategies of one cloud stay; the file's first."),
 ]
-MOST = 1e9
-"""Of any number: more is a mistake, and what is reckoned from less stays finite."""
+MAX_AMOUNT = 1e9
+"""Bound of any number: more is a mistake, and results stay finite."""
 
 
-def _amount(help_: str, *names: str, least: float = 0.0) -> Any:
-    return typer.Option(*names, min=least, max=MOST, help=help_)
+def _amount(help_: str, *names: str, minimum: float = 0.0) -> Any:
+    return typer.Option(*names, min=minimum, max=MAX_AMOUNT, help=help_)
 
 
 DaysOption = Annotated[
-    float, _amount("Length of the job on one V100.", "--v100-days", least=0.01)
+    float, _amount("Length of the job on one V100.", "--v100-days", minimum=0.01)
 ]
 BootOption = Annotated[float, _amount("From paying for a machine to training on it.")]
 LostOption = Annotated[float, _amount("Work done again after an interruption.")]
-MoveOption = Annotated[
-    float, _amount("Work done again after a move of one's own will.")
-]
+MoveOption = Annotated[float, _amount("Work done again after a planned move.")]
 LossesOption = Annotated[
     float, _amount("Interruptions of a machine, the same everywhere.")
 ]
@@ -72,7 +71,9 @@ EgressOption = Annotated[float, _amount("Out of a cloud.")]
 HysteresisOption = Annotated[
     float, _amount("Share of examples per dollar a move must gain.")
 ]
-HorizonOption = Annotated[float, _amount("How long today's prices are believed.")]
+HorizonOption = Annotated[
+    float, _amount("How long today's prices are expected to hold.")
+]
 
 
 def register(simulate: typer.Typer) -> None:
@@ -95,7 +96,7 @@ def prices(
     horizon_days: HorizonOption = 7.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Replay spot prices: what choosing the GPU, the instance, the cloud, daily saves.
+    """Replay spot prices: what choosing GPU, instance, cloud and moving daily save.
 
     Jobs on one GPU begin on each of 30 days (Narayanan's dissertation, Figures 6.5 and
     6.6). First with its assumptions: moves, interruptions and data cost nothing. Then
@@ -105,7 +106,7 @@ def prices(
     try:
         ladder = Ladder(found, region or next(iter(found.regions())))
     except ConfigError as error:
-        raise ConfigError(f"{file.name}: {error}") from None
+        raise ConfigError(f"{file.name}: {error}") from error
     for notice in found.notices:
         say(f"{file.name}: {notice}")
     everything = LadderTerms(
@@ -128,18 +129,15 @@ def prices(
 
 
 def _read(path: Path) -> PriceFile:
+    text = read_text(path)
     try:
-        return parse_prices(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        return parse_prices(text)
     except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from None
+        raise ConfigError(f"{path.name}: {error}") from error
 
 
 def _steps(everything: LadderTerms) -> dict[str, LadderTerms]:
-    """Return what is assumed, from nothing to everything, a friction at a time."""
+    """Return the assumptions, from none to all, a friction at a time."""
     full = everything.frictions
     boot = Frictions(boot_s=full.boot_s, cloud_usd_per_gb=full.cloud_usd_per_gb)
     lost = replace(boot, lost_s=full.lost_s, move_s=full.move_s)
@@ -212,7 +210,7 @@ def _rungs(rungs: dict[Strategy, Rung]) -> list[dict[str, Any]]:
 
 
 def _gains(ladder: Ladder, terms: LadderTerms) -> dict[str, list[float]]:
-    """Return, by model, what dynamic saves over the best fixed choice, by duration."""
+    """Return the gain of moving over the best fixed choice, by model and duration."""
     gains: dict[str, list[float]] = {}
     for model in THROUGHPUTS:
         climbs = (ladder.climb(model, days, terms) for days in DURATIONS_V100_DAYS)

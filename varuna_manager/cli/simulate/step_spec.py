@@ -1,22 +1,16 @@
-"""The file that ``spottrain simulate step`` reads: one replica's mini-batch."""
+"""What ``spottrain simulate step`` reads: one replica's mini-batch."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from spottrain.errors import ConfigError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.simulate.replica import (
     Conditions,
@@ -26,34 +20,22 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.varuna_manager.config.files import explain
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Part(BaseModel):
-    """A part of the file: unknown keys are refused, and text where a number belongs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-SpecT = TypeVar("SpecT", bound=Part)
+from spottrain.varuna_manager.cli.simulate.files import NotNegative, Part, Positive
 
 
 class StageSpec(Part):
-    """What one micro-batch takes on a stage."""
+    """Times of one micro-batch on a stage."""
 
     name: str | None = None
     """For people; changes nothing."""
     forward_s: Positive
     backward_s: Positive
     recompute_s: NotNegative | None = None
-    """Left out, or 0: the stage has none to do."""
+    """Left out, or 0: the stage does not recompute."""
 
 
 class LinkSpec(Part):
-    """What a message takes: one time for all, or latency and bandwidth."""
+    """Time of a message: constant, or by latency and bandwidth."""
 
     send_s: NotNegative | None = None
     """Messages do not slow each other down."""
@@ -112,7 +94,7 @@ class StepSpec(Part):
     )
     num_microbatches: PositiveInt
     stages: Annotated[list[StageSpec], Field(min_length=1)]
-    links: list[LinkSpec] = []
+    links: list[LinkSpec] = Field(default_factory=list)
     """Between neighbouring stages; an interleaved schedule's may end with that from the
     last stage to the first."""
     allreduce_s: NotNegative = 0.0
@@ -120,7 +102,7 @@ class StepSpec(Part):
     chunks: PositiveInt | None = None
     """Parts of the model on each stage; 2 if interleaved and left out."""
     bound: PositiveInt | None = None
-    """Most micro-batches in flight on a stage; that of its list if left out."""
+    """Most micro-batches in flight on a stage; as its schedule says if left out."""
     conditions: Literal["runtime", "in-order", "original"] | None = None
     """``original`` if left out and every link has ``send_s`` alone (and there are neither
     chunks nor jitter nor a bound), else ``runtime``."""
@@ -148,11 +130,11 @@ class StepSpec(Part):
 
     @property
     def recompute(self) -> bool:
-        """Whether the stages recompute; the last one never does."""
+        """Return whether the stages recompute; the last one never does."""
         return any(stage.recompute_s for stage in self.stages[:-1])
 
     def make_schedule(self) -> Schedule:
-        """Return the lists to play."""
+        """Return the schedule to simulate."""
         default = 2 if self.schedule == "interleaved" else 1
         return compact_schedule(
             self.schedule,
@@ -163,37 +145,13 @@ class StepSpec(Part):
         )
 
     def conditions_for(self, schedule: Schedule) -> Conditions:
-        """Return the conditions that are asked for or go without saying."""
+        """Return the conditions that were asked for, or the default ones."""
         if self.conditions is not None:
             return Conditions(self.conditions)
         plain = all(link.send_s is not None for link in self.links)
         if plain and schedule.chunks == 1 and not self.jitter and not self.bound:
             return Conditions.ORIGINAL
         return Conditions.RUNTIME
-
-
-def read_spec(path: Path, model: type[SpecT]) -> SpecT:
-    """Read and check a file.
-
-    Raises:
-        ConfigError: No such file, no JSON, or not what ``model`` says; one line.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path.name}: is no JSON: {error}; mend the file") from None
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path.name}: must hold keys and values: got a {type(data).__name__}"
-        )
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(f"{path.name}: {explain(error, model)}") from None
 
 
 def simulate_spec(spec: StepSpec) -> dict[str, Any]:

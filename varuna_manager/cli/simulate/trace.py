@@ -1,4 +1,4 @@
-"""``spottrain simulate trace``: an availability trace under several rules."""
+"""``spottrain simulate trace``: a trace of VM availability under several rules."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from spottrain.morphing.replay.replay import CostModel, ReplayResult, TimeUse
 from spottrain.morphing.replay.rules import Comparison, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -24,12 +25,12 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.simulate.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.wire import ModelFacts, Profile, decode
 
-ROOM = CostModel()
-CURRENCY = 1_000_000
-"""Examples that a price is told for."""
+DEFAULTS = CostModel()
+MILLION = 1_000_000
 
 TraceArgument = Annotated[
     Path,
@@ -49,17 +50,19 @@ MemoryOption = Annotated[
     float | None, typer.Option(help="Of each VM's GPU; that of --profile.")
 ]
 PriceOption = Annotated[float | None, typer.Option(help="Of a VM; that of --profile.")]
-NoticeOption = Annotated[float, typer.Option(help="Notice before a VM goes; 0: none.")]
-MorphOption = Annotated[float, typer.Option(help="A morph, moving state apart.")]
+NoticeOption = Annotated[
+    float, typer.Option(help="Notice before a VM is lost; 0: none.")
+]
+MorphOption = Annotated[float, typer.Option(help="A morph, without moving state.")]
 JoinOption = Annotated[
-    float, typer.Option(help="From a VM's coming to its being ready.")
+    float, typer.Option(help="From a VM's arrival until it is ready.")
 ]
 RestartOption = Annotated[
     float, typer.Option(help="Restarting everything from a checkpoint.")
 ]
 CheckpointOption = Annotated[float, typer.Option(help="Between two checkpoints.")]
 SeedOption = Annotated[
-    int, typer.Option(help="Which VMs go, where a trace only counts them.")
+    int, typer.Option(help="Chooses the VMs that are lost, if the trace only counts.")
 ]
 
 
@@ -67,14 +70,14 @@ class SimulateGroup(typer.core.TyperGroup):
     """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the command where a file stands in its place."""
+        """Insert the command ``trace`` before a file name."""
         if args and args[0] not in self.commands and _is_file_name(args[0]):
             args = ["trace", *args]
         return super().parse_args(ctx, args)
 
 
 def _is_file_name(argument: str) -> bool:
-    """Whether a file is meant, be it there or not."""
+    """Return whether a file is meant, existing or not."""
     path = Path(argument)
     return not argument.startswith("-") and (bool(path.suffix) or path.is_file())
 
@@ -91,26 +94,26 @@ def trace(
     minibatch_size: MinibatchOption = None,
     gpu_memory_gib: MemoryOption = None,
     usd_per_hour: PriceOption = None,
-    notice_s: NoticeOption = ROOM.notice_s,
-    morph_s: MorphOption = ROOM.morph_s,
-    join_s: JoinOption = ROOM.join_s,
-    restart_s: RestartOption = ROOM.restart_s,
-    checkpoint_every_s: CheckpointOption = ROOM.checkpoint_every_s,
+    notice_s: NoticeOption = DEFAULTS.notice_s,
+    morph_s: MorphOption = DEFAULTS.morph_s,
+    join_s: JoinOption = DEFAULTS.join_s,
+    restart_s: RestartOption = DEFAULTS.restart_s,
+    checkpoint_every_s: CheckpointOption = DEFAULTS.checkpoint_every_s,
     seed: SeedOption = 0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Play a trace of VMs that come and go, in virtual time, under several rules.
+    """Replay a trace of VMs that come and go, in virtual time, under several rules.
 
     Each VM has one GPU. Compared are spottrain's rule, a morph at every change, changes
-    of the number of replicas only, restarts of everything, and the best that one could
-    do who knew the whole trace beforehand.
+    of the number of replicas only, restarts of everything, and an optimal rule that knows
+    the whole trace beforehand.
     """
-    text, name = _read(file), file.name
+    text, name = read_text(file), file.name
     workload = read_workload(
         profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour
     )
     try:
-        room = CostModel(
+        cost_model = CostModel(
             morph_s=morph_s,
             join_s=join_s,
             restart_s=restart_s,
@@ -119,25 +122,16 @@ def trace(
         )
         played = parse_trace(text, seed=seed)
         shapes = Shapes(workload)
-        comparison = compare(played, shapes, room)
+        comparison = compare(played, shapes, cost_model)
     except PlanError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from error
     for notice in played.notices:
         say(f"{name}: {notice}")
-    document = _document(name, played, workload, room, comparison)
+    document = _document(name, played, workload, cost_model, comparison)
     if output is Output.JSON:
         show_json(document)
     else:
         show(*_parts(document))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def read_workload(
@@ -147,23 +141,23 @@ def read_workload(
     gpu_memory_gib: float | None,
     usd_per_hour: float | None,
 ) -> Workload:
-    """Return what ``profile`` holds, with what the command line says instead.
+    """Return the workload of ``profile``, with the command line's changes.
 
     Raises:
-        ConfigError: A file cannot be read or is none of that kind.
+        ConfigError: A file cannot be read or has another format.
     """
-    text = _read(profile)
+    text = read_text(profile)
     if facts is None:
         workload: Workload = _decode(Workload, text, profile)
     else:
         if minibatch_size is None or gpu_memory_gib is None or usd_per_hour is None:
             raise ConfigError(
                 "--facts needs --minibatch-size, --gpu-memory-gib and --usd-per-hour: "
-                "a profile alone does not say them; give all three"
+                "a profile alone does not have them; give all three"
             )
         workload = Workload(
             sources=(str(profile),),
-            facts=_decode(ModelFacts, _read(facts), facts),
+            facts=_decode(ModelFacts, read_text(facts), facts),
             profile=_decode(Profile, text, profile),
             minibatch_size=0,
             gpu_memory_bytes=0,
@@ -190,17 +184,17 @@ def _decode(cls: Any, text: str, path: Path) -> Any:
     except WireError as error:
         hint = ""
         if cls is Workload and '"microbatches"' in text and '"facts"' not in text:
-            hint = "; a profile that was calibrated needs --facts beside it"
-        raise ConfigError(f"{path.name}: {error}{hint}") from None
+            hint = "; a calibrated profile needs --facts too"
+        raise ConfigError(f"{path.name}: {error}{hint}") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path.name}: is no JSON: {error}; mend the file") from None
+        raise ConfigError(f"{path.name}: is not JSON: {error}; fix the file") from error
 
 
 def _document(
     name: str,
     played: Trace,
     workload: Workload,
-    room: CostModel,
+    cost_model: CostModel,
     comparison: Comparison,
 ) -> dict[str, Any]:
     profile, most = workload.profile, comparison.most_examples
@@ -208,14 +202,14 @@ def _document(
         "trace": name,
         "notices": list(played.notices),
         "trace_s": played.end_s,
-        "vm_hours": played.vm_s() / 3600,
+        "vm_hours": played.vm_s() / HOUR_S,
         "most_vms": played.most_vms(),
         "model": workload.facts.fingerprint,
         "device": profile.device,
         "profile_origin": profile.origin,
         "profile_sources": list(workload.sources),
         "minibatch_size": workload.minibatch_size,
-        "assumed": asdict(room),
+        "assumed": asdict(cost_model),
         "rules": [_row(outcome, most) for outcome in comparison.outcomes],
         "all_knowing": {"examples": most},
     }
@@ -229,7 +223,7 @@ def _row(outcome: ReplayResult, most: int) -> dict[str, Any]:
         "examples": examples,
         "share_of_all_knowing": examples / most if most else None,
         "usd": usd,
-        "usd_per_million_examples": usd / examples * CURRENCY if examples else None,
+        "usd_per_million_examples": usd / examples * MILLION if examples else None,
         "morphs": outcome.morphs,
         "training_s": outcome.seconds[TimeUse.TRAINING],
         "lost_s": lost,

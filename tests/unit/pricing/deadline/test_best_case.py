@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
+from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.best_case import (
-    SOONEST,
     best_case,
-    conceivable,
+    feasible_at_best,
     too_slow,
 )
 from spottrain.pricing.deadline.model import Holdings
+from spottrain.pricing.deadline.tuning import BEST_CASE_TIME
 from spottrain.units import HOUR_S
 
 
@@ -24,19 +24,19 @@ def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
     found = best_case(status(hours=None, work=10), FLEET, (spot(usd=0.5), ON_DEMAND))
     assert found is not None
     assert (found.vms, found.usd_per_hour) == (4, 0.5)
-    assert found.takes_s == pytest.approx(100.0 + SOONEST * 10 * HOUR_S)
+    assert found.takes_s == pytest.approx(100.0 + BEST_CASE_TIME * 10 * HOUR_S)
     # One VM trains most for its money, however long it takes.
-    assert found.usd == pytest.approx(0.5 * (SOONEST * 34 + 100.0 / HOUR_S))
+    assert found.usd == pytest.approx(0.5 * (BEST_CASE_TIME * 34 + 100.0 / HOUR_S))
 
 
 def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
-    at = replace(status(hours=None, work=10), kept_s=720.0)
+    at = replace(status(hours=None, work=10), reserve_s=720.0)
     found = best_case(
         at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),)
     )
     assert found is not None
-    assert found.takes_s == pytest.approx(SOONEST * 10 * HOUR_S)
-    assert found.usd == pytest.approx(SOONEST * 34 + 0.2)
+    assert found.takes_s == pytest.approx(BEST_CASE_TIME * 10 * HOUR_S)
+    assert found.usd == pytest.approx(BEST_CASE_TIME * 34 + 0.2)
 
 
 def test_the_hourly_cap_bounds_the_fleet() -> None:
@@ -50,9 +50,9 @@ def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
     at = status(hours=1, work=1000, usd=1.0, cap=cap)
     supplies = () if cap is None else (spot(),)
     assert best_case(at, FLEET, supplies) is None
-    answer = conceivable(at, FLEET, supplies)
+    answer = feasible_at_best(at, FLEET, supplies)
     assert (answer.possible, answer.reason) == (True, "")
-    fast = replace(at, min_examples_per_s=3.4 / SOONEST)
+    fast = replace(at, min_examples_per_s=3.4 / BEST_CASE_TIME)
     assert not too_slow(fast, FLEET, None)
     assert "4 VMs train 3.78" in too_slow(
         replace(fast, min_examples_per_s=3.8), FLEET, None
@@ -61,24 +61,24 @@ def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
 
 def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> None:
     at = status(hours=None, work=1000, usd=5.0)
-    answer = conceivable(at, FLEET, (spot(),))
+    answer = feasible_at_best(at, FLEET, (spot(),))
     assert answer.possible
     assert answer.reason == (
-        "the budget ends the job before it is done: undisturbed and at today's lowest "
-        "price of $1.00 per hour it costs $3,060.03, to be spent: $5.00; raise the budget "
-        "to $3,060.03 at the least"
+        "the budget ends the job before it is done: without preemptions and at today's lowest "
+        "price of $1.00 per hour it costs $3,060.03, left to spend: $5.00; raise the budget "
+        "to $3,060.03 at least"
     )
-    soon = conceivable(replace(at, deadline_s=1e9), FLEET, (spot(),))
+    soon = feasible_at_best(replace(at, deadline_s=1e9), FLEET, (spot(),))
     assert not soon.possible
-    assert soon.least_usd == pytest.approx(3060.03, abs=0.01)
+    assert soon.min_usd == pytest.approx(3060.03, abs=0.01)
 
 
 def test_all_that_is_out_of_reach_is_told_at_once() -> None:
     at = replace(status(hours=1, work=1000, usd=5.0), min_examples_per_s=1e9)
-    answer = conceivable(at, FLEET, (spot(),))
+    answer = feasible_at_best(at, FLEET, (spot(),))
     assert not answer.possible
     for part in (
-        "deadline and budget cannot both be met: 4 VMs that nobody takes away need 900.",
+        "deadline and budget cannot both be met: 4 VMs without preemptions need 900.",
         "h, the deadline is in 1.000 h",
         "slo.min_examples_per_s: 1e+09 is out of reach: 4 VMs train 3.78 examples/s",
         "move the deadline to 900.05 h from now at the earliest",
@@ -98,7 +98,7 @@ def test_what_is_named_as_a_cure_is_one(
     hours: float, work: float, usd: float, least: float
 ) -> None:
     at = replace(status(hours=hours, work=work, usd=usd), min_examples_per_s=least)
-    answer = conceivable(at, FLEET, (spot(),))
+    answer = feasible_at_best(at, FLEET, (spot(),))
     assert answer.possible == (not answer.reason)
     if deadline := re.search(r"deadline to ([0-9.,]+) h", answer.reason):
         at = replace(at, deadline_s=float(deadline[1].replace(",", "")) * HOUR_S)
@@ -106,7 +106,7 @@ def test_what_is_named_as_a_cure_is_one(
         at = replace(at, usd_left=float(budget[1].replace(",", "")))
     if "lower slo" in answer.reason:
         at = replace(at, min_examples_per_s=None)
-    assert conceivable(at, FLEET, (spot(),)).possible
+    assert feasible_at_best(at, FLEET, (spot(),)).possible
 
 
 @given(
@@ -124,4 +124,4 @@ def test_no_fleet_does_what_is_said_to_be_out_of_reach(
     work = trained / HOUR_S / FLEET.rates[-1]
     at = status(hours=hours, work=work, usd=usd)
     if took_s <= hours * HOUR_S and cost <= usd:
-        assert conceivable(at, FLEET, (spot(),)).possible
+        assert feasible_at_best(at, FLEET, (spot(),)).possible

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
+from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings, Supply
@@ -17,7 +17,7 @@ from spottrain.units import HOUR_S
 
 SPOT_ONLY = (spot(),)
 BOTH = (spot(), ON_DEMAND)
-SEEN = MarketOutlook(looks=(((1.0, 4),),) * 9, looked_at_s=0.0)
+SEEN = MarketOutlook(samples=(((1.0, 4),),) * 9, sampled_at_s=0.0)
 
 
 @pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
@@ -42,7 +42,7 @@ def test_the_hourly_cap_slows_the_job_down() -> None:
 def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
     at = status(hours=None, work=5, cap=4.0)
     risky = replace(spot(), losses_per_hour=0.5)
-    seen = MarketOutlook(looks=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
+    seen = MarketOutlook(samples=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
     told = forecast(at, FLEET, (risky,), (), seen)
     assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
 
@@ -71,7 +71,7 @@ def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None
 
 @pytest.mark.parametrize("hours", [None, 1e6])
 def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> None:
-    at = replace(status(hours=hours, work=5000, usd=5.0), kept_s=900.0)
+    at = replace(status(hours=hours, work=5000, usd=5.0), reserve_s=900.0)
     told = forecast(at, FLEET, BOTH, (), SEEN)
     assert told.finish_s.low == told.finish_s.expected == told.finish_s.high == math.inf
     # A quarter of an hour of four VMs is kept back.
@@ -83,11 +83,11 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     work=st.floats(0, 5000),
     usd=st.floats(0, 1000) | st.none(),
     cap=st.floats(0, 20) | st.none(),
-    kept_s=st.floats(0, 1000),
+    reserve_s=st.floats(0, 1000),
     free=st.integers(0, 5) | st.none(),
     ready=st.integers(0, 4),
     price=st.floats(0, 4),
-    looks=st.lists(st.tuples(st.floats(0.1, 4), st.integers(1, 4)), max_size=4),
+    samples=st.lists(st.tuples(st.floats(0.1, 4), st.integers(1, 4)), max_size=4),
     allowed=st.booleans(),
     cost_optimal=st.booleans(),
 )
@@ -96,19 +96,19 @@ def test_every_interval_is_one_and_costs_no_more_than_there_is(
     work: float,
     usd: float | None,
     cap: float | None,
-    kept_s: float,
+    reserve_s: float,
     free: int | None,
     ready: int,
     price: float,
-    looks: list[tuple[float, int]],
+    samples: list[tuple[float, int]],
     allowed: bool,
     cost_optimal: bool,
 ) -> None:
     at = status(hours=hours, work=work, usd=usd, cap=cap)
-    at = replace(at, kept_s=kept_s)
+    at = replace(at, reserve_s=reserve_s)
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
     holdings = (Holdings(name="spot", ready=ready),)
-    outlook = MarketOutlook(looks=tuple((look,) for look in looks))
+    outlook = MarketOutlook(samples=tuple((look,) for look in samples))
     told = forecast(at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal)
     for one in (told.finish_s, told.usd):
         assert 0 <= one.low <= one.expected

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, ON_DEMAND, spot, status
+from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
@@ -19,8 +19,9 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.outlook import KEPT, SAMPLE_S, MarketOutlook, observe
+from spottrain.pricing.deadline.outlook import MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
+from spottrain.pricing.deadline.tuning import MAX_SAMPLES, SAMPLE_S
 from spottrain.units import HOUR_S
 
 NOTHING: tuple[Holdings, ...] = ()
@@ -52,7 +53,7 @@ def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
 
 
 def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() -> None:
-    seen = MarketOutlook(looks=(((1.0, 4),),) * 50, looked_at_s=0.0)
+    seen = MarketOutlook(samples=(((1.0, 4),),) * 50, sampled_at_s=0.0)
     decision = decided(status(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
     assert decision.mode == "wait"
     assert decision.wanted == ()
@@ -75,7 +76,7 @@ def test_a_job_without_a_vm_that_trains_risks_no_boot_in_vain_near_the_deadline(
 
 def test_with_no_slack_left_all_vms_are_on_demand() -> None:
     decision = decided(status(hours=5 + 120 / HOUR_S, work=5))
-    assert decision.mode == "net"
+    assert decision.mode == "fallback"
     assert dict(decision.wanted) == {"on-demand": 4}
 
 
@@ -89,7 +90,7 @@ def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
 
 def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
     at = status(hours=20, work=5)
-    least = feasible(at, FLEET, (ON_DEMAND,)).least_usd
+    least = feasible(at, FLEET, (ON_DEMAND,)).min_usd
     assert least is not None
     tight = replace(at, usd_left=least + 0.1)
     assert decided(tight).count("spot") == 0
@@ -123,7 +124,7 @@ def test_without_a_deadline_all_spot_vms_are_taken_and_none_on_demand() -> None:
 def test_without_on_demand_vms_nothing_is_promised_and_all_spot_is_taken() -> None:
     decision = decided(status(hours=9, work=5), (spot(available=3),))
     assert (decision.mode, decision.count("spot")) == ("spot", 3)
-    assert "nothing can be promised" in decision.reason
+    assert "nothing can be guaranteed" in decision.reason
 
 
 def test_a_rate_below_the_least_one_rents_on_demand_until_spot_suffices() -> None:
@@ -204,18 +205,16 @@ def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
     at = status(hours=5.2, work=5, usd=40.0)
     answer = feasible(at, FLEET, (spot(), ON_DEMAND))
     assert not answer.possible
-    assert answer.least_usd == pytest.approx(4 * 3 * (5 + 120 / HOUR_S))
-    assert f"raise the budget to ${answer.least_usd:,.2f}" in answer.reason
+    assert answer.min_usd == pytest.approx(4 * 3 * (5 + 120 / HOUR_S))
+    assert f"raise the budget to ${answer.min_usd:,.2f}" in answer.reason
     assert answer.earliest_finish_s is None or answer.earliest_finish_s > 5.2 * HOUR_S
-    assert feasible(
-        replace(at, usd_left=answer.least_usd), FLEET, (ON_DEMAND,)
-    ).possible
+    assert feasible(replace(at, usd_left=answer.min_usd), FLEET, (ON_DEMAND,)).possible
 
 
 def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
     at = status(hours=4, work=5)
     answer = feasible(at, FLEET, (ON_DEMAND,))
-    assert (answer.possible, answer.least_usd) == (False, None)
+    assert (answer.possible, answer.min_usd) == (False, None)
     assert answer.earliest_finish_s == pytest.approx(5 * HOUR_S + 120)
     later = replace(at, deadline_s=answer.earliest_finish_s)
     assert feasible(later, FLEET, (ON_DEMAND,)).possible
@@ -237,22 +236,22 @@ def test_the_deadline_that_is_named_does_a_minute_later(
 def test_without_on_demand_vms_no_promise_can_be_made() -> None:
     answer = feasible(status(hours=50, work=5), FLEET, (spot(),))
     assert not answer.possible
-    assert "no promise can be made" in answer.reason
+    assert "nothing can be guaranteed" in answer.reason
 
 
 @given(
     hours=st.floats(0.1, 100),
     work=st.floats(0.01, 50),
     usd=st.floats(0.0, 1000),
-    most=st.integers(1, 4),
+    max_vms=st.integers(1, 4),
 )
 def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
-    hours: float, work: float, usd: float, most: int
+    hours: float, work: float, usd: float, max_vms: int
 ) -> None:
     at = status(hours=hours, work=work, usd=usd)
-    supply = replace(ON_DEMAND, available=most)
+    supply = replace(ON_DEMAND, available=max_vms)
     by_hand = []
-    for size in range(1, most + 1):
+    for size in range(1, max_vms + 1):
         train_s = at.examples_left / FLEET.rates[size]
         seconds = train_s + FLEET.boot_s + FLEET.morph_s
         cost = size * 3.0 * seconds / HOUR_S
@@ -266,14 +265,14 @@ def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
     least=st.floats(0.01, 10),
     hours=st.floats(0.1, 100) | st.none(),
     usd=st.floats(0.0, 1000),
-    most=st.integers(1, 4),
+    max_vms=st.integers(1, 4),
 )
 def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
-    least: float, hours: float | None, usd: float, most: int
+    least: float, hours: float | None, usd: float, max_vms: int
 ) -> None:
     at = replace(status(hours=hours, work=5, usd=usd), min_examples_per_s=least)
-    supply = replace(ON_DEMAND, available=most)
-    fast = [n for n in range(1, most + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
+    supply = replace(ON_DEMAND, available=max_vms)
+    fast = [n for n in range(1, max_vms + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
     answer = feasible(at, FLEET, (supply,))
     if hours is None:  # it is kept for as long as the budget lasts
         assert answer.possible == bool(fast)
@@ -291,7 +290,7 @@ def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
     at = replace(status(hours=100, work=5), min_examples_per_s=1e9)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert not answer.possible
-    assert "1e+09 cannot be promised: 4 on-demand VMs train 3.4 examples/s" in (
+    assert "1e+09 cannot be guaranteed: 4 on-demand VMs train 3.4 examples/s" in (
         answer.reason
     )
 
@@ -301,11 +300,11 @@ def test_a_least_rate_costs_what_vms_so_fast_cost() -> None:
     at = replace(slow, min_examples_per_s=3.0)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert answer.possible
-    assert answer.least_usd == pytest.approx(4 * 3.0 * (5 + 120 / HOUR_S))
+    assert answer.min_usd == pytest.approx(4 * 3.0 * (5 + 120 / HOUR_S))
     assert (
         "4 on-demand VMs alone would keep up 3 examples/s to the end" in answer.reason
     )
-    assert "to be spent: $10.00, where the job ends" in answer.reason
+    assert "left to spend: $10.00, where the job ends" in answer.reason
 
 
 @given(
@@ -392,11 +391,11 @@ def test_a_number_that_is_none_is_refused_where_the_job_stands() -> None:
 
 def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
     outlook = MarketOutlook()
-    for number in range(2 * KEPT):
-        outlook = observe(outlook, number * SAMPLE_S, FLEET, (spot(),), {})
-        outlook = observe(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), {})
-    assert len(outlook.looks) == KEPT
-    assert outlook.looks[0] == ((1.0, 4),)
+    for number in range(2 * MAX_SAMPLES):
+        outlook = observe(outlook, number * SAMPLE_S, FLEET, (spot(),), ())
+        outlook = observe(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), ())
+    assert len(outlook.samples) == MAX_SAMPLES
+    assert outlook.samples[0] == ((1.0, 4),)
 
 
 def test_the_net_counts_boots_of_those_that_are_not_rented_yet() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply, least_usd
+from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply, min_usd
 
 RATES = (0.0, 1.0, 1.8)
 
@@ -18,7 +18,7 @@ RATES = (0.0, 1.0, 1.8)
 def usd(
     supplies: list[KnownSupply], examples: float, slots: float, boot_s: float = 0.0
 ) -> float:
-    return least_usd(supplies, RATES, boot_s, examples, slots * SLOT_S)
+    return min_usd(supplies, RATES, boot_s, examples, slots * SLOT_S)
 
 
 def always(*prices: float) -> KnownSupply:

@@ -20,7 +20,7 @@ from spottrain.pricing.simulation.baselines import (
 )
 from spottrain.pricing.simulation.evaluate import online_bound_usd
 from spottrain.pricing.simulation.offline_optimum import KnownSupply
-from spottrain.pricing.simulation.online_bound import CELLS_A_BOOT, Job, least_usd
+from spottrain.pricing.simulation.online_bound import CELLS_A_BOOT, Job, min_usd
 from spottrain.pricing.simulation.replay import play
 from spottrain.pricing.simulation.scenarios import synthetic
 
@@ -55,12 +55,12 @@ class Ways:
 
     def __init__(self, lives: list[tuple[int, int]], what: Job, cells: int) -> None:
         self.lives, self.job, self.cells = lives, what, cells
-        self.most = len(what.examples_per_s) - 1
-        self.sizes = range(self.most + 1)
+        self.max_vms = len(what.examples_per_s) - 1
+        self.sizes = range(self.max_vms + 1)
         self.reach = functools.cache(self._reach)
 
     def rate(self, spot: int, dear: int) -> float:
-        return self.job.examples_per_s[min(self.most, spot + dear)]
+        return self.job.examples_per_s[min(self.max_vms, spot + dear)]
 
     def _reach(self, cell: int, spot: int, dear: int) -> tuple[Point, ...]:
         """What comes of a fleet that stands before a moment, on the lower hull."""
@@ -168,7 +168,7 @@ def test_it_is_the_least_of_all_ways(seed: int) -> None:
     points = Ways(lives, what, cells).reach(0, 0, 0)
     for share in (0.3, 0.6, 0.9):
         examples = share * points[0][0]
-        found = least_usd(zone(lives), replace(what, examples=examples))
+        found = min_usd(zone(lives), replace(what, examples=examples))
         least = cheapest(points, examples)
         assert found <= least + 1e-9
         assert found >= 0.98 * least
@@ -176,10 +176,10 @@ def test_it_is_the_least_of_all_ways(seed: int) -> None:
 
 def test_a_vm_that_may_be_the_one_that_goes_costs_more_than_one_that_stays() -> None:
     what = job((0.0, 1.0), 20, examples=1200.0)
-    calm = least_usd(zone([(0, 20)]), what)
-    rough = least_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
+    calm = min_usd(zone([(0, 20)]), what)
+    rough = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
     assert rough > calm
-    told = least_usd(
+    told = min_usd(
         zone([(n, n + 2) for n in range(0, 20, 2)]), replace(what, lost_s=0.0)
     )
     assert calm < told < rough
@@ -188,8 +188,8 @@ def test_a_vm_that_may_be_the_one_that_goes_costs_more_than_one_that_stays() -> 
 def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
     what = job((0.0, 1.0), 20, examples=1980.0)
     usd = ON_DEMAND_USD * (BOOT_S + 20.0 + 1980.0) / 3600
-    assert least_usd(zone([]), what) == pytest.approx(usd, rel=0.02)
-    assert least_usd(zone([]), what) <= usd * (1 + 1e-9)
+    assert min_usd(zone([]), what) == pytest.approx(usd, rel=0.02)
+    assert min_usd(zone([]), what) <= usd * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [10006, 10024])

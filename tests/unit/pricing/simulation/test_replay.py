@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.pricing.promised import FLEET, spot, status
-from tests.unit.pricing.promised import ON_DEMAND as VMS
+from tests.unit.pricing.deadline_jobs import FLEET, spot, status
+from tests.unit.pricing.deadline_jobs import ON_DEMAND as VMS
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings
@@ -157,7 +157,7 @@ def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> No
     gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
     cases = [evaluate(one) for one in (scenario(STEADY, hours=9, work=5), dry, gone)]
     found = {row.rule: row for row in rows(cases)}
-    row, ours = found["spot only, wait"], found["promise"]
+    row, ours = found["spot only, wait"], found[CostOptimal.name]
     assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
     assert row.late_by == pytest.approx(cases[1].outcomes[3].late_by)
     easy = cases[0]
@@ -177,20 +177,21 @@ def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
     row = online_bound_row([evaluate(market)])
     assert row is not None
     assert row.jobs == 1
-    assert row.over_bound > row.blind_over_bound
-    assert row.over_blind == pytest.approx(row.over_bound / row.blind_over_bound)
+    assert row.over_bound > row.online_over_bound
+    assert row.over_online == pytest.approx(row.over_bound / row.online_over_bound)
     assert online_bound_row([]) is None
 
 
 def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
     cases = [evaluate(scenario(STEADY, hours=9, work=5))]
     found = {row.rule: row for row in rows(cases)}
-    assert found["promise"].in_time == 1
+    ours = found[CostOptimal.name]
+    assert ours.in_time == 1
     assert found["on-demand only"].on_demand == pytest.approx(1.0)
-    assert 1.0 <= found[FREE].over_bound < found["promise"].over_bound
+    assert 1.0 <= found[FREE].over_bound < ours.over_bound
     assert found["spot only, wait"].late_by is None
-    assert len(cases[0].predicted) == len(cases[0].predicted_time_optimal) == 3
-    told = cases[0].predicted
+    assert len(cases[0].forecasts) == len(cases[0].time_optimal_forecasts) == 3
+    told = cases[0].forecasts
     assert kept(told) == (
         sum(one.finish_kept for one in told) / 3,
         sum(one.usd_kept for one in told) / 3,

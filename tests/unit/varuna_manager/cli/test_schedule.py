@@ -189,7 +189,7 @@ def stage(**changes: Any) -> dict[str, Any]:
         (spec(sages=[]), "sages: unknown key; did you mean stages?"),
         (spec(bound=2, jitter={"relative": 1}, conditions="original"), "neither"),
         ([1, 2], "must hold keys and values: got a list"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -114,7 +114,7 @@ def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> No
     wish = told.intend()
     assert not wish.offer.spot
     assert told.state.deadline.decision is not None
-    assert told.state.deadline.decision.mode in ("edge", "net")
+    assert told.state.deadline.decision.mode in ("edge", "fallback")
     held_back = [vm for vm in told.state.vms.values() if vm.leaves_at_s is not None]
     assert held_back == [], "spot VMs train on until on-demand VMs do"
     new = tuple(f"d{n}" for n in range(wish.count))
@@ -206,7 +206,7 @@ def test_a_nearer_deadline_is_decided_over_at_once() -> None:
         limits=(Limit(name="deadline_s", value=nearer),),
     )
     assert told.state.deadline.decision is not None
-    assert told.state.deadline.decision.mode in ("edge", "net")
+    assert told.state.deadline.decision.mode in ("edge", "fallback")
 
 
 def test_what_is_promised_is_shown_with_an_interval() -> None:
@@ -278,9 +278,9 @@ def test_spot_vms_that_would_be_late_at_their_best_are_told_so() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        ({"deadline_s": 1000.0 + 20.0}, "4 VMs that nobody takes away need"),
+        ({"deadline_s": 1000.0 + 20.0}, "4 VMs without preemptions need"),
         ({"deadline_s": 9000.0, "max_usd": 0.6}, "raise the budget to"),
-        ({"min_examples_per_s": 1e9}, "4 VMs train 4.44 examples/s at the most"),
+        ({"min_examples_per_s": 1e9}, "4 VMs train 4.44 examples/s at most"),
     ],
 )
 def test_spot_vms_that_cannot_do_it_at_their_best_are_not_rented(

@@ -75,7 +75,7 @@ def test_a_deadline_with_too_small_a_budget_is_refused() -> None:
     found = told(LONG, **limits)
     assert found is not None
     assert found.possible is False
-    assert "deadline and budget cannot both be met: undisturbed" in found.reason
+    assert "deadline and budget cannot both be met: without preemptions" in found.reason
 
 
 @pytest.mark.parametrize("on_demand", [True, False])

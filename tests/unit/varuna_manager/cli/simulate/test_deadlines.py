@@ -1,4 +1,4 @@
-"""``spottrain simulate promise``."""
+"""``spottrain simulate deadlines``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        words = ["spottrain", "simulate", "promise", *map(str, arguments)]
+    def answer(
+        *arguments: str | Path, command: str = "deadlines"
+    ) -> tuple[int, str, str]:
+        words = ["spottrain", "simulate", command, *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
             main()
@@ -41,8 +43,8 @@ def test_a_group_of_markets_answers_with_a_row_for_each_rule(run: Run) -> None:
     assert code == 0
     group = json.loads(out)["markets 1 to 2"]
     rules = {row["rule"]: row for row in group["rules"]}
-    assert rules["promise"]["in_time"] == rules["promise"]["in_budget"] == 2
-    assert rules["promise"]["over_bound"] < rules["on-demand only"]["over_bound"]
+    assert rules["cost-optimal"]["in_time"] == rules["cost-optimal"]["in_budget"] == 2
+    assert rules["cost-optimal"]["over_bound"] < rules["on-demand only"]["over_bound"]
     assert sum(row["jobs"] for row in group["by_slack"]) == 2
     assert group["broken"] == []
 
@@ -62,7 +64,13 @@ def test_nothing_to_play_and_a_missing_trace_are_refused(
 ) -> None:
     code, _, err = run("--markets", "0")
     assert code == 2
-    assert "nothing to play" in err
+    assert "nothing to replay" in err
     code, _, err = run("--trace", tmp_path / "none.csv")
     assert code == 2
     assert "no such file" in err
+
+
+def test_the_former_name_of_the_command_still_works(run: Run) -> None:
+    code, _, err = run("--markets", "0", command="promise")
+    assert code == 2
+    assert "nothing to replay" in err
