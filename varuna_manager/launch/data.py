@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
+from spottrain.cloud.data.prepare import prepare_data
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
 )
-from spottrain.cloud.data.sources import DataSource, look
+from spottrain.cloud.data.sources import DataSource, open_source
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
@@ -86,10 +86,10 @@ def holder(url: str) -> str | None:
 def _look(wish: DataRequest) -> DataSource | str:
     """Return what there is of a dataset, or why that cannot be seen from here."""
     try:
-        return look(wish, _PATIENCE_S)
-    except NothingThereError as error:
+        return open_source(wish, _PATIENCE_S)
+    except DataMissingError as error:
         raise ConfigError(f"data.{wish.name}: {error}") from None
-    except (DataError, DataAwayError) as error:
+    except (DataError, DataUnavailableError) as error:
         return f"cannot be seen from here: {error}"
 
 
@@ -117,12 +117,12 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
         return
     cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(bring(data_requests(missing), cache, say))
+        os.environ.update(prepare_data(data_requests(missing), cache, say))
         return
     for wish in _small(missing):
         try:
-            os.environ.update(bring([wish], cache, say))
-        except (DataError, DataAwayError) as error:
+            os.environ.update(prepare_data([wish], cache, say))
+        except (DataError, DataUnavailableError) as error:
             say(f"{error}; the model is inspected without it")
 
 
@@ -136,8 +136,8 @@ def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
             yield wish
         if wish.url:
             try:
-                found = look(wish, _PATIENCE_S)
-            except (DataError, DataAwayError):
+                found = open_source(wish, _PATIENCE_S)
+            except (DataError, DataUnavailableError):
                 continue  # it was told, and the user's code may not ask for it
             if num_bytes(found.files) <= LARGEST_SAMPLE_BYTES:
                 yield wish
