@@ -17,12 +17,12 @@ from typing import Any, Concatenate, TypeVar
 from spottrain.cloud.port.abilities import ForwardsAbilities, P, R, arguments_by_name
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
-    CarriesCalls,
     CloudProvider,
-    ExcusesSilence,
+    ForwardsCalls,
     LaunchRequest,
     LaunchResult,
     Offer,
+    ReportsUnreachableVms,
     Vm,
 )
 from spottrain.errors import SpottrainError
@@ -124,7 +124,9 @@ class MultiCloudProvider(ForwardsAbilities):
         }
         opened, failures = self._each(_Part.opened)
         if not opened:
-            raise next(part.trouble for part in self._parts.values() if part.trouble)
+            raise next(
+                part.open_error for part in self._parts.values() if part.open_error
+            )
         for name, error in failures.items():
             logger.warning("goes on without %s until it can be opened: %s", name, error)
         self._forward_abilities(
@@ -176,13 +178,13 @@ class MultiCloudProvider(ForwardsAbilities):
     # --- What else a manager needs ----------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Carry calls to this manager from now on; see ``CarriesCalls``."""
+        """Carry calls to this manager from now on; see ``ForwardsCalls``."""
         for part in self._parts.values():
             part.serve(manager_url)
 
-    def out_of_reach(self) -> Collection[str]:
-        """Return the VMs that cannot call now; see ``ExcusesSilence``."""
-        return tuple(i for part in self._parts.values() for i in part.out_of_reach())
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the VMs that cannot call now; see ``ReportsUnreachableVms``."""
+        return tuple(i for part in self._parts.values() for i in part.unreachable_vms())
 
     def close(self) -> None:
         """Leave all clouds; VMs go on."""
@@ -246,7 +248,7 @@ class _Part:
     def __init__(self, name: str, opener: Opener, *, unused: bool) -> None:
         self.name = name
         self._unused = unused
-        self.trouble: SpottrainError | None = None
+        self.open_error: SpottrainError | None = None
         """What kept it from being opened."""
         self._cloud: CloudProvider | None = None
         self._opener = opener
@@ -270,19 +272,19 @@ class _Part:
             if self._cloud is not None:
                 return self._cloud
         if self._unused:
-            raise UnusedCloudError(f"{self.name}: {self.trouble}")
-        if isinstance(self.trouble, CloudError):
-            raise self.trouble.with_traceback(None)
-        raise CloudError(f"{self.name}: {self.trouble}")
+            raise UnusedCloudError(f"{self.name}: {self.open_error}")
+        if isinstance(self.open_error, CloudError):
+            raise self.open_error.with_traceback(None)
+        raise CloudError(f"{self.name}: {self.open_error}")
 
     def _open(self) -> None:
         try:
             self._cloud = self._opener()
         except SpottrainError as error:
-            self.trouble = error
+            self.open_error = error
             self._again_at_s = time.monotonic() + REOPEN_S
             return
-        if self._manager_url and isinstance(self._cloud, CarriesCalls):
+        if self._manager_url and isinstance(self._cloud, ForwardsCalls):
             self._cloud.serve(self._manager_url)
 
     def offers(self) -> Sequence[Offer]:
@@ -318,14 +320,16 @@ class _Part:
             raise CloudError(f"{self.name}: cannot {method.replace('_', ' ')}")
         return getattr(self.opened(), method)(**given)
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         cloud = self._cloud  # without waiting for one that is just opened
-        return cloud.out_of_reach() if isinstance(cloud, ExcusesSilence) else ()
+        return (
+            cloud.unreachable_vms() if isinstance(cloud, ReportsUnreachableVms) else ()
+        )
 
     def serve(self, manager_url: str) -> None:
         with self._lock:
             self._manager_url = manager_url
-            if isinstance(self._cloud, CarriesCalls):
+            if isinstance(self._cloud, ForwardsCalls):
                 self._cloud.serve(manager_url)
 
     def close(self) -> None:

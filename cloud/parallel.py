@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 
-_AT_ONCE = 16
+_THREADS = 16
 
 
 def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
@@ -20,11 +20,13 @@ def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
     """
     if len(items) == 1:
         return (ask(items[0]),)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         return tuple(pool.map(ask, items))
 
 
-def joined(ask: Callable[[S], Sequence[T]], items: Sequence[S]) -> tuple[T, ...]:
+def flat_map_parallel(
+    ask: Callable[[S], Sequence[T]], items: Sequence[S]
+) -> tuple[T, ...]:
     """Return what all items have, such as the VMs of all regions.
 
     Raises:

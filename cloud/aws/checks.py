@@ -124,7 +124,7 @@ class AwsChecks:
         """
         from botocore.exceptions import ClientError
 
-        method = getattr(self._clients.once("ec2", region), call)
+        method = getattr(self._clients.without_retries("ec2", region), call)
         with translating_errors(f"trying {call} in {region}"):
             try:
                 method(DryRun=True, **self._arguments(region, call))
@@ -135,19 +135,21 @@ class AwsChecks:
 
     def _arguments(self, region: str, call: str) -> dict[str, Any]:
         kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
-        marks = {"TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")}
+        vm_tags = {
+            "TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")
+        }
         if call == "create_security_group":
-            group = {"GroupName": tags.JOB, "Description": "a dry run", **marks}
+            group = {"GroupName": tags.JOB, "Description": "a dry run", **vm_tags}
             subnet = self._subnet(region)
             return {**group, "VpcId": subnet["VpcId"]} if subnet else group
         if call == "import_key_pair":
             return {
                 "KeyName": tags.JOB,
                 "PublicKeyMaterial": b"ssh-ed25519 dry",
-                **marks,
+                **vm_tags,
             }
         return {
-            **self._place(region),
+            **self._placement_arguments(region),
             "ImageId": self._network.image(region)[0],
             "InstanceType": self._offered(region)[0],
             "MinCount": 1,
@@ -156,16 +158,16 @@ class AwsChecks:
             "TagSpecifications": requests.tagged("instance", _JOB, f"spottrain-{_JOB}"),
         }
 
-    def _place(self, region: str) -> dict[str, Any]:
+    def _placement_arguments(self, region: str) -> dict[str, Any]:
         """Return what of the job's place is named: where else it would not be tried."""
-        asked: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if subnet := self._subnet(region):
-            asked["SubnetId"] = subnet["SubnetId"]
+            arguments["SubnetId"] = subnet["SubnetId"]
             if self._settings.security_groups:
-                asked["SecurityGroupIds"] = list(self._settings.security_groups)
+                arguments["SecurityGroupIds"] = list(self._settings.security_groups)
         if self._settings.instance_profile:
-            asked["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
-        return asked
+            arguments["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
+        return arguments
 
     def _subnet(self, region: str) -> dict[str, Any]:
         """Return a subnet of the region that the job names, empty if it names none."""

@@ -37,7 +37,7 @@ class AwsClients:
         """
         return self._client(service, region, self._settings.tries)
 
-    def once(self, service: str, region: str) -> Any:
+    def without_retries(self, service: str, region: str) -> Any:
         """Return a client that never retries.
 
         EC2 reports "no capacity" as a server's error, which boto3 would try again for

@@ -68,10 +68,12 @@ class AwsMarket:
 
     def prices(self, region: str, since_s: float) -> list[Offer]:
         """Return the spot prices since a moment, the one that held then included."""
-        asked = requests.price_history(self._settings.instance_types, since_s)
+        arguments = requests.price_history(self._settings.instance_types, since_s)
         ec2 = self._clients.get("ec2", region)
         with translating_errors(f"asking for spot prices in {region}"):
-            pages = ec2.get_paginator("describe_spot_price_history").paginate(**asked)
+            pages = ec2.get_paginator("describe_spot_price_history").paginate(
+                **arguments
+            )
             rows = [row for page in pages for row in page["SpotPriceHistory"]]
         zones = self._settings.zones
         return [

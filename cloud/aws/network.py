@@ -35,9 +35,9 @@ class AwsNetwork:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str, str], AwsPlacement] = {}
+        self._placements: dict[tuple[str, str, str], AwsPlacement] = {}
 
-    def place(self, job: str, region: str, zone: str) -> AwsPlacement:
+    def placement(self, job: str, region: str, zone: str) -> AwsPlacement:
         """Return where VMs of a job are made in a zone; made if it is not there yet.
 
         Raises:
@@ -45,14 +45,16 @@ class AwsNetwork:
         """
         key = job, region, zone
         with self._lock:  # else two launches at once would make everything twice
-            if key not in self._places:
-                self._places[key] = self._make_place(job, region, zone)
-            return self._places[key]
+            if key not in self._placements:
+                self._placements[key] = self._make_placement(job, region, zone)
+            return self._placements[key]
 
     def forget(self, job: str) -> None:
         """Look anew before the next launch: something may have been removed."""
         with self._lock:
-            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+            self._placements = {
+                k: v for k, v in self._placements.items() if k[0] != job
+            }
 
     def release(self, job: str, region: str) -> None:
         """Remove what the VMs of a job shared; its VMs must be gone."""
@@ -60,16 +62,16 @@ class AwsNetwork:
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in _all(ec2, "describe_security_groups", "SecurityGroups", mine):
-                _unless("InvalidGroup.NotFound", ec2.delete_security_group)(
+            for group in _list(ec2, "describe_security_groups", "SecurityGroups", mine):
+                _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
             for pair in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
                 ec2.delete_key_pair(KeyName=pair["KeyName"])
-            for vpc in _all(ec2, "describe_vpcs", "Vpcs", mine):
+            for vpc in _list(ec2, "describe_vpcs", "Vpcs", mine):
                 _remove_vpc(ec2, vpc["VpcId"])
             # A gateway that no VPC had yet when whoever made it died.
-            for gateway in _all(
+            for gateway in _list(
                 ec2, "describe_internet_gateways", "InternetGateways", mine
             ):
                 ec2.delete_internet_gateway(
@@ -103,12 +105,12 @@ class AwsNetwork:
         )
         return newest["ImageId"], newest["RootDeviceName"]
 
-    def _make_place(self, job: str, region: str, zone: str) -> AwsPlacement:
+    def _make_placement(self, job: str, region: str, zone: str) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
         subnet = self._subnet(ec2, job, zone)
         groups = self._settings.security_groups
         if groups:
-            _all_there(ec2, "describe_security_groups", "SecurityGroups", groups)
+            _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
         else:
             groups = (self._group(ec2, job, subnet["VpcId"]),)
         image_id, root_device = self.image(region)
@@ -126,10 +128,10 @@ class AwsNetwork:
         """Return the zone's subnet: the one named, its default one, or our own."""
         named = self._settings.subnets.get(zone)
         if named is not None:
-            return _all_there(ec2, "describe_subnets", "Subnets", [named])[0]
+            return _list_named(ec2, "describe_subnets", "Subnets", [named])[0]
         in_zone = {"Name": "availability-zone", "Values": [zone]}
         default = {"Name": "default-for-az", "Values": ["true"]}
-        for subnet in _all(ec2, "describe_subnets", "Subnets", [in_zone, default]):
+        for subnet in _list(ec2, "describe_subnets", "Subnets", [in_zone, default]):
             return subnet
         return self._own_subnet(ec2, job, zone)
 
@@ -140,7 +142,7 @@ class AwsNetwork:
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "availability-zone", "Values": [zone]},
         ]
-        for subnet in _all(ec2, "describe_subnets", "Subnets", mine):
+        for subnet in _list(ec2, "describe_subnets", "Subnets", mine):
             return subnet
         number = _ZONE_LETTERS.find(zone[-1]) * 16
         made: dict[str, Any] = ec2.create_subnet(
@@ -154,7 +156,7 @@ class AwsNetwork:
     def _own_vpc(self, ec2: Any, job: str) -> str:
         """Return a network of the job's own, with its way to the internet."""
         mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
-        vpcs = _all(ec2, "describe_vpcs", "Vpcs", mine)
+        vpcs = _list(ec2, "describe_vpcs", "Vpcs", mine)
         if not vpcs:
             vpcs = [
                 ec2.create_vpc(
@@ -163,7 +165,7 @@ class AwsNetwork:
                 )["Vpc"]
             ]
         vpc_id = str(vpcs[0]["VpcId"])
-        gateways = _all(ec2, "describe_internet_gateways", "InternetGateways", mine)
+        gateways = _list(ec2, "describe_internet_gateways", "InternetGateways", mine)
         if not gateways:
             kind = "internet-gateway"
             gateways = [
@@ -178,8 +180,8 @@ class AwsNetwork:
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "association.main", "Values": ["true"]},
         ]
-        for table in _all(ec2, "describe_route_tables", "RouteTables", main):
-            _unless("RouteAlreadyExists", ec2.create_route)(
+        for table in _list(ec2, "describe_route_tables", "RouteTables", main):
+            _ignoring("RouteAlreadyExists", ec2.create_route)(
                 RouteTableId=table["RouteTableId"],
                 DestinationCidrBlock="0.0.0.0/0",
                 GatewayId=gateway_id,
@@ -192,7 +194,7 @@ class AwsNetwork:
             requests.by_tag(tags.JOB, job),
             {"Name": "vpc-id", "Values": [vpc_id]},
         ]
-        groups = _all(ec2, "describe_security_groups", "SecurityGroups", mine)
+        groups = _list(ec2, "describe_security_groups", "SecurityGroups", mine)
         if not groups:
             name = f"spottrain-{job}"
             groups = [
@@ -206,7 +208,7 @@ class AwsNetwork:
         group_id = str(groups[0]["GroupId"])
         networks, port = self._settings.ssh_from, self._settings.ssh_port
         for rule in requests.ssh_rules(group_id, networks, port):
-            _unless(
+            _ignoring(
                 "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
             )(GroupId=group_id, IpPermissions=[rule])
         return group_id
@@ -217,7 +219,7 @@ class AwsNetwork:
         if not key:
             return ""
         name = f"spottrain-{job}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        _unless("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
+        _ignoring("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
             KeyName=name,
             PublicKeyMaterial=key.encode(),
             TagSpecifications=requests.tagged("key-pair", job, name),
@@ -225,7 +227,7 @@ class AwsNetwork:
         return name
 
 
-def _all(
+def _list(
     ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return what a paged call lists."""
@@ -233,7 +235,7 @@ def _all(
     return [item for page in pages for item in page[key]]
 
 
-def _all_there(
+def _list_named(
     ec2: Any, call: str, key: str, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return what the user has named.
@@ -242,7 +244,7 @@ def _all_there(
         MisconfiguredError: some of it does not exist.
     """
     name = {"Subnets": "subnet-id", "SecurityGroups": "group-id"}[key]
-    found = _all(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
+    found = _list(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
     if len(found) < len(set(wanted)):
         raise MisconfiguredError(
             f"AWS: {name} in {ec2.meta.region_name}: got {', '.join(wanted)}, of which "
@@ -251,27 +253,27 @@ def _all_there(
     return found
 
 
-def _unless(code: str, call: Any) -> Any:
+def _ignoring(code: str, call: Any) -> Any:
     """Return a call that does not mind one error: what it says has been done before."""
     from botocore.exceptions import ClientError
 
-    def asked(**arguments: Any) -> None:
+    def tolerant(**arguments: Any) -> None:
         try:
             call(**arguments)
         except ClientError as error:
             if code_of(error) != code:
                 raise
 
-    return asked
+    return tolerant
 
 
 def _remove_vpc(ec2: Any, vpc_id: str) -> None:
     """Remove a network of our own with all that is in it."""
     inside = [{"Name": "vpc-id", "Values": [vpc_id]}]
     attached = [{"Name": "attachment.vpc-id", "Values": [vpc_id]}]
-    for subnet in _all(ec2, "describe_subnets", "Subnets", inside):
+    for subnet in _list(ec2, "describe_subnets", "Subnets", inside):
         ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-    for gateway in _all(
+    for gateway in _list(
         ec2, "describe_internet_gateways", "InternetGateways", attached
     ):
         gateway_id = gateway["InternetGatewayId"]

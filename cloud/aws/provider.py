@@ -15,7 +15,7 @@ from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import joined
+from spottrain.cloud.parallel import flat_map_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, check_types
@@ -90,9 +90,11 @@ class AwsProvider:
         count = f"{request.count} {offer.instance_type}"
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                place = self._network.place(request.job, offer.region, offer.zone)
-                asked = requests.run_instances(request, place, self._settings)
-                vms = self._run(request, asked)
+                placement = self._network.placement(
+                    request.job, offer.region, offer.zone
+                )
+                arguments = requests.run_instances(request, placement, self._settings)
+                vms = self._run(request, arguments)
         except CloudError as error:
             if type(error) is CloudError:  # somebody may have removed a group or key
                 self._network.forget(request.job)
@@ -110,7 +112,7 @@ class AwsProvider:
         """
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))
-        return self._recent.amend(job, listed)
+        return self._recent.reconcile(job, listed)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Ask for the end of VMs; unknown and gone ones are no error.
@@ -211,11 +213,12 @@ class AwsProvider:
             arn = f"arn:aws:ec2:{region}:{owner}:instance/{instance['InstanceId']}"
             fis = self._clients.get("fis", region)
             vm = requests.vm_of(region, instance, self._facts)
-            asked = requests.experiment(arn, role_arn, vm.job)
-            made = fis.create_experiment_template(**asked)["experimentTemplate"]
+            arguments = requests.experiment(arn, role_arn, vm.job)
+            made = fis.create_experiment_template(**arguments)["experimentTemplate"]
             try:
                 fis.start_experiment(
-                    clientToken=asked["clientToken"], experimentTemplateId=made["id"]
+                    clientToken=arguments["clientToken"],
+                    experimentTemplateId=made["id"],
                 )
             finally:
                 fis.delete_experiment_template(id=made["id"])
@@ -247,18 +250,20 @@ class AwsProvider:
         self, ask: Callable[[str], Sequence[T]], regions: Sequence[str] = ()
     ) -> tuple[T, ...]:
         """Return the answers of all regions, ours if none are given, asked at once."""
-        return joined(ask, regions or self._regions())
+        return flat_map_parallel(ask, regions or self._regions())
 
     def _regions(self) -> Sequence[str]:
         return self._settings.regions or prices.regions(self._clients)
 
-    def _run(self, request: LaunchRequest, asked: dict[str, Any]) -> tuple[Vm, ...]:
+    def _run(self, request: LaunchRequest, arguments: dict[str, Any]) -> tuple[Vm, ...]:
         """Call RunInstances; where its token was used, find what it was used for."""
         from botocore.exceptions import ClientError
 
         region = request.offer.region
         try:
-            answer = self._clients.once("ec2", region).run_instances(**asked)
+            answer = self._clients.without_retries("ec2", region).run_instances(
+                **arguments
+            )
         except ClientError as error:
             if code_of(error) not in TOKEN_USED:
                 raise

@@ -79,19 +79,19 @@ def client_token(request: LaunchRequest) -> str:
 
 
 def run_instances(
-    request: LaunchRequest, place: AwsPlacement, settings: AwsSettings
+    request: LaunchRequest, placement: AwsPlacement, settings: AwsSettings
 ) -> dict[str, Any]:
     """Return the arguments of RunInstances: as many machines as there are, at most
     ``request.count``.
     """
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "ClientToken": client_token(request),
-        "ImageId": place.image_id,
+        "ImageId": placement.image_id,
         "InstanceType": request.offer.instance_type,
         "MinCount": 1,
         "MaxCount": request.count,
-        "NetworkInterfaces": [_interface(place, settings)],
-        "BlockDeviceMappings": [_root_disk(place, settings)],
+        "NetworkInterfaces": [_interface(placement, settings)],
+        "BlockDeviceMappings": [_root_disk(placement, settings)],
         "InstanceInitiatedShutdownBehavior": "terminate",
         # Two hops: the agent may sit in a container.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
@@ -99,23 +99,23 @@ def run_instances(
         "TagSpecifications": _launch_tags(request),
     }
     if request.offer.spot:
-        asked["InstanceMarketOptions"] = {
+        arguments["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {
                 "SpotInstanceType": "one-time",
                 "InstanceInterruptionBehavior": "terminate",
             },
         }
-    if place.key_name:
-        asked["KeyName"] = place.key_name
+    if placement.key_name:
+        arguments["KeyName"] = placement.key_name
     if settings.instance_profile:
-        asked["IamInstanceProfile"] = {"Name": settings.instance_profile}
-    return asked
+        arguments["IamInstanceProfile"] = {"Name": settings.instance_profile}
+    return arguments
 
 
 def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
     """Return the tags of everything that a launch makes."""
-    marks = tag_list(
+    vm_tags = tag_list(
         {
             tags.JOB: request.job,
             tags.INTENT: request.intent,
@@ -127,26 +127,26 @@ def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
     kinds = ["instance", "volume", "network-interface"]
     if request.offer.spot:
         kinds.append("spot-instances-request")
-    return [{"ResourceType": kind, "Tags": marks} for kind in kinds]
+    return [{"ResourceType": kind, "Tags": vm_tags} for kind in kinds]
 
 
-def _interface(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
+def _interface(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     return {
         "DeviceIndex": 0,
-        "SubnetId": place.subnet_id,
-        "Groups": list(place.group_ids),
+        "SubnetId": placement.subnet_id,
+        "Groups": list(placement.group_ids),
         "AssociatePublicIpAddress": settings.public_addresses,
         "DeleteOnTermination": True,
     }
 
 
-def _root_disk(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
+def _root_disk(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     disk = {
         "VolumeSize": settings.disk_gib,
         "VolumeType": "gp3",
         "DeleteOnTermination": True,
     }
-    return {"DeviceName": place.root_device, "Ebs": disk}
+    return {"DeviceName": placement.root_device, "Ebs": disk}
 
 
 def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def offer_of(
 
 def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
-    marks = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    vm_tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
     launched_at_s = instance["LaunchTime"].timestamp()
     offer = offer_of(
         facts,
@@ -194,14 +194,14 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         zone=instance["Placement"]["AvailabilityZone"],
         instance_type=instance["InstanceType"],
         spot=instance.get("InstanceLifecycle") == "spot",
-        usd_per_hour=float(marks.get(tags.PRICE, "0")),
+        usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
         observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]
     return Vm(
         vm_id=vm_id_of(region, instance["InstanceId"]),
-        job=marks.get(tags.JOB, ""),
-        intent=marks.get(tags.INTENT, ""),
+        job=vm_tags.get(tags.JOB, ""),
+        intent=vm_tags.get(tags.INTENT, ""),
         state=state,
         offer=offer,
         private_address=instance.get("PrivateIpAddress", ""),

@@ -23,7 +23,7 @@ TOKEN_USED = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
 GONE = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
 """Also said of VMs that were made a moment ago."""
 _RETRY_AFTER_S = 5.0
-_LONGEST = 300
+_MAX_MESSAGE_CHARS = 300
 """Characters of AWS's own words in a message."""
 
 _CODES: dict[str, type[CloudError]] = {
@@ -109,7 +109,7 @@ def translate(error: Exception, doing: str) -> CloudError:
 
     if isinstance(error, boto.ClientError):
         return _refused(error, doing)
-    text = " ".join(str(error).split())[:_LONGEST]
+    text = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
     credentials = (
         boto.NoCredentialsError,
         boto.PartialCredentialsError,
@@ -131,8 +131,8 @@ def translate(error: Exception, doing: str) -> CloudError:
 
 
 def _refused(error: Any, doing: str) -> CloudError:
-    code, told = code_of(error), error.response.get("Error", {}).get("Message", "")
-    told = " ".join(str(told).split())[:_LONGEST]
+    code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
+    message = " ".join(str(message).split())[:_MAX_MESSAGE_CHARS]
     quota = code.endswith(_QUOTA)
     kind = _CODES.get(code, QuotaExceededError if quota else CloudError)
     if (
@@ -148,7 +148,7 @@ def _refused(error: Any, doing: str) -> CloudError:
             f"AWS, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
     advice = _ADVICE.get(kind)
-    return kind(f"AWS, {doing}: {code}: {told}" + (f"; {advice}" if advice else ""))
+    return kind(f"AWS, {doing}: {code}: {message}" + (f"; {advice}" if advice else ""))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ FIELDS = (
     "status",
 )
 """What is asked for of each event."""
-_LONGEST_S = 89 * 86400.0
+_MAX_SPAN_S = 89 * 86400.0
 """A question may span so much; the log holds a day more."""
 _VM = "microsoft.compute/virtualmachines"
 _MADE = f"{_VM}/write"
@@ -57,7 +57,7 @@ class VmLifetime:
     until_s: float
 
 
-def address(subscription: str, group: str, since_s: float) -> str:
+def events_url(subscription: str, group: str, since_s: float) -> str:
     """Return the path and query by which the events of a group are asked for.
 
     Args:
@@ -66,8 +66,8 @@ def address(subscription: str, group: str, since_s: float) -> str:
         since_s: Not those before, in seconds since the epoch.
     """
     wanted = (
-        f"eventTimestamp ge '{_written(since_s)}' and "
-        f"eventTimestamp le '{_written(since_s + _LONGEST_S)}' and "
+        f"eventTimestamp ge '{_iso_time(since_s)}' and "
+        f"eventTimestamp le '{_iso_time(since_s + _MAX_SPAN_S)}' and "
         f"resourceGroupName eq '{group}'"
     )
     query = {"api-version": VERSION, "$filter": wanted, "$select": ",".join(FIELDS)}
@@ -75,26 +75,26 @@ def address(subscription: str, group: str, since_s: float) -> str:
     return f"{path}/eventtypes/management/values?{urlencode(query, quote_via=quote)}"
 
 
-def event_of(told: Mapping[str, Any]) -> ActivityEvent | None:
+def event_of(entry: Mapping[str, Any]) -> ActivityEvent | None:
     """Return an event as Azure writes it; None if it neither makes nor ends a VM.
 
     The case of its names is left to chance, and ours have small letters alone.
     """
-    change = str(told.get("operationName", {}).get("value", "")).lower()
-    resource = str(told.get("resourceId", ""))
+    change = str(entry.get("operationName", {}).get("value", "")).lower()
+    resource = str(entry.get("resourceId", ""))
     if change != _MADE and change not in _ENDS:
         return None
     return ActivityEvent(
-        event_id=str(told.get("eventDataId", "")),
-        change=str(told.get("correlationId", "")),
-        at_s=datetime.fromisoformat(told["eventTimestamp"]).timestamp(),
+        event_id=str(entry.get("eventDataId", "")),
+        change=str(entry.get("correlationId", "")),
+        at_s=datetime.fromisoformat(entry["eventTimestamp"]).timestamp(),
         vm_id=requests.vm_id_of(*requests.split_resource_id(resource.lower())),
         ends=change in _ENDS,
-        step=str(told.get("status", {}).get("value", "")),
+        step=str(entry.get("status", {}).get("value", "")),
     )
 
 
-def lives(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
+def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
     """Return the last life of each VM that is gone, by our name of it.
 
     A VM that Azure agreed to make and had no machine for has not lived. Of a VM that
@@ -120,5 +120,5 @@ def lives(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
     return over
 
 
-def _written(at_s: float) -> str:
+def _iso_time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -46,26 +46,28 @@ def offer_of(
     )
 
 
-def vm_of(told: Mapping[str, Any], facts: CloudFacts, private_address: str = "") -> Vm:
+def vm_of(
+    resource: Mapping[str, Any], facts: CloudFacts, private_address: str = ""
+) -> Vm:
     """Return a VM as the port knows it."""
-    group_name, name = requests.split_resource_id(told["id"])
-    marks, properties = told.get("tags") or {}, told["properties"]
+    group_name, name = requests.split_resource_id(resource["id"])
+    vm_tags, properties = resource.get("tags") or {}, resource["properties"]
     made_at = datetime.fromisoformat(properties["timeCreated"]).timestamp()
-    region = told["location"]
-    zones: Sequence[str] = told.get("zones") or ("",)
+    region = resource["location"]
+    zones: Sequence[str] = resource.get("zones") or ("",)
     offer = offer_of(
         facts,
         region=region,
         zone=requests.zone_of(region, zones[0]),
         instance_type=properties["hardwareProfile"]["vmSize"],
         spot=properties.get("priority") == "Spot",
-        usd_per_hour=float(marks.get(tags.PRICE, "0")),
+        usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
         observed_at_s=made_at,
     )
     return Vm(
         vm_id=requests.vm_id_of(group_name, name),
-        job=marks.get(tags.JOB, ""),
-        intent=marks.get(tags.INTENT, ""),
+        job=vm_tags.get(tags.JOB, ""),
+        intent=vm_tags.get(tags.INTENT, ""),
         state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
         offer=offer,
         private_address=private_address,
@@ -73,11 +75,11 @@ def vm_of(told: Mapping[str, Any], facts: CloudFacts, private_address: str = "")
     )
 
 
-def has_failed(told: Mapping[str, Any]) -> bool:
+def has_failed(resource: Mapping[str, Any]) -> bool:
     """Return whether a VM never came to be, though Azure still keeps it."""
-    return told["properties"].get("provisioningState") in ("Failed", "Canceled")
+    return resource["properties"].get("provisioningState") in ("Failed", "Canceled")
 
 
-def is_leaving(told: Mapping[str, Any]) -> bool:
+def is_leaving(resource: Mapping[str, Any]) -> bool:
     """Return whether a VM is being deleted."""
-    return bool(told["properties"].get("provisioningState") == "Deleting")
+    return bool(resource["properties"].get("provisioningState") == "Deleting")

@@ -17,14 +17,14 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.activity import (
     ActivityEvent,
     VmLifetime,
-    address,
     event_of,
-    lives,
+    events_url,
+    lifetimes,
 )
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
-from spottrain.cloud.lag.ended import EndedVms, ended, gone
+from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.port.provider import Vm
 
@@ -34,9 +34,9 @@ RECALL_S = 14 * 86400.0
 """How far back a new process asks."""
 LAG_S = 1800.0
 """How much later than the moment that it tells of an event may appear in the log."""
-AGAIN_S = 30.0
+RETRY_S = 30.0
 """From one question about the same missing VMs to the next."""
-YOUNG_S = 120.0
+STARTUP_S = 120.0
 """For so long a new process may be asked for what an earlier one had begun to launch."""
 _DENIED_S = 3600.0
 """How long nothing is asked where Azure does not allow it."""
@@ -91,7 +91,7 @@ class AzureEndTimes:
         """
         return self._known.add(job, listed)
 
-    def of_launch(
+    def lifetimes_of_launch(
         self, job: str, token: str, names: Iterable[str]
     ) -> dict[str, VmLifetime]:
         """Return, by Azure's names, VMs of a launch that were made and are gone.
@@ -104,22 +104,28 @@ class AzureEndTimes:
         """
         group = requests.group_of(job, self._settings)
         with self._lock:
-            young = self._clock() - self._born_s < YOUNG_S
+            young = self._clock() - self._born_s < STARTUP_S
             repeated = token in self._tried or young
             self._tried.add(token)
-        told = (self._lives(group) if repeated else None) or {}
+        lifetimes = (self._ask_lifetimes(group) if repeated else None) or {}
         vm_ids = {name: requests.vm_id_of(group, name) for name in names}
-        return {name: told[vm_id] for name, vm_id in vm_ids.items() if vm_id in told}
+        return {
+            name: lifetimes[vm_id]
+            for name, vm_id in vm_ids.items()
+            if vm_id in lifetimes
+        }
 
     def _recall(self, job: str) -> list[Vm] | None:
         """Return the VMs of a job that ended before this process looked."""
         group, prefix = requests.group_of(job, self._settings), requests.prefix(job)
-        told, region = self._quietly(group), self._settings.regions[0]
-        if told is None:
+        lifetimes, region = self._lifetimes_or_none(group), self._settings.regions[0]
+        if lifetimes is None:
             return None
         return [
-            gone(requests.CLOUD, region, region, vm_id, job, life.until_s)
-            for vm_id, life in told.items()
+            terminated_stub(
+                requests.CLOUD, region, region, vm_id, job, lifetime.until_s
+            )
+            for vm_id, lifetime in lifetimes.items()
             if vm_id.startswith(prefix)
         ]
 
@@ -131,23 +137,23 @@ class AzureEndTimes:
             group = self._group(name)
             if ids <= group.missing and now_s < group.next_s:
                 return []
-            group.missing, group.next_s = frozenset(ids), now_s + AGAIN_S
-        told = self._quietly(name) or {}
+            group.missing, group.next_s = frozenset(ids), now_s + RETRY_S
+        lifetimes = self._lifetimes_or_none(name) or {}
         return [
-            ended(vm, told[vm.vm_id].until_s)
+            as_terminated(vm, lifetimes[vm.vm_id].until_s)
             for vm in missing
-            if vm.vm_id in told and told[vm.vm_id].until_s >= vm.launched_at_s
+            if vm.vm_id in lifetimes and lifetimes[vm.vm_id].until_s >= vm.launched_at_s
         ]
 
-    def _quietly(self, group: str) -> dict[str, VmLifetime] | None:
+    def _lifetimes_or_none(self, group: str) -> dict[str, VmLifetime] | None:
         """Return the VMs of a group that are gone, None if that cannot be told now."""
         try:
-            return self._lives(group)
+            return self._ask_lifetimes(group)
         except CloudError as error:
             logger.info("when VMs ended is asked again later: %s", error)
             return None
 
-    def _lives(self, name: str) -> dict[str, VmLifetime] | None:
+    def _ask_lifetimes(self, name: str) -> dict[str, VmLifetime] | None:
         """Return the VMs of a group that are gone, None if we may not know.
 
         Raises:
@@ -168,7 +174,7 @@ class AzureEndTimes:
             group.events |= {event.event_id: event for event in found}
             newest_s = max((event.at_s for event in found), default=0.0)
             group.since_s = max(group.since_s, newest_s - LAG_S)
-            return lives(group.events.values())
+            return lifetimes(group.events.values())
 
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(time.time() - RECALL_S))
@@ -176,15 +182,15 @@ class AzureEndTimes:
     def _ask(self, group: str, since_s: float) -> list[ActivityEvent]:
         from azure.core.rest import HttpRequest
 
-        url: str | None = address(self._clients.subscription, group, since_s)
+        url: str | None = events_url(self._clients.subscription, group, since_s)
         found: list[ActivityEvent] = []
         for _ in range(_PAGES):
             with translating_errors(f"asking when VMs of {group} ended"):
                 answer = self._clients.resources.send_request(HttpRequest("GET", url))
                 answer.raise_for_status()
-            told: dict[str, Any] = answer.json()
-            found += filter(None, map(event_of, told["value"]))
-            url = told.get("nextLink")
+            page: dict[str, Any] = answer.json()
+            found += filter(None, map(event_of, page["value"]))
+            url = page.get("nextLink")
             if not url:
                 break
         return found

@@ -10,7 +10,7 @@ from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
 from spottrain.cloud.port.errors import CloudError
 
-Told = dict[str, Any]
+Resource = dict[str, Any]
 """A VM as Azure writes it."""
 _REFUSED, _EXISTS = 400, 412
 
@@ -27,7 +27,7 @@ class AzureLaunches:
         self._clients = clients
         self._settings = settings
 
-    def make(self, group: str, name: str, body: Told, doing: str) -> Told:
+    def make(self, group: str, name: str, body: Resource, doing: str) -> Resource:
         """Return a VM that exists from now on, made by this call or an earlier one.
 
         Whether there is a machine for it Azure says at once or a minute later; one
@@ -48,16 +48,16 @@ class AzureLaunches:
         try:
             found.wait(self._settings.allocation_s)
         except AzureError as error:
-            told = translate(error, doing)
+            resource = translate(error, doing)
             if 0 < status_of(error) < _REFUSED:  # asked about, and it had failed
                 self._clear(group, name)
-            raise told from error
+            raise resource from error
         vm = self.get(group, name)
         if vm is None:
             raise CloudError(f"Azure, {doing}: {name} is gone already; ask again")
         return vm
 
-    def get(self, group: str, name: str) -> Told | None:
+    def get(self, group: str, name: str) -> Resource | None:
         """Return a VM, None if there is none; unlike a list this does not lag behind."""
         from azure.core.exceptions import AzureError
 
@@ -67,8 +67,8 @@ class AzureLaunches:
             if is_missing(error):
                 return None
             raise translate(error, f"looking at {name}") from error
-        told: Told = found.as_dict()
-        return told
+        resource: Resource = found.as_dict()
+        return resource
 
     def end(self, group: str, name: str, *, wait: bool = False) -> None:
         """Delete a VM, with all that is its own; one that is gone is no error."""
@@ -84,7 +84,7 @@ class AzureLaunches:
             if not is_missing(error):
                 raise translate(error, f"deleting {name}") from error
 
-    def _begin(self, group: str, name: str, body: Told) -> Any:
+    def _begin(self, group: str, name: str, body: Resource) -> Any:
         """Return a poller, or the VM that an earlier call has made."""
         from azure.core import MatchConditions
         from azure.core.exceptions import HttpResponseError

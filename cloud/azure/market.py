@@ -166,19 +166,19 @@ class AzureMarket:
 
 def size_of(sku: dict[str, Any], region: str) -> Size | None:
     """Return what an entry of Resource SKUs tells; None if it is closed to us."""
-    told = [
+    locations = [
         each
         for each in sku.get("locationInfo") or ()
         if each["location"].lower() == region
     ]
-    zones = {zone for each in told for zone in each.get("zones") or ()}
+    zones = {zone for each in locations for zone in each.get("zones") or ()}
     zonal = bool(zones)
     for restriction in sku.get("restrictions") or ():
         if restriction["type"] == "Location":
             return None
         closed = restriction.get("restrictionInfo", {}).get("zones") or ()
         zones -= set(closed)
-    if not told or (zonal and not zones):
+    if not locations or (zonal and not zones):
         return None
     can = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
     return Size(

@@ -46,9 +46,9 @@ class AzureNetwork:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str], tuple[str, str]] = {}
+        self._placements: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def place(self, job: str, region: str, *, accelerated: bool) -> AzurePlacement:
+    def placement(self, job: str, region: str, *, accelerated: bool) -> AzurePlacement:
         """Return where VMs of a job are made in a region; made if it is not there yet.
 
         Args:
@@ -62,19 +62,21 @@ class AzureNetwork:
         """
         key = job, region
         with self._lock:  # else two launches at once would make everything twice
-            if key not in self._places:
+            if key not in self._placements:
                 group = self._group(job, region)
-                self._places[key] = (
+                self._placements[key] = (
                     self._subnet(job, region, group),
                     self._identity(job, region, group),
                 )
-            subnet_id, identity_id = self._places[key]
+            subnet_id, identity_id = self._placements[key]
         return AzurePlacement(subnet_id, identity_id, accelerated)
 
     def forget(self, job: str) -> None:
         """Look anew before the next launch: something may have been removed."""
         with self._lock:
-            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+            self._placements = {
+                k: v for k, v in self._placements.items() if k[0] != job
+            }
 
     def release(self, job: str) -> None:
         """Remove all that was made for a job.
@@ -96,7 +98,7 @@ class AzureNetwork:
         """Return the group's name."""
         name = requests.group_of(job, self._settings)
         groups = self._clients.resources.resource_groups
-        found = _or_none(groups.get, name)
+        found = _get_or_none(groups.get, name)
         if self._settings.resource_group:
             if found is None:
                 raise MisconfiguredError(
@@ -114,7 +116,7 @@ class AzureNetwork:
         named = self._settings.subnets.get(region)
         if named is not None:
             resource = self._clients.resources.resources.get_by_id
-            if _or_none(resource, named, api_version="2023-09-01") is None:
+            if _get_or_none(resource, named, api_version="2023-09-01") is None:
                 raise MisconfiguredError(
                     f"Azure: there is no subnet {named}; correct the job file"
                 )
@@ -164,7 +166,7 @@ class AzureNetwork:
     def _remove_group(self, job: str, until_s: float) -> None:
         name = requests.group_of(job, self._settings)
         groups = self._clients.resources.resource_groups
-        found = _or_none(groups.get, name)
+        found = _get_or_none(groups.get, name)
         if found is None:
             return
         if (found.tags or {}).get(tags.JOB) == job:
@@ -199,7 +201,7 @@ class AzureNetwork:
             _await_all(pollers, until_s)
 
 
-def _or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
     """Return what a call finds, None where Azure says that there is no such thing."""
     from azure.core.exceptions import HttpResponseError
 

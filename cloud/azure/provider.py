@@ -9,15 +9,15 @@ from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.checks import AzureChecks
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.ends import AzureEndTimes
-from spottrain.cloud.azure.launches import AzureLaunches, Told
+from spottrain.cloud.azure.launches import AzureLaunches, Resource
 from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.network import AzureNetwork
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, translating_errors
-from spottrain.cloud.lag.ended import taken_at_once
+from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import joined, run_parallel
+from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     CloudError,
@@ -84,7 +84,7 @@ class AzureProvider:
         Raises:
             CloudError: Azure or its price list cannot be asked.
         """
-        return joined(self._market.offers, self._settings.regions)
+        return flat_map_parallel(self._market.offers, self._settings.regions)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """Make VMs whose names follow from the request's token.
@@ -103,7 +103,7 @@ class AzureProvider:
             with translating_errors(doing):
                 size = self._market.size(offer.region, offer.instance_type)
                 accelerated = size is not None and size.accelerated
-                place = self._network.place(
+                placement = self._network.placement(
                     request.job, offer.region, accelerated=accelerated
                 )
         except CloudError:
@@ -111,21 +111,23 @@ class AzureProvider:
             raise
         group = requests.group_of(request.job, self._settings)
         names = requests.vm_names(request)
-        past = self._ends.of_launch(request.job, request.token, names)
+        past = self._ends.lifetimes_of_launch(request.job, request.token, names)
 
         def make(name: str) -> Vm | CloudError:
-            if life := past.get(name):  # a name is used for one machine alone
+            if lifetime := past.get(name):  # a name is used for one machine alone
                 vm_id = requests.vm_id_of(group, name)
-                from_s = life.until_s if life.from_s is None else life.from_s
-                return taken_at_once(request, vm_id, from_s, life.until_s)
+                from_s = (
+                    lifetime.until_s if lifetime.from_s is None else lifetime.from_s
+                )
+                return terminated_from_launch(request, vm_id, from_s, lifetime.until_s)
             body = requests.virtual_machine(
-                request, name, place, new_host_key(), self._settings
+                request, name, placement, new_host_key(), self._settings
             )
             try:
-                told = self._launches.make(group, name, body, doing)
+                resource = self._launches.make(group, name, body, doing)
             except CloudError as error:
                 return error
-            return answers.vm_of(told, self._facts)
+            return answers.vm_of(resource, self._facts)
 
         return self._result(request, run_parallel(make, names))
 
@@ -160,13 +162,15 @@ class AzureProvider:
         """
         group = requests.group_of(job, self._settings)
         listed = [
-            told for told in self._listed(group) if _marks(told).get(tags.JOB) == job
+            resource
+            for resource in self._listed(group)
+            if _tags_of(resource).get(tags.JOB) == job
         ]
-        for told in listed:
-            if answers.has_failed(told):
-                self._launches.end(group, told["name"])
+        for resource in listed:
+            if answers.has_failed(resource):
+                self._launches.end(group, resource["name"])
         vms = self._vms(group, listed)
-        return self._ends.add(job, self._recent.amend(job, vms, self._still_there))
+        return self._ends.add(job, self._recent.reconcile(job, vms, self._still_there))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Ask for the end of VMs; unknown and gone ones are no error.
@@ -188,11 +192,11 @@ class AzureProvider:
         """
         with translating_errors("listing VMs"):
             listed = self._clients.compute.virtual_machines.list_all()
-            told = [vm.as_dict() for vm in listed]
+            resource = [vm.as_dict() for vm in listed]
         return tuple(
             answers.vm_of(each, self._facts)
-            for each in told
-            if tags.JOB in _marks(each)
+            for each in resource
+            if tags.JOB in _tags_of(each)
         )
 
     # --- What not every cloud can do --------------------------------------------------
@@ -219,7 +223,7 @@ class AzureProvider:
         Raises:
             CloudError: Azure cannot be asked.
         """
-        return joined(self._market.quotas, self._settings.regions)
+        return flat_map_parallel(self._market.quotas, self._settings.regions)
 
     def check(self) -> Sequence[Finding]:
         """Return whether a job could rent, found out without renting."""
@@ -232,7 +236,7 @@ class AzureProvider:
             VmNotFoundError: the VM is gone.
             CloudError: it is no spot VM.
         """
-        group, name = self._found(vm_id)
+        group, name = self._live_name(vm_id)
         with translating_errors(f"interrupting {vm_id}"):
             self._clients.compute.virtual_machines.simulate_eviction(group, name)
 
@@ -244,9 +248,9 @@ class AzureProvider:
         Raises:
             VmNotFoundError: the VM is gone.
         """
-        told = self._told(vm_id)
-        address = self._address_of(told)
-        key = _marks(told).get(requests.HOST_KEY, "")
+        resource = self._live_resource(vm_id)
+        address = self._address_of(resource)
+        key = _tags_of(resource).get(requests.HOST_KEY, "")
         if not address or not key:
             return None
         return SshTarget(
@@ -258,7 +262,7 @@ class AzureProvider:
 
     # --- How Azure is asked -----------------------------------------------------------
 
-    def _listed(self, group: str) -> list[Told]:
+    def _listed(self, group: str) -> list[Resource]:
         """Return the VMs of a group as Azure lists them; none if there is no group."""
         from azure.core.exceptions import HttpResponseError
 
@@ -271,9 +275,9 @@ class AzureProvider:
                     raise
                 return []
 
-    def _vms(self, group: str, listed: Sequence[Told]) -> list[Vm]:
+    def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
         """Return listed VMs with their private addresses, which stand elsewhere."""
-        vms = [answers.vm_of(told, self._facts) for told in listed]
+        vms = [answers.vm_of(resource, self._facts) for resource in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
             with translating_errors(f"listing network cards of {group}"):
@@ -281,18 +285,20 @@ class AzureProvider:
                 self._addresses = dict(_addressed(card.as_dict()) for card in cards)
         return [
             answers.vm_of(
-                told, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
+                resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
             )
-            for told, vm in zip(listed, vms, strict=True)
+            for resource, vm in zip(listed, vms, strict=True)
         ]
 
-    def _address_of(self, told: Told) -> str:
+    def _address_of(self, resource: Resource) -> str:
         """Return where a VM is reached, empty while it has no address."""
-        cards = told["properties"].get("networkProfile", {}).get("networkInterfaces")
+        cards = (
+            resource["properties"].get("networkProfile", {}).get("networkInterfaces")
+        )
         if not cards:
             return ""
         group, name = requests.split_resource_id(cards[0]["id"])
-        with translating_errors(f"looking for the address of {told['name']}"):
+        with translating_errors(f"looking for the address of {resource['name']}"):
             card = self._clients.network.network_interfaces.get(
                 group, name, expand="IPConfigurations/PublicIPAddress"
             ).as_dict()
@@ -304,24 +310,24 @@ class AzureProvider:
 
     def _still_there(self, vm: Vm) -> Vm | None:
         """Return a VM that is not listed, None if it really is gone."""
-        told = self._launches.get(*requests.split_vm_id(vm.vm_id))
-        return None if told is None else answers.vm_of(told, self._facts)
+        resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
+        return None if resource is None else answers.vm_of(resource, self._facts)
 
-    def _found(self, vm_id: str) -> tuple[str, str]:
+    def _live_name(self, vm_id: str) -> tuple[str, str]:
         """Return (group, name) of a VM that lives.
 
         Raises:
             VmNotFoundError: it does not.
         """
-        self._told(vm_id)
+        self._live_resource(vm_id)
         return requests.split_vm_id(vm_id)
 
-    def _told(self, vm_id: str) -> Told:
+    def _live_resource(self, vm_id: str) -> Resource:
         group, name = requests.split_vm_id(vm_id)
-        told = self._launches.get(group, name) if group else None
-        if told is None or answers.is_leaving(told):
+        resource = self._launches.get(group, name) if group else None
+        if resource is None or answers.is_leaving(resource):
             raise VmNotFoundError(f"Azure: VM {vm_id} is gone or was never there")
-        return told
+        return resource
 
     def _end(self, vm_id: str) -> tuple[str, CloudError | None]:
         try:
@@ -351,11 +357,11 @@ def _check(settings: AzureSettings, facts: CloudFacts) -> None:
         )
 
 
-def _marks(told: Told) -> dict[str, str]:
-    return told.get("tags") or {}
+def _tags_of(resource: Resource) -> dict[str, str]:
+    return resource.get("tags") or {}
 
 
-def _addressed(card: Told) -> tuple[str, str]:
+def _addressed(card: Resource) -> tuple[str, str]:
     """Return (VM's id, its private address) of a network card."""
     properties = card["properties"]
     vm = properties.get("virtualMachine") or {"id": ""}

@@ -107,7 +107,7 @@ def _digest(text: str, characters: int) -> str:
 def virtual_machine(
     request: LaunchRequest,
     name: str,
-    place: AzurePlacement,
+    placement: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
@@ -116,34 +116,34 @@ def virtual_machine(
     Args:
         request: For what.
         name: Of the VM.
-        place: Where.
+        placement: Where.
         host_key: (private, public) in OpenSSH's format.
         settings: What the user wishes.
     """
-    offer, marks = request.offer, _launch_tags(request)
+    offer, vm_tags = request.offer, _launch_tags(request)
     number = zone_number(offer.zone, offer.region)
     machine: dict[str, Any] = {
         "location": offer.region,
-        "tags": {**marks, HOST_KEY: host_key[1]},
+        "tags": {**vm_tags, HOST_KEY: host_key[1]},
         "properties": {
             "hardwareProfile": {"vmSize": offer.instance_type},
             "priority": "Spot" if offer.spot else "Regular",
             "storageProfile": _storage(name, settings),
-            "osProfile": _system(request, name, place, host_key, settings),
+            "osProfile": _system(request, name, placement, host_key, settings),
             "networkProfile": {
                 "networkApiVersion": _NETWORK_VERSION,
                 "networkInterfaceConfigurations": [
-                    _interface(name, marks, place, settings)
+                    _interface(name, vm_tags, placement, settings)
                 ],
             },
         },
     }
     if number:
         machine["zones"] = [number]
-    if place.identity_id:
+    if placement.identity_id:
         machine["identity"] = {
             "type": "UserAssigned",
-            "userAssignedIdentities": {place.identity_id: {}},
+            "userAssignedIdentities": {placement.identity_id: {}},
         }
     if offer.spot:
         bid = settings.max_usd_per_hour
@@ -187,12 +187,12 @@ def image(named: str) -> dict[str, str]:
 def _system(
     request: LaunchRequest,
     name: str,
-    place: AzurePlacement,
+    placement: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
     end = lease.SWITCH_OFF
-    if place.identity_id:
+    if placement.identity_id:
         end = delete_itself(settings.endpoint_url)
     script = lease.boot_script(request.lease_s, end)
     key = {
@@ -217,12 +217,12 @@ def custom_data(host_key: tuple[str, str], script: str) -> str:
     it; JSON is YAML.
     """
     private, public = host_key
-    told = {
+    config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
         "runcmd": [["/bin/sh", "-c", script]],
     }
-    return base64.b64encode(f"#cloud-config\n{json.dumps(told)}\n".encode()).decode()
+    return base64.b64encode(f"#cloud-config\n{json.dumps(config)}\n".encode()).decode()
 
 
 def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
@@ -239,13 +239,16 @@ def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
 
 
 def _interface(
-    name: str, marks: Mapping[str, str], place: AzurePlacement, settings: AzureSettings
+    name: str,
+    vm_tags: Mapping[str, str],
+    placement: AzurePlacement,
+    settings: AzureSettings,
 ) -> dict[str, Any]:
-    address: dict[str, Any] = {"primary": True, "subnet": {"id": place.subnet_id}}
+    address: dict[str, Any] = {"primary": True, "subnet": {"id": placement.subnet_id}}
     if settings.public_addresses:
         address["publicIPAddressConfiguration"] = {
             "name": f"{name}-address",
-            "tags": marks,
+            "tags": vm_tags,
             "sku": {"name": "Standard", "tier": "Regional"},
             "properties": {
                 "deleteOption": "Delete",
@@ -254,11 +257,11 @@ def _interface(
         }
     return {
         "name": f"{name}-card",
-        "tags": marks,
+        "tags": vm_tags,
         "properties": {
             "primary": True,
             "deleteOption": "Delete",
-            "enableAcceleratedNetworking": place.accelerated,
+            "enableAcceleratedNetworking": placement.accelerated,
             "ipConfigurations": [{"name": "address", "properties": address}],
         },
     }

@@ -18,7 +18,7 @@ from spottrain.cloud.port.errors import (
 
 EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]'"
 _RETRY_AFTER_S = 10.0
-_LONGEST = 300
+_MAX_MESSAGE_CHARS = 300
 """Characters of Azure's own words in a message."""
 _THROTTLED = 429
 _QUOTA_WORDS = ("quota", "exceeding approved")
@@ -85,8 +85,8 @@ def code_of(error: Exception) -> str:
     The class of an error tells little: any 409 is a ``ResourceExistsError``, and an
     operation that failed later has the status 200.
     """
-    told: Any = getattr(error, "error", None)
-    return str(getattr(told, "code", None) or "")
+    details: Any = getattr(error, "error", None)
+    return str(getattr(details, "code", None) or "")
 
 
 def status_of(error: Exception) -> int:
@@ -106,7 +106,7 @@ def translate(error: Exception, doing: str) -> CloudError:
 
     code, status = code_of(error), status_of(error)
     words = getattr(getattr(error, "error", None), "message", None)
-    text = " ".join(str(words or error).split())[:_LONGEST]
+    text = " ".join(str(words or error).split())[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
         return AuthError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:

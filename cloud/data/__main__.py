@@ -13,11 +13,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache
-from spottrain.cloud.data.request import DataAwayError, DataError, from_json
+from spottrain.cloud.data.prepare import fetch_data
+from spottrain.cloud.data.request import DataError, DataUnavailableError, from_json
 
-AWAY = os.EX_TEMPFAIL
+TRY_AGAIN_LATER = os.EX_TEMPFAIL
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,26 +28,26 @@ def main(argv: Sequence[str]) -> int:
     limit.start()
     try:
         cache = Cache(Path(argv[0]), may_evict=True)
-        _say(json.dumps(bring(from_json(sys.stdin.read()), cache, _say)))
+        _print(json.dumps(fetch_data(from_json(sys.stdin.read()), cache, _print)))
     except DataError as error:
-        _say(str(error))
+        _print(str(error))
         return DataError.exit_code
-    except DataAwayError as error:
-        _say(str(error))
-        return AWAY
+    except DataUnavailableError as error:
+        _print(str(error))
+        return TRY_AGAIN_LATER
     except OSError as error:
-        _say(f"data: {error}")
-        return AWAY
+        _print(f"data: {error}")
+        return TRY_AGAIN_LATER
     return 0
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def _give_up(limit_s: float) -> None:
-    _say(f"data: took longer than {limit_s:g} s; raise data_limit_s")
+    _print(f"data: took longer than {limit_s:g} s; raise data_limit_s")
     os._exit(DataError.exit_code)  # whatever a thread waits for
 
 

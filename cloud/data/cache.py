@@ -26,7 +26,7 @@ from spottrain.cloud.data.unpacking import unpack
 
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
 """Names of folders that may be removed; whatever else lies there is not ours."""
-_NAMES = (
+_BAD_NAME_ERRNOS = (
     errno.EEXIST,
     errno.ENOTDIR,
     errno.EISDIR,
@@ -35,10 +35,10 @@ _NAMES = (
     errno.EILSEQ,
 )
 """What a disk says to names that no two files, or no file at all, can have."""
-_AT_ONCE = 8
+_THREADS = 8
 """Files that are fetched at the same time."""
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 """Told how far it is, a line each time."""
 
 
@@ -56,13 +56,15 @@ class Cache:
         self._may_evict = may_evict
         self._used: set[str] = set()
 
-    def bring(self, request: DataRequest, source: DataSource, tell: Tell) -> Path:
+    def ensure(
+        self, request: DataRequest, source: DataSource, report: ReportProgress
+    ) -> Path:
         """Fetch a dataset unless it is here; return where it lies.
 
         Args:
             request: What is wanted.
             source: Where it is.
-            tell: See ``Tell``.
+            report: See ``ReportProgress``.
 
         Raises:
             DataError: there is no room, or it is not what the job file says.
@@ -74,44 +76,50 @@ class Cache:
         self._used.add(key)
         with self._locked(key):
             target, part = self.folder / key, self.folder / f"{key}.part"
-            if target.exists() and not (request.unpack or not missing(target, files)):
+            if target.exists() and not (
+                request.unpack or not missing_files(target, files)
+            ):
                 target.rename(part)  # somebody took a file away
             if target.exists():
                 os.utime(target)  # it is used
-                tell(f"{request.name}: is here, {amount(num_bytes(files))}")
+                report(f"{request.name}: is here, {format_size(num_bytes(files))}")
             else:
-                with told_what_the_disk_says(request, self.folder):
-                    self._fetch(request, source, part, tell)
+                with translating_disk_errors(request, self.folder):
+                    self._fetch(request, source, part, report)
                 part.rename(target)
         return target if source.is_folder or request.unpack else target / files[0].name
 
     def _fetch(
-        self, request: DataRequest, source: DataSource, part: Path, tell: Tell
+        self,
+        request: DataRequest,
+        source: DataSource,
+        part: Path,
+        report: ReportProgress,
     ) -> None:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
         archive = part.with_suffix(".archive")
         folder = archive if request.unpack else part
         folder.mkdir(exist_ok=True)
-        wanted = missing(folder, source.files)
+        wanted = missing_files(folder, source.files)
         # Unpacked it takes at least as much again.
         more = num_bytes(source.files) if request.unpack else 0
         self._make_room(request, num_bytes(wanted) + more)
         arrived = num_bytes(source.files) - num_bytes(wanted)
-        total = amount(num_bytes(source.files))
-        threads = ThreadPoolExecutor(_AT_ONCE, "data")
+        total = format_size(num_bytes(source.files))
+        threads = ThreadPoolExecutor(_THREADS, "data")
         try:
             fetches = {
                 threads.submit(source.fetch, x, folder / x.name): x for x in wanted
             }
-            tell(f"{request.name}: {amount(arrived)} of {total} are here")
+            report(f"{request.name}: {format_size(arrived)} of {total} are here")
             for done in as_completed(fetches):
                 done.result()
                 arrived += fetches[done].num_bytes
-                tell(f"{request.name}: {amount(arrived)} of {total} are here")
+                report(f"{request.name}: {format_size(arrived)} of {total} are here")
         finally:
             threads.shutdown(cancel_futures=True)
         if request.unpack:
-            tell(f"{request.name}: unpacking {total}")
+            report(f"{request.name}: unpacking {total}")
             unpack(request, archive / source.files[0].name, part)
             shutil.rmtree(archive)
 
@@ -129,7 +137,7 @@ class Cache:
                     shutil.rmtree(old, ignore_errors=True)
         if wanted_bytes > (free_bytes := self._free_bytes()):
             raise DataError(
-                f"{request.what}: needs {amount(wanted_bytes)}, {amount(free_bytes)} "
+                f"{request.what}: needs {format_size(wanted_bytes)}, {format_size(free_bytes)} "
                 f"are free in {self.folder}; make room there or give VMs a larger disk"
             )
 
@@ -163,7 +171,7 @@ class Cache:
             os.close(lock)
 
 
-def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
+def missing_files(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return which of some files a folder does not hold, by name and size."""
     found = []
     for file in files:
@@ -177,7 +185,7 @@ def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 @contextlib.contextmanager
-def told_what_the_disk_says(request: DataRequest, folder: Path) -> Iterator[None]:
+def translating_disk_errors(request: DataRequest, folder: Path) -> Iterator[None]:
     """Say in one line that a disk is full, or cannot hold files of such names.
 
     Raises:
@@ -186,7 +194,7 @@ def told_what_the_disk_says(request: DataRequest, folder: Path) -> Iterator[None
     try:
         yield
     except OSError as error:
-        if error.errno in _NAMES:
+        if error.errno in _BAD_NAME_ERRNOS:
             raise DataError(
                 f"{request.what}: cannot be kept under its names: {error}; rename it"
             ) from error
@@ -203,7 +211,7 @@ def num_bytes(files: Sequence[SourceFile]) -> int:
     return sum(file.num_bytes for file in files)
 
 
-def amount(size: float) -> str:
+def format_size(size: float) -> str:
     """Return a number of bytes as people read it, such as ``12.3 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:

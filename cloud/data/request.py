@@ -26,11 +26,11 @@ class DataError(UserCodeError):
     """Data that is not there, not allowed, damaged, or larger than the disk."""
 
 
-class NothingThereError(DataError):
+class DataMissingError(DataError):
     """Data that does not exist."""
 
 
-class DataAwayError(SpottrainError):
+class DataUnavailableError(SpottrainError):
     """Data that cannot be reached now."""
 
 

@@ -17,10 +17,10 @@ from urllib.parse import unquote, urlsplit
 
 from spottrain.cloud.data.request import (
     WEB_SCHEMES,
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
     short_hash,
 )
 from spottrain.errors import SpottrainError
@@ -73,7 +73,7 @@ class DataSource(Protocol):
         """
 
 
-def look(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
+def open_source(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
     """Return what there is of a dataset now.
 
     Args:
@@ -85,7 +85,7 @@ def look(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
         DataError: it is refused.
         DataAwayError: it cannot be looked at now.
     """
-    with http_errors(request):
+    with translating_http_errors(request):
         if urlsplit(request.url).scheme in WEB_SCHEMES:
             return WebSource(request)
         return ObjectSource(request, patience_s)
@@ -96,7 +96,7 @@ class ObjectSource:
 
     Args:
         request: Its URL ends with a slash if it is a prefix.
-        patience_s: See ``look``.
+        patience_s: See ``open_source``.
 
     Raises:
         StorageError: it cannot be looked at.
@@ -104,7 +104,7 @@ class ObjectSource:
     """
 
     def __init__(self, request: DataRequest, patience_s: float) -> None:
-        self._wish = request
+        self._request = request
         parts = urlsplit(request.url)
         self.is_folder = parts.path.endswith("/") or not parts.path
         above, _, name = parts.path.rpartition("/")
@@ -120,7 +120,7 @@ class ObjectSource:
             found = [self._store.version(name)]
         self.files = tuple(files_of(request, found))
         if not self.files:
-            raise NothingThereError(f"{request.what}: nothing is there; check the URL")
+            raise DataMissingError(f"{request.what}: nothing is there; check the URL")
         if self.is_folder and (request.unpack or request.sha256):
             raise DataError(
                 f"{request.what}: unpack and sha256 are for one object; name one"
@@ -128,10 +128,10 @@ class ObjectSource:
 
     def fetch(self, file: SourceFile, target: Path) -> None:
         """See ``DataSource``."""
-        with http_errors(self._wish):
+        with translating_http_errors(self._request):
             target.parent.mkdir(parents=True, exist_ok=True)
             self._store.fetch(file.name, target)
-            check_hash(self._wish, target)
+            check_hash(self._request, target)
 
 
 class WebSource:
@@ -148,7 +148,7 @@ class WebSource:
     is_folder = False
 
     def __init__(self, request: DataRequest) -> None:
-        self._wish = request
+        self._request = request
         with self._ask("HEAD") as answer:
             size = answer.headers.get("Content-Length")
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
@@ -163,15 +163,15 @@ class WebSource:
         part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
         part.touch()
         here_bytes = part.stat().st_size if file.etag else 0
-        with http_errors(self._wish):
+        with translating_http_errors(self._request):
             if here_bytes != file.num_bytes or not here_bytes:
                 self._go_on(part, here_bytes if here_bytes < file.num_bytes else 0)
             got_bytes = part.stat().st_size
             if got_bytes != file.num_bytes:
-                raise DataAwayError(
-                    f"{self._wish.what}: got {got_bytes} of {file.num_bytes} bytes"
+                raise DataUnavailableError(
+                    f"{self._request.what}: got {got_bytes} of {file.num_bytes} bytes"
                 )
-            check_hash(self._wish, part)
+            check_hash(self._request, part)
         part.replace(target)
 
     def _go_on(self, part: Path, here_bytes: int) -> None:
@@ -182,7 +182,7 @@ class WebSource:
 
     @contextlib.contextmanager
     def _ask(self, method: str, first: int = 0) -> Iterator[http.client.HTTPResponse]:
-        request = urllib.request.Request(self._wish.url, method=method)
+        request = urllib.request.Request(self._request.url, method=method)
         request.add_header("Accept-Encoding", "identity")
         if first:
             request.add_header("Range", f"bytes={first}-")
@@ -238,7 +238,7 @@ def check_hash(request: DataRequest, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def http_errors(request: DataRequest) -> Iterator[None]:
+def translating_http_errors(request: DataRequest) -> Iterator[None]:
     """Raise what goes wrong on the way as our errors, one line that names the dataset.
 
     Raises:
@@ -248,25 +248,29 @@ def http_errors(request: DataRequest) -> Iterator[None]:
     try:
         yield
     except MissingError as error:
-        raise NothingThereError(f"{request.what}: {error}; check the URL") from error
+        raise DataMissingError(f"{request.what}: {error}; check the URL") from error
     except DeniedError as error:
         raise DataError(f"{request.what}: {error}") from error
     except StorageError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None  # its own error, e.g. a full disk
-        raise DataAwayError(f"{request.what}: {error}") from error
+        raise DataUnavailableError(f"{request.what}: {error}") from error
     except urllib.error.HTTPError as error:
         kind: type[SpottrainError] = DataError
         if error.code in _GONE:
-            kind = NothingThereError
+            kind = DataMissingError
         elif error.code >= 500 or error.code in _TRANSIENT:
-            kind = DataAwayError
+            kind = DataUnavailableError
         raise kind(
             f"{request.what}: its server says {error.code} {error.reason}"
         ) from error
     except urllib.error.URLError as error:
-        raise DataAwayError(f"{request.what}: no answer: {error.reason}") from error
+        raise DataUnavailableError(
+            f"{request.what}: no answer: {error.reason}"
+        ) from error
     except (http.client.InvalidURL, UnicodeError) as error:
         raise DataError(f"{request.what}: is no URL: {error}; check it") from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise DataAwayError(f"{request.what}: connection lost: {error!r}") from error
+        raise DataUnavailableError(
+            f"{request.what}: connection lost: {error!r}"
+        ) from error

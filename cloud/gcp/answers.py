@@ -34,7 +34,7 @@ def last_part(url: str) -> str:
     return url.rpartition("/")[2]
 
 
-def moment(text: str) -> float:
+def parse_time_s(text: str) -> float:
     """Return a moment that Google states, as seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp()
 
@@ -66,23 +66,23 @@ def offer_of(
 
 def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
-    told = _metadata(instance)
+    metadata = _metadata(instance)
     labels = instance.get("labels", {})
     zone, name = last_part(instance["zone"]), instance["name"]
-    launched_at_s = moment(instance["creation_timestamp"])
+    launched_at_s = parse_time_s(instance["creation_timestamp"])
     machine = last_part(instance.get("machine_type", ""))
     scheduling = instance.get("scheduling", {})
     return Vm(
         vm_id=requests.vm_id_of(zone, name),
-        job=told.get(tags.JOB, labels.get(tags.JOB, "")),
-        intent=told.get(tags.INTENT, labels.get(tags.INTENT, "")),
+        job=metadata.get(tags.JOB, labels.get(tags.JOB, "")),
+        intent=metadata.get(tags.INTENT, labels.get(tags.INTENT, "")),
         state=_STATES.get(instance.get("status", ""), VmState.STARTING),
         offer=offer_of(
             facts,
             zone=zone,
-            instance_type=told.get(TYPE, machine),
+            instance_type=metadata.get(TYPE, machine),
             spot=scheduling.get("provisioning_model") == "SPOT",
-            usd_per_hour=float(told.get(tags.PRICE, "0")),
+            usd_per_hour=float(metadata.get(tags.PRICE, "0")),
             observed_at_s=launched_at_s,
         ),
         private_address=_interface(instance).get("network_i_p", ""),
@@ -119,8 +119,9 @@ def created(operation: Mapping[str, Any]) -> int:
         "per_location_status", {}
     ).values()
     return sum(
-        int(place.get("created_vm_count", 0)) - int(place.get("deleted_vm_count", 0))
-        for place in places
+        int(placement.get("created_vm_count", 0))
+        - int(placement.get("deleted_vm_count", 0))
+        for placement in places
     )
 
 

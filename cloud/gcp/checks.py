@@ -73,9 +73,9 @@ class GcpChecks:
         return self._settings.image
 
     def _region(self, region: str) -> str:
-        asked = {"project": self._settings.project, "region": region}
+        arguments = {"project": self._settings.project, "region": region}
         with translating_errors(f"asking for region {region}"):
-            self._clients.call("regions", "get", asked)
+            self._clients.call("regions", "get", arguments)
         return "can be used"
 
     def _types(self, region: str) -> str:

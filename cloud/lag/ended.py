@@ -14,7 +14,7 @@ from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 
 KEEP_S = 3600.0
 """How long an ended VM is listed, and how long one that is missing is asked about."""
-Noted = dict[str, tuple[float, Vm]]
+TimedVms = dict[str, tuple[float, Vm]]
 
 
 class EndedVms:
@@ -38,8 +38,8 @@ class EndedVms:
         self._look_up = look_up
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: Noted = {}
-        self._ended: Noted = {}
+        self._seen: TimedVms = {}
+        self._ended: TimedVms = {}
         self._recalled: set[str] = set()
 
     def note(self, vms: Iterable[Vm]) -> None:
@@ -47,7 +47,7 @@ class EndedVms:
         now_s = self._clock()
         with self._lock:
             for vm in vms:
-                if not self._is_over(vm):
+                if not self._has_ended(vm):
                     self._ended.pop(vm.vm_id, None)  # of that name there is another now
                     self._seen[vm.vm_id] = (now_s, vm)
 
@@ -73,12 +73,12 @@ class EndedVms:
             for vm in found:
                 self._seen.pop(vm.vm_id, None)
                 self._ended.setdefault(vm.vm_id, (now_s, vm))
-            self._seen = _younger(self._seen, now_s - KEEP_S)
-            self._ended = _younger(self._ended, now_s - KEEP_S)
+            self._seen = _newer_than(self._seen, now_s - KEEP_S)
+            self._ended = _newer_than(self._ended, now_s - KEEP_S)
             past = [vm for _, vm in self._ended.values() if vm.job == job]
-            return (*(vm for vm in listed if not self._is_over(vm)), *past)
+            return (*(vm for vm in listed if not self._has_ended(vm)), *past)
 
-    def _is_over(self, vm: Vm) -> bool:
+    def _has_ended(self, vm: Vm) -> bool:
         """Return whether a VM has ended, whatever a list that lags behind says."""
         _, past = self._ended.get(vm.vm_id, (0.0, None))
         return past is not None and vm.launched_at_s <= (past.ended_at_s or 0.0)
@@ -94,12 +94,14 @@ class EndedVms:
             self._recalled.add(job)
 
 
-def ended(vm: Vm, at_s: float) -> Vm:
+def as_terminated(vm: Vm, at_s: float) -> Vm:
     """Return a VM that is gone."""
     return replace(vm, state=VmState.TERMINATED, ended_at_s=at_s)
 
 
-def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) -> Vm:
+def terminated_stub(
+    cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float
+) -> Vm:
     """Return a VM of which no more is known than that it was a job's and has ended."""
     offer = Offer(
         cloud=cloud,
@@ -124,7 +126,9 @@ def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) 
     )
 
 
-def taken_at_once(request: LaunchRequest, vm_id: str, from_s: float, at_s: float) -> Vm:
+def terminated_from_launch(
+    request: LaunchRequest, vm_id: str, from_s: float, at_s: float
+) -> Vm:
     """Return a VM of a launch that was taken back before anybody saw it."""
     return Vm(
         vm_id=vm_id,
@@ -138,5 +142,5 @@ def taken_at_once(request: LaunchRequest, vm_id: str, from_s: float, at_s: float
     )
 
 
-def _younger(noted: Noted, than_s: float) -> Noted:
+def _newer_than(noted: TimedVms, than_s: float) -> TimedVms:
     return {key: (at_s, vm) for key, (at_s, vm) in noted.items() if at_s > than_s}

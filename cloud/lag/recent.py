@@ -53,7 +53,7 @@ class RecentCalls:
             self._forget()
             return vm_id in self._launched and vm_id not in self._terminated
 
-    def amend(
+    def reconcile(
         self,
         job: str,
         listed: Sequence[Vm],
@@ -82,9 +82,9 @@ class RecentCalls:
             ]
         there = [vm for vm in map(look, unlisted) if vm is not None]
         with self._lock:
-            return tuple(self._truth(vm) for vm in (*listed, *there))
+            return tuple(self._corrected(vm) for vm in (*listed, *there))
 
-    def _truth(self, vm: Vm) -> Vm:
+    def _corrected(self, vm: Vm) -> Vm:
         if vm.vm_id in self._terminated and vm.state not in _ENDED:
             return replace(vm, state=VmState.STOPPING)
         return vm

@@ -44,14 +44,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _CloudAwayError(CloudError):
+class _NoCloudProcessError(CloudError):
     """No cloud process listens, or it is about to end."""
 
 
 def _reconnecting(call: Callable[P, R]) -> Callable[P, R]:
     """Repeat a call while one cloud process goes and the next one comes."""
     return tenacity.retry(
-        retry=tenacity.retry_if_exception_type(_CloudAwayError),
+        retry=tenacity.retry_if_exception_type(_NoCloudProcessError),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         stop=tenacity.stop_after_delay(_RECONNECT_S),
         reraise=True,
@@ -169,7 +169,7 @@ class LocalProvider:
         """Return the answer of the cloud's process, started if there is none."""
         try:
             return self._ask(method, path, body)
-        except _CloudAwayError:
+        except _NoCloudProcessError:
             self._start()
             return self._ask(method, path, body)
 
@@ -178,7 +178,7 @@ class LocalProvider:
         """Return the answer of the cloud's process, or the ``LocalRecord`` it left."""
         try:
             return self._ask(method, path, body)
-        except _CloudAwayError:
+        except _NoCloudProcessError:
             with self._folder.lock("cloud", wait=False) as held:
                 if not held:
                     raise
@@ -205,11 +205,11 @@ class LocalProvider:
                 f"the local cloud does not answer {path}; see {self._folder.log}"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise _CloudAwayError(
+            raise _NoCloudProcessError(
                 f"the local cloud cannot be reached ({error}); see {self._folder.log}"
             ) from error
         if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-            raise _CloudAwayError("the local cloud is ending; try again")
+            raise _NoCloudProcessError("the local cloud is ending; try again")
         if status == http.HTTPStatus.CONFLICT:
             refusal = json.loads(answer)
             raise _REFUSALS.get(refusal["error"], CloudError)(refusal["message"])

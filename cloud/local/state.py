@@ -82,7 +82,7 @@ class LocalCloud:
         """VMs that stand still for good."""
         self._taken: set[str] = set()
         self._slowed: set[str] = set()
-        self._strikes = 0
+        self._hits = 0
         self._zones = {
             zone.name: _Zone(zone, zone.capacity, zone.spot_usd_per_hour)
             for zone in settings.market.zones
@@ -234,7 +234,7 @@ class LocalCloud:
         if event.kind == "price":
             self._zones[event.zone or ""].spot_usd_per_hour = event.usd_per_hour or 0.0
             return ()
-        self._strikes += 1
+        self._hits += 1
         victims = self._victims(event)
         if event.kind == "slow":
             self._slowed.update(victims)
@@ -246,7 +246,7 @@ class LocalCloud:
             if event.kind == "notice":
                 kill_at_s = now_s + event.lead_s
                 self.notices[vm_id] = LocalNotice(
-                    number=self._strikes, kill_at_s=kill_at_s
+                    number=self._hits, kill_at_s=kill_at_s
                 )
             if event.kind == "silence":
                 self.silent.add(vm_id)
@@ -257,20 +257,20 @@ class LocalCloud:
 
         None of them is slowed down twice.
         """
-        spared = self._taken | (self._slowed if event.kind == "slow" else set())
+        excluded = self._taken | (self._slowed if event.kind == "slow" else set())
         candidates = [
             vm_id
             for vm_id, vm in self.vms.items()
             if vm.offer.spot
             and vm.state == VmState.RUNNING
-            and vm_id not in spared
+            and vm_id not in excluded
             and event.zone in (None, vm.offer.zone)
         ]
         if event.machine is not None:
             return tuple(candidates[event.machine : event.machine + 1])
-        rng = random.Random(f"{self.settings.market.seed}/strike/{self._strikes}")
+        rng = random.Random(f"{self.settings.market.seed}/strike/{self._hits}")
         return tuple(rng.sample(candidates, min(event.count, len(candidates))))
 
-    def give_back(self, vm_id: str) -> None:
+    def restore_capacity(self, vm_id: str) -> None:
         """The capacity that the market took with this VM returns."""
         self._zones[self.vms[vm_id].offer.zone].capacity += 1

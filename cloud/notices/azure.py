@@ -30,7 +30,7 @@ _ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndingEvent:
     """An event by which a VM is taken, or loses all that runs on it."""
 
     event_id: str
@@ -51,30 +51,30 @@ class AzureSource:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self._name = ""
-        self._standing: tuple[Ending, ...] = ()
+        self._current: tuple[EndingEvent, ...] = ()
 
     def ask(self) -> VmOutlook:
         """Return what the service says now; see ``Source``."""
         self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
         answer = self._metadata.ask("GET", EVENTS, _HEADERS)
-        self._standing = endings(answer.text(), self._name, answer.at_s)
-        if not self._standing:
+        self._current = ending_events(answer.text(), self._name, answer.at_s)
+        if not self._current:
             return VmOutlook()
-        first = min(self._standing, key=lambda one: one.lead_s)
+        first = min(self._current, key=lambda one: one.lead_s)
         return VmOutlook(
             PreemptionNotice(f"{first.event_id} {first.not_before}", first.lead_s)
         )
 
     def acknowledge(self) -> None:
         """Let events of this VM begin that wait for their time; see ``Source``."""
-        waiting = [one.event_id for one in self._standing if one.not_before]
+        waiting = [one.event_id for one in self._current if one.not_before]
         if waiting:
             wish = {"StartRequests": [{"EventId": event_id} for event_id in waiting]}
             body = json.dumps(wish).encode()
             self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
 
 
-def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
+def ending_events(text: str, name: str, now_s: float) -> tuple[EndingEvent, ...]:
     """Return the events by which one VM is taken, or all that runs on it is lost.
 
     An event that cannot be read hides no other; one without a time has begun.
@@ -104,10 +104,10 @@ def _ends(event: Any, name: str) -> bool:
     ]
 
 
-def _ending(event: dict[str, Any], now_s: float) -> Ending:
+def _ending(event: dict[str, Any], now_s: float) -> EndingEvent:
     not_before = str(event.get("NotBefore") or "")
     try:
         lead_s = max(0.0, http_date_s(not_before) - now_s)
     except ValueError:
         lead_s = 0.0
-    return Ending(str(event.get("EventId", "")), not_before, lead_s)
+    return EndingEvent(str(event.get("EventId", "")), not_before, lead_s)

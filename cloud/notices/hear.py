@@ -35,12 +35,12 @@ URL_VARIABLE = "SPOTTRAIN_METADATA_URL"
 LONG_POLL_S = 5.0
 """How long the local cloud keeps one question open."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
-LONGEST_RETRY_S = 60.0
+MAX_RETRY_S = 60.0
 """The longest that a service may ask to be left alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PreemptionAnnounced:
     """This VM will be taken; told again when that changes."""
 
     lead_s: float
@@ -48,7 +48,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class NoticeWithdrawn:
     """The notice does not stand any more."""
 
 
@@ -57,10 +57,10 @@ class AtRisk:
     """This VM is likelier than others to be taken."""
 
 
-News = Taken | Kept | AtRisk
+NoticeChange = PreemptionAnnounced | NoticeWithdrawn | AtRisk
 
 
-def source(told: Mapping[str, Any]) -> NoticeSource:
+def open_source(told: Mapping[str, Any]) -> NoticeSource:
     """Return where this VM hears of its end.
 
     Args:
@@ -72,7 +72,7 @@ def source(told: Mapping[str, Any]) -> NoticeSource:
     """
     match told.get("kind"):
         case "none":
-            return _Silence()
+            return _NoNotices()
         case "local":
             return LocalSource(told["socket"], told["vm_id"])
         case "aws":
@@ -91,7 +91,9 @@ def _metadata(url: str) -> Metadata:
 
 
 def listen(
-    source: NoticeSource, on_news: Callable[[News], None], stop: threading.Event
+    open_source: NoticeSource,
+    on_news: Callable[[NoticeChange], None],
+    stop: threading.Event,
 ) -> None:
     """Listen until ``stop`` is set; meant for a thread of its own.
 
@@ -106,41 +108,41 @@ def listen(
     while not stop.is_set():
         asked_s = time.monotonic()
         try:
-            found = source.ask()
+            found = open_source.ask()
         except NoAnswerError as error:
             if backoff_s == FIRST_BACKOFF_S:
                 logger.info("no notice can be heard now: %s", error)
-            stop.wait(max(backoff_s, min(error.retry_after_s, LONGEST_RETRY_S)))
+            stop.wait(max(backoff_s, min(error.retry_after_s, MAX_RETRY_S)))
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             continue
         backoff_s = FIRST_BACKOFF_S
-        for one in news(standing, found):
+        for one in changes_between(standing, found):
             on_news(one)
         standing = found
-        stop.wait(max(0.0, asked_s + source.every_s - time.monotonic()))
+        stop.wait(max(0.0, asked_s + open_source.every_s - time.monotonic()))
 
 
-def news(before: VmOutlook, now: VmOutlook) -> tuple[News, ...]:
+def changes_between(before: VmOutlook, now: VmOutlook) -> tuple[NoticeChange, ...]:
     """Return what has changed from one answer to the next."""
-    changes: list[News] = []
+    changes: list[NoticeChange] = []
     if now.notice is None and before.notice is not None:
-        changes.append(Kept())
+        changes.append(NoticeWithdrawn())
     if now.notice is not None:
         told = before.notice is not None and before.notice.key == now.notice.key
         if not told:
-            changes.append(Taken(now.notice.lead_s))
+            changes.append(PreemptionAnnounced(now.notice.lead_s))
     if now.at_risk and not before.at_risk:
         changes.append(AtRisk())
     return tuple(changes)
 
 
-def acknowledge(source: NoticeSource) -> None:
+def acknowledge(open_source: NoticeSource) -> None:
     """Tell the cloud, where it wants to know, that it may take this VM now.
 
     It will take it anyway: whatever goes wrong is told to the log alone.
     """
     try:
-        source.acknowledge()
+        open_source.acknowledge()
     except NoAnswerError as error:
         logger.info("notice not acknowledged: %s", error)
 
@@ -158,14 +160,14 @@ class LocalSource:
     def __init__(self, socket: str, vm_id: str) -> None:
         self._socket = socket
         self._vm_id = vm_id
-        self._heard = 0
-        self._standing = VmOutlook()
+        self._last_id = 0
+        self._current = VmOutlook()
 
     def ask(self) -> VmOutlook:
         """Return the newest notice; see ``NoticeSource``."""
         target = (
             f"/metadata/{self._vm_id}/interruption"
-            f"?wait_s={LONG_POLL_S}&after={self._heard}"
+            f"?wait_s={LONG_POLL_S}&after={self._last_id}"
         )
         timeout_s = LONG_POLL_S + ANSWER_S
         try:
@@ -176,19 +178,19 @@ class LocalSource:
             raise NoAnswerError(f"GET {target}: {error!r}") from error
         if status == http.HTTPStatus.OK:
             told = json.loads(body)
-            self._heard = told["id"]
-            self._standing = VmOutlook(
-                PreemptionNotice(str(self._heard), told["lead_s"])
+            self._last_id = told["id"]
+            self._current = VmOutlook(
+                PreemptionNotice(str(self._last_id), told["lead_s"])
             )
         elif status != http.HTTPStatus.NO_CONTENT:
             raise NoAnswerError(f"GET {target}: {status}")  # it knows this VM no more
-        return self._standing
+        return self._current
 
     def acknowledge(self) -> None:
         """The local cloud does not want to know."""
 
 
-class _Silence:
+class _NoNotices:
     """Nobody gives notice on a machine that nobody rents out."""
 
     every_s = 3600.0

@@ -20,7 +20,7 @@ from spottrain.cloud.port.errors import CloudError
 
 ANSWER_S = 10.0
 """How long a metadata service may take to answer, beyond what it is asked to wait."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 class NoAnswerError(CloudError):
@@ -160,7 +160,7 @@ class Metadata:
         try:
             connection.request(method, self._path + target, body, dict(headers))
             response = connection.getresponse()
-            answer = Answer(response.status, response.msg, response.read(_MOST_BYTES))
+            answer = Answer(response.status, response.msg, response.read(_MAX_BYTES))
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswerError(f"{method} {target}: {error!r}") from error
         finally:

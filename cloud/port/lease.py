@@ -67,7 +67,7 @@ def boot_script(lease_s: float, end: str = SWITCH_OFF) -> str:
     )
 
 
-def heard(file: Path = FILE) -> None:
+def renew(file: Path = FILE) -> None:
     """Renew the lease: a manager has answered. Nothing happens where none is kept."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         os.utime(file)

@@ -146,7 +146,7 @@ class StartsAgents(Protocol):
 
 
 @runtime_checkable
-class CarriesCalls(Protocol):
+class ForwardsCalls(Protocol):
     """Keeps connections to its VMs, over which their agents call the manager."""
 
     def serve(self, manager_url: str) -> None:
@@ -157,10 +157,10 @@ class CarriesCalls(Protocol):
 
 
 @runtime_checkable
-class ExcusesSilence(Protocol):
+class ReportsUnreachableVms(Protocol):
     """Knows when it is not a VM that is silent but the way from it that is broken."""
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         """Return the ids of VMs that cannot call now for no fault of theirs.
 
         Asked often; must not block.

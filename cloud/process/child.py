@@ -92,13 +92,13 @@ class ChildProvider(ForwardsAbilities):
 
         def ask(*args: P.args, **kwargs: P.kwargs) -> R:
             packed = call.pack(*args, **kwargs)
-            answer = self._living().ask(call.name, packed, limit_s)
+            answer = self._live_child().ask(call.name, packed, limit_s)
             result: R = call.result.validate_python(answer)
             return result
 
         return ask
 
-    def _living(self) -> _Child:
+    def _live_child(self) -> _Child:
         with self._lock:
             if self._closed:
                 raise CloudError(f"{self.name}: is closed already")
@@ -151,11 +151,11 @@ class _Child:
         """
         with self._lock:
             if not self.alive:
-                raise self._died()
+                raise self._ended_error()
             number = next(self._numbers)
             self._waiting[number] = Future()
-        asked = {"number": number, "method": method, "arguments": arguments}
-        self._send(json.dumps(asked))
+        request = {"number": number, "method": method, "arguments": arguments}
+        self._send(json.dumps(request))
         return self._wait(number, method, limit_s)
 
     def end(self) -> None:
@@ -170,7 +170,7 @@ class _Child:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            raise self._died() from error
+            raise self._ended_error() from error
 
     def _wait(self, number: int, method: str, limit_s: float) -> Any:
         try:
@@ -203,10 +203,10 @@ class _Child:
             left = [one for one in self._waiting.values() if not one.done()]
         self._process.wait()
         for one in left:
-            one.set_exception(self._died())
-        self._hang_up()
+            one.set_exception(self._ended_error())
+        self._close_input()
 
-    def _hang_up(self) -> None:
+    def _close_input(self) -> None:
         assert self._process.stdin is not None
         with self._sending:
             try:
@@ -214,7 +214,7 @@ class _Child:
             except OSError:
                 return  # what was still to be sent has nobody to read it
 
-    def _died(self) -> CloudError:
+    def _ended_error(self) -> CloudError:
         return CloudError(
             f"{self.name}: the process of its SDK has ended; will be asked again"
         )

@@ -30,17 +30,17 @@ from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
 
-_CALLS_AT_ONCE = 32
+_THREADS = 32
 
 
-class _Answers:
+class _Replies:
     """Writes answers, whole, from many threads."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def give(self, number: int, **answer: Any) -> None:
+    def send(self, number: int, **answer: Any) -> None:
         with self._lock:
             self._stream.write(json.dumps({"number": number, **answer}) + "\n")
             self._stream.flush()
@@ -62,25 +62,25 @@ def _make(recipe: dict[str, Any]) -> CloudProvider:
     return provider
 
 
-def _answer(
+def _serve_call(
     provider: CloudProvider,
     call: ProviderCall,
-    asked: dict[str, Any],
-    answers: _Answers,
+    request: dict[str, Any],
+    answers: _Replies,
 ) -> None:
-    number = asked["number"]
+    number = request["number"]
     try:
-        result = getattr(provider, call.name)(**call.unpack(asked["arguments"]))
-        told = to_jsonable_python(result)
+        result = getattr(provider, call.name)(**call.unpack(request["arguments"]))
+        data = to_jsonable_python(result)
     except SpottrainError as error:
-        answers.give(number, error=pack_error(error))
+        answers.send(number, error=pack_error(error))
     except Exception as error:
         logger.exception("%s.%s", provider.name, call.name)
         what = " ".join(f"{type(error).__name__}: {error}".split())
         bug = CloudError(f"{provider.name}: {call.name} failed inside: {what}")
-        answers.give(number, error=pack_error(bug))
+        answers.send(number, error=pack_error(bug))
     else:
-        answers.give(number, result=told)
+        answers.send(number, result=data)
 
 
 def main() -> None:
@@ -88,20 +88,20 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
     calls, stream = _own_streams()
-    answers = _Answers(stream)
+    answers = _Replies(stream)
     try:
         provider = _make(json.loads(calls.readline()))
     except SpottrainError as error:
-        answers.give(0, error=pack_error(error))
+        answers.send(0, error=pack_error(error))
         sys.exit(1)
     able = [name for name, kind in ABILITIES.items() if isinstance(provider, kind)]
-    answers.give(0, result={"name": provider.name, "abilities": able})
+    answers.send(0, result={"name": provider.name, "abilities": able})
     protocols = (CloudProvider, *(ABILITIES[name] for name in able))
     known = {call.name: call for each in protocols for call in calls_of(each)}
-    pool = ThreadPoolExecutor(_CALLS_AT_ONCE, "call")
+    pool = ThreadPoolExecutor(_THREADS, "call")
     for line in calls:
-        asked = json.loads(line)
-        pool.submit(_answer, provider, known[asked["method"]], asked, answers)
+        request = json.loads(line)
+        pool.submit(_serve_call, provider, known[request["method"]], request, answers)
     os._exit(0)  # what is still asked of the cloud has nobody to tell
 
 

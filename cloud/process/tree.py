@@ -51,9 +51,9 @@ def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
         handles = [_signal(process.pid, signal.SIGKILL) for process in found]
         for handle in handles:
             if handle is not None:
-                _await_exit(handle, deadline)
+                _wait_for_exit(handle, deadline)
                 os.close(handle)
-        _check_patience(found, deadline)
+        _check_deadline(found, deadline)
 
 
 def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
@@ -68,7 +68,7 @@ def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
             handle = _signal(process.pid, signal.SIGSTOP)
             if handle is not None:
                 os.close(handle)
-        _check_patience(found, deadline)
+        _check_deadline(found, deadline)
         # Only a parent is told when a process stops, and these are mostly not ours.
         time.sleep(0.001)
 
@@ -141,14 +141,14 @@ def _signal(pid: int, number: signal.Signals) -> int | None:
     return handle
 
 
-def _await_exit(handle: int, deadline: float) -> None:
+def _wait_for_exit(handle: int, deadline: float) -> None:
     """Wait until a process has exited, or the deadline (monotonic seconds)."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _check_patience(processes: Collection[_Process], deadline: float) -> None:
+def _check_deadline(processes: Collection[_Process], deadline: float) -> None:
     if time.monotonic() > deadline:
         pids = ", ".join(str(p.pid) for p in processes)
         raise CloudError(

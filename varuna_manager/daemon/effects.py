@@ -26,10 +26,10 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
-    ExcusesSilence,
     HasParts,
     LaunchRequest,
     ReleasesJob,
+    ReportsUnreachableVms,
     StartsAgents,
     Vm,
 )
@@ -300,15 +300,17 @@ class EffectRunner:
                 )
             self._sink.feed(JobReleased(at_s=self._sink.now_s()))
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         """Return the VMs whose silence is no fault of theirs."""
         knows = self._provider
-        return knows.out_of_reach() if isinstance(knows, ExcusesSilence) else ()
+        return (
+            knows.unreachable_vms() if isinstance(knows, ReportsUnreachableVms) else ()
+        )
 
     async def ask(self, command: AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
-            if command.vm_id in self.out_of_reach():
+            if command.vm_id in self.unreachable_vms():
                 raise CloudError(f"{command.vm_id}: its region's relay is away")
             part = self._part_of(command.vm_id)
             vms = await self._call(part.list_vms, self._job.spec.name)

@@ -321,7 +321,7 @@ class ManagerLoop:
                 # We were stopped ourselves: nobody's silence can be told from ours.
                 self.sessions.forgive()
                 continue
-            self.sessions.excuse(self._effects.out_of_reach())
+            self.sessions.excuse(self._effects.unreachable_vms())
             for vm_id in self.sessions.silent(suspect_s):
                 self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
+from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.errors import SpottrainError, causes
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are carried
-to it (``CarriesCalls``). On a VM of its own they reach it at its private address."""
+to it (``ForwardsCalls``). On a VM of its own they reach it at its private address."""
 LEAVE_S = 5.0
 """How long a manager that is told to leave waits for the copy of its journal."""
 DURABLE_COPY = "--durable-copy"
@@ -104,7 +104,7 @@ async def manage(
     shell = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
     server = make_server(shell.channel, identity.path)
     _publish(job.path, url)
-    if isinstance(provider, CarriesCalls):
+    if isinstance(provider, ForwardsCalls):
         provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(shell.run())
@@ -112,7 +112,7 @@ async def manage(
 
     def leave() -> None:
         running.cancel()
-        if isinstance(provider, CarriesCalls):
+        if isinstance(provider, ForwardsCalls):
             # Beside: what waits for a VM's answer now would be waited for.
             threading.Thread(target=provider.close).start()
 
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
             try:
                 outcome = uvloop.run(manage(job, provider, copy))
             finally:
-                if isinstance(provider, CarriesCalls):
+                if isinstance(provider, ForwardsCalls):
                     provider.close()
             if outcome is not None and isinstance(provider, ShutsDown):
                 provider.shut_down()  # the job is over: it leaves no process behind

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
+from spottrain.cloud.data.prepare import fetch_data
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
 )
-from spottrain.cloud.data.sources import DataSource, look
+from spottrain.cloud.data.sources import DataSource, open_source
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
@@ -88,10 +88,10 @@ def holder(url: str) -> str | None:
 def _inspect(request: DataRequest) -> DataSource | str:
     """Return what there is of a dataset, or why that cannot be seen from here."""
     try:
-        return look(request, _PATIENCE_S)
-    except NothingThereError as error:
+        return open_source(request, _PATIENCE_S)
+    except DataMissingError as error:
         raise ConfigError(f"data.{request.name}: {error}") from error
-    except (DataError, DataAwayError) as error:
+    except (DataError, DataUnavailableError) as error:
         return f"cannot be seen from here: {error}"
 
 
@@ -119,12 +119,12 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
         return
     cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(bring(data_requests(missing), cache, say))
+        os.environ.update(fetch_data(data_requests(missing), cache, say))
         return
     for request in _small(missing):
         try:
-            os.environ.update(bring([request], cache, say))
-        except (DataError, DataAwayError) as error:
+            os.environ.update(fetch_data([request], cache, say))
+        except (DataError, DataUnavailableError) as error:
             say(f"{error}; the model is inspected without it")
 
 
@@ -138,8 +138,8 @@ def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
             yield request
         if request.url:
             try:
-                found = look(request, _PATIENCE_S)
-            except (DataError, DataAwayError):
+                found = open_source(request, _PATIENCE_S)
+            except (DataError, DataUnavailableError):
                 continue  # it was told, and the user's code may not ask for it
             if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
                 yield request

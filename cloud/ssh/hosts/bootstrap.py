@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 _CHECK_THREADS = 32
 _SLOWEST_BYTES_PER_S = 250_000
-_DATA_LOOK_S = 5.0
+_DATA_POLL_S = 5.0
 """From one look at data that arrives to the next."""
 _NEEDED = ("torch", "numpy", "safetensors")
-_ALIKE = ("machine", "python", "torch", "cuda", "nccl")
+_MUST_MATCH = ("machine", "python", "torch", "cuda", "nccl")
 
 
 def bring_up(
     connection: HostConnection,
     vm_id: str,
     bootstrap: AgentBootstrap,
-    tell: Callable[[], None],
+    announce: Callable[[], None],
     payload: Payload,
-    fleet: Callable[[dict[str, str]], dict[str, str]],
-    note: Callable[[str], None] = lambda doing: None,
+    fleet_software: Callable[[dict[str, str]], dict[str, str]],
+    report: Callable[[str], None] = lambda doing: None,
 ) -> None:
     """Bring our software, the user's code and the agent to a host.
 
@@ -47,10 +47,10 @@ def bring_up(
         connection: To the host.
         vm_id: The VM that the host is.
         bootstrap: What the agent is given.
-        tell: Has the agent know where its calls are taken; called before it is started.
+        announce: Has the agent know where its calls are taken; called before it is started.
         payload: What the host is given.
-        fleet: Given a host's software, returns what all hosts must have.
-        note: Told what is under way, when it is the job's own.
+        fleet_software: Given a host's software, returns what all hosts must have.
+        report: Told what is under way, when it is the job's own.
 
     Raises:
         VmNotFoundError: the VM is gone.
@@ -59,15 +59,15 @@ def bring_up(
         CloudError: it cannot be reached.
     """
     host, session = connection.host, connection.session()
-    claim, state = connection.look()
+    claim, state = connection.status()
     if claim is None or claim["vm_id"] != vm_id or state == "over":
         raise VmNotFoundError(f"VM {vm_id} is not on {host.place} any more")
     if state == "running":
-        tell()
+        announce()
         return
-    folder, payload = _prepare(session, vm_id, payload, note)
-    check_software(host.place, session.call("probe"), fleet, payload.buckets)
-    tell()
+    folder, payload = _prepare(session, vm_id, payload, report)
+    check_software(host.place, session.call("probe"), fleet_software, payload.buckets)
+    announce()
     session.call(
         "start",
         vm_id=vm_id,
@@ -87,7 +87,7 @@ def bring_up(
 
 
 def _prepare(
-    session: Session, vm_id: str, payload: Payload, note: Callable[[str], None]
+    session: Session, vm_id: str, payload: Payload, report: Callable[[str], None]
 ) -> tuple[str, Payload]:
     """Have on the host all that agents and workers need.
 
@@ -96,10 +96,10 @@ def _prepare(
     """
     folder = _deliver(session, vm_id, payload)
     if payload.data:
-        found = _bring_data(session, vm_id, folder, payload, note)
+        found = _bring_data(session, vm_id, folder, payload, report)
         payload = replace(payload, environment={**payload.environment, **found})
     if payload.setup:
-        note("setup")
+        report("setup")
         _set_up(session, vm_id, payload)
     return folder, payload
 
@@ -127,34 +127,34 @@ def _bring_data(
     vm_id: str,
     folder: str,
     payload: Payload,
-    note: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, str]:
     """Have the job's data on a host; return the variables that lead to it."""
-    place, told = session.host.place, ""
+    place, last_line = session.host.place, ""
     while True:
         seen = session.call(
             "data",
-            _DATA_LOOK_S + CALL_S,
+            _DATA_POLL_S + CALL_S,
             vm_id=vm_id,
             package=folder,
             environment=dict(payload.environment),
-            wishes=payload.data,
+            requests=payload.data,
             limit_s=payload.data_limit_s,
-            wait_s=_DATA_LOOK_S,
+            wait_s=_DATA_POLL_S,
         )
-        code, connection = seen["code"], seen["line"]
+        code, line = seen["code"], seen["line"]
         if code == 0:
-            found: dict[str, str] = json.loads(connection)
+            found: dict[str, str] = json.loads(line)
             logger.info("%s: data is there: %s", place, ", ".join(found))
             return found
         if code == SetupError.exit_code:
-            raise SetupError(f"{place}: {connection}")
+            raise SetupError(f"{place}: {line}")
         if code is not None:
-            raise CloudError(f"{place}: data is not there yet: {connection or code}")
-        if connection != told:
-            logger.info("%s: data %s", place, connection)
-            note(f"data {connection}")
-            told = connection
+            raise CloudError(f"{place}: data is not there yet: {line or code}")
+        if line != last_line:
+            logger.info("%s: data %s", place, line)
+            report(f"data {line}")
+            last_line = line
 
 
 def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
@@ -183,7 +183,7 @@ def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
 def check_software(
     place: str,
     found: dict[str, str],
-    fleet: Callable[[dict[str, str]], Mapping[str, str]],
+    fleet_software: Callable[[dict[str, str]], Mapping[str, str]],
     buckets: bool = False,
 ) -> None:
     """Check that a host has what workers need, in the versions that the fleet has.
@@ -191,7 +191,7 @@ def check_software(
     Args:
         place: The host, for errors.
         found: What ``probe`` found there.
-        fleet: Given that, returns what all hosts must have.
+        fleet_software: Given that, returns what all hosts must have.
         buckets: Whether it needs obstore, its own or ours.
 
     Raises:
@@ -206,8 +206,8 @@ def check_software(
             f"{place}: its Python has no {', '.join(missing)}; install it there, in "
             "setup:, or name another Python with python:"
         )
-    wanted = fleet(found)
-    for name in _ALIKE:
+    wanted = fleet_software(found)
+    for name in _MUST_MATCH:
         if found[name] != wanted[name]:
             raise UnfitHostError(
                 f"{place}: has {name} {found[name] or 'none'}, the other hosts have "
@@ -216,7 +216,11 @@ def check_software(
 
 
 def check_hosts(
-    hosts: Sequence[Host], *, least: int, needs_software: bool, buckets: bool = False
+    hosts: Sequence[Host],
+    *,
+    min_hosts: int,
+    needs_software: bool,
+    buckets: bool = False,
 ) -> list[str]:
     """Try all hosts at the same time; return what to tell the user, a line each.
 
@@ -224,7 +228,7 @@ def check_hosts(
 
     Args:
         hosts: To try.
-        least: How many must answer.
+        min_hosts: How many must answer.
         needs_software: Whether they must have what workers need already.
         buckets: Whether that includes what talks to a bucket.
 
@@ -236,17 +240,17 @@ def check_hosts(
         answers = list(threads.map(_probe, hosts))
     away = [str(x) for x in answers if isinstance(x, UnreachableHostError)]
     ready = [(h, x) for h, x in zip(hosts, answers, strict=True) if isinstance(x, dict)]
-    if len(ready) < least:
+    if len(ready) < min_hosts:
         raise CapacityError(
-            f"{len(ready)} of {len(hosts)} hosts answer, resources.min_vms is {least}: "
+            f"{len(ready)} of {len(hosts)} hosts answer, resources.min_vms is {min_hosts}: "
             f"{away[0] if away else 'list more in ssh.hosts'}"
         )
-    fleet = ready[0][1]
+    fleet_software = ready[0][1]
     for host, software in ready if needs_software else ():
-        check_software(host.place, software, lambda _: fleet, buckets)
-    what = f": {fleet['machine']}, Python {fleet['python']}"
+        check_software(host.place, software, lambda _: fleet_software, buckets)
+    what = f": {fleet_software['machine']}, Python {fleet_software['python']}"
     if needs_software:
-        what += f", torch {fleet['torch']}"
+        what += f", torch {fleet_software['torch']}"
     return [*away, f"{len(ready)} of {len(hosts)} hosts answer{what}"]
 
 

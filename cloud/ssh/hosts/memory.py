@@ -29,7 +29,7 @@ class HostVm:
     lease_s: float
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it has not ended, as far as is known."""
         return self.vm.state is not VmState.TERMINATED
 
@@ -49,7 +49,7 @@ class HostRecord:
 
     def end(self, vm_id: str) -> None:
         """A VM has ended; it is remembered for whoever asks."""
-        if vm_id in self.rented and self.rented[vm_id].lives:
+        if vm_id in self.rented and self.rented[vm_id].is_alive:
             known = self.rented[vm_id]
             gone = replace(known.vm, state=VmState.TERMINATED, ended_at_s=time.time())
             self.rented[vm_id] = replace(known, vm=gone)

@@ -43,7 +43,7 @@ CLOUD = "ssh"
 _THREADS = 32
 _BOOTSTRAPS = 64
 """Hosts that are made ready at the same time."""
-_FIRST_LOOK_S, _LOOK_S = 40.0, 2.0
+_FIRST_POLL_S, _POLL_S = 40.0, 2.0
 _PATIENCE_S = 100.0
 """How long one call may take to start an agent; the next one goes on waiting."""
 _UNSTARTED_S = 1800.0
@@ -69,13 +69,13 @@ class SshProvider:
     ) -> None:
         self._job = job
         self._payload = payload
-        self._lines = {host.name: HostConnection(host) for host in hosts}
+        self._connections = {host.name: HostConnection(host) for host in hosts}
         self._memory = HostMemory(state_dir)
         self._owner = self._memory.read().owner
         self._manager: tuple[str, int] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "ssh")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "ssh-start")
-        self._looks: dict[str, Future[None]] = {}
+        self._polls: dict[str, Future[None]] = {}
         self._starts: dict[str, Future[None]] = {}
         self._seen: dict[str, str | None] = {}
         """The VM that each host was when last looked at."""
@@ -85,11 +85,11 @@ class SshProvider:
 
     def offers(self) -> Sequence[Offer]:
         """Return one offer for each type of host, with how many are free now."""
-        if not self._looks:
-            self._look_around()
+        if not self._polls:
+            self._poll_hosts()
         now_s = time.time()
         types: dict[str, list[HostConnection]] = {}
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             types.setdefault(connection.host.instance_type, []).append(connection)
         return tuple(
             replace(
@@ -105,7 +105,7 @@ class SshProvider:
         Raises:
             NoCapacityError: not a single host of the type is free.
         """
-        self._look_around()
+        self._poll_hosts()
         known = self._memory.read().tokens.get(request.token)
         if known is None:
             known = self._take(request)
@@ -113,14 +113,16 @@ class SshProvider:
             record.tokens[request.token] = known
             vms = tuple(record.rented[vm_id].vm for vm_id in known)
         missing = request.count - len(vms)
-        refusal = self._why_none(request.offer.instance_type) if missing > 0 else ""
+        refusal = (
+            self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
+        )
         return LaunchResult(vms=vms, refusal=refusal)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         """Return all VMs that ``job`` ever had, as last seen on their hosts."""
         if job != self._job:
             return ()
-        self._look_around()
+        self._poll_hosts()
         return tuple(rented.vm for rented in self._memory.read().rented.values())
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -130,7 +132,7 @@ class SshProvider:
             CloudError: a host cannot be reached, and an agent may still run there.
         """
         rented = self._memory.read().rented
-        wanted = [rented[i] for i in vm_ids if i in rented and rented[i].lives]
+        wanted = [rented[i] for i in vm_ids if i in rented and rented[i].is_alive]
         ends = [self._threads.submit(self._terminate, vm) for vm in wanted]
         wait_for(ends)
         for end in ends:
@@ -144,7 +146,7 @@ class SshProvider:
             SetupError: the user's setup failed there.
             CloudError: it is still being made ready, or cannot be reached.
         """
-        connection = self._line_of(vm_id)
+        connection = self._connection_of(vm_id)
         with self._lock:
             start = self._starts.get(vm_id)
             if start is None or start.done():
@@ -173,7 +175,7 @@ class SshProvider:
             VmNotFoundError: the VM is gone.
             HostKeyError: what is known of the host's key is no public key.
         """
-        host = self._line_of(vm_id).host
+        host = self._connection_of(vm_id).host
         keys = (f"{key.get_name()} {key.get_base64()}" for key in trusted_keys(host))
         return SshTarget(
             host=host.address, user=host.user, host_keys=tuple(keys), port=host.port
@@ -183,31 +185,33 @@ class SshProvider:
         """Hang up everywhere; VMs go on."""
         self._starters.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             connection.hang_up()
         self._starters.shutdown()
         self._threads.shutdown()
 
     # --- What is on the hosts -------------------------------------------------------
 
-    def _look_around(self) -> None:
+    def _poll_hosts(self) -> None:
         """Look at every host; one that does not answer soon keeps nobody waiting."""
         with self._lock:
-            first = not self._looks
-            for name, connection in self._lines.items():
-                if name not in self._looks or self._looks[name].done():
-                    self._looks[name] = self._threads.submit(self._look, connection)
-            looks = list(self._looks.values())
-        wait_for(looks, _FIRST_LOOK_S if first else _LOOK_S)
-        for look in looks:
-            if look.done():
-                look.result()
+            first = not self._polls
+            for name, connection in self._connections.items():
+                if name not in self._polls or self._polls[name].done():
+                    self._polls[name] = self._threads.submit(
+                        self._poll_host, connection
+                    )
+            polls = list(self._polls.values())
+        wait_for(polls, _FIRST_POLL_S if first else _POLL_S)
+        for status in polls:
+            if status.done():
+                status.result()
 
-    def _look(self, connection: HostConnection) -> None:
+    def _poll_host(self, connection: HostConnection) -> None:
         """Note what there is on a host; clear up what has ended there."""
         try:
             with connection.lock:
-                claim, state = connection.look()
+                claim, state = connection.status()
                 if claim is not None and not self._is_ours(claim):
                     ours, connection.taken_by = None, f"job {claim['job']}"
                     if state == "over":
@@ -216,9 +220,9 @@ class SshProvider:
                     ours, connection.taken_by = claim, ""
                     if ours is not None:
                         ours = self._clear_up(connection, ours, state)
-                self._note(connection, ours)
+                self._record_claim(connection, ours)
             if ours is not None and state == "running" and self._manager is not None:
-                connection.carry(ours["vm_id"], self._manager)
+                connection.forward_calls(ours["vm_id"], self._manager)
         except CloudError as error:
             logger.debug("%s", error)
             self._count_as_ended(connection)
@@ -231,13 +235,15 @@ class SshProvider:
     ) -> dict[str, Any] | None:
         """Free a host whose VM has ended, or was counted as ended; return the claim."""
         known = self._memory.read().rented.get(claim["vm_id"])
-        if state != "over" and (known is None or known.lives):
+        if state != "over" and (known is None or known.is_alive):
             connection.taken_by = f"VM {claim['vm_id']}"
             return claim
         self._memory.keep_logs(claim["vm_id"], connection.end(claim["vm_id"]))
         return None
 
-    def _note(self, connection: HostConnection, claim: dict[str, Any] | None) -> None:
+    def _record_claim(
+        self, connection: HostConnection, claim: dict[str, Any] | None
+    ) -> None:
         """Remember which VM a host is, and that others it was have ended."""
         here = None if claim is None else claim["vm_id"]
         if self._seen.get(connection.host.name, "") == here:
@@ -247,14 +253,14 @@ class SshProvider:
                 if rented.host == connection.host.name and vm_id != here:
                     record.end(vm_id)
             if claim is not None and here not in record.rented:
-                record.rented[claim["vm_id"]] = _rented(connection.host, claim)
+                record.rented[claim["vm_id"]] = _vm_from_claim(connection.host, claim)
         self._seen[connection.host.name] = here
 
     def _count_as_ended(self, connection: HostConnection) -> None:
         """Give up VMs on a host that has been away longer than agents outlive it."""
-        if connection.away_since_s is None:
+        if connection.unreachable_since_s is None:
             return
-        away_s = time.monotonic() - connection.away_since_s
+        away_s = time.monotonic() - connection.unreachable_since_s
         with self._memory.edit() as record:
             for vm_id, rented in tuple(record.rented.items()):
                 lived_s = rented.lease_s + _CHECKPOINT_S
@@ -266,7 +272,9 @@ class SshProvider:
     def _take(self, request: LaunchRequest) -> list[str]:
         """Claim hosts; those that the token has claimed before count first."""
         kind = request.offer.instance_type
-        fitting = [x for x in self._lines.values() if x.host.instance_type == kind]
+        fitting = [
+            x for x in self._connections.values() if x.host.instance_type == kind
+        ]
         if not fitting or request.count < 1:
             raise CloudError(
                 f"launch needs a type of host and a count of at least 1: got "
@@ -281,12 +289,12 @@ class SshProvider:
             claims = [self._threads.submit(self._claim, x, request) for x in free]
             taken += [vm_id for claim in claims if (vm_id := claim.result())]
         if not taken:
-            raise NoCapacityError(self._why_none(kind))
+            raise NoCapacityError(self._no_capacity_reason(kind))
         return taken
 
     def _taken_by(self, intent: str) -> list[str]:
         rented = self._memory.read().rented
-        return [i for i, x in rented.items() if x.vm.intent == intent and x.lives]
+        return [i for i, x in rented.items() if x.vm.intent == intent and x.is_alive]
 
     def _claim(self, connection: HostConnection, request: LaunchRequest) -> str | None:
         """Claim a host; return the VM's id, None if somebody was faster."""
@@ -311,24 +319,24 @@ class SshProvider:
                     connection.taken_by = f"job {claim['job']}"
                     return None
                 connection.taken_by = f"VM {claim['vm_id']}"
-                self._note(connection, claim)
+                self._record_claim(connection, claim)
                 return str(claim["vm_id"])
         except CloudError as error:
             logger.warning("%s", error)
             connection.hang_up()
             return None
 
-    def _why_none(self, kind: str) -> str:
+    def _no_capacity_reason(self, kind: str) -> str:
         reasons = []
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             if connection.host.instance_type == kind and not connection.free:
-                trouble = connection.unfit or connection.trouble
+                last_error = connection.unfit_error or connection.last_error
                 taken = f"{connection.host.name}: taken by {connection.taken_by}"
-                reasons.append(str(trouble) if trouble else taken)
+                reasons.append(str(last_error) if last_error else taken)
         return f"no more host of type {kind} is free: {'; '.join(reasons)}"
 
     def _terminate(self, rented: HostVm) -> None:
-        vm_id, connection = rented.vm.vm_id, self._lines.get(rented.host)
+        vm_id, connection = rented.vm.vm_id, self._connections.get(rented.host)
         if connection is not None:
             with connection.lock:
                 self._memory.keep_logs(vm_id, connection.end(vm_id))
@@ -338,11 +346,15 @@ class SshProvider:
 
     # --- How an agent is brought to life --------------------------------------------
 
-    def _line_of(self, vm_id: str) -> HostConnection:
+    def _connection_of(self, vm_id: str) -> HostConnection:
         rented = self._memory.read().rented.get(vm_id)
-        if rented is None or not rented.lives or rented.host not in self._lines:
+        if (
+            rented is None
+            or not rented.is_alive
+            or rented.host not in self._connections
+        ):
             raise VmNotFoundError(f"VM {vm_id} is {'gone' if rented else 'unknown'}")
-        return self._lines[rented.host]
+        return self._connections[rented.host]
 
     def _start(
         self, connection: HostConnection, vm_id: str, bootstrap: AgentBootstrap
@@ -350,14 +362,14 @@ class SshProvider:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
 
-        def tell() -> None:
-            connection.carry(vm_id, manager)
+        def announce() -> None:
+            connection.forward_calls(vm_id, manager)
 
         try:
             same = self._memory.same_software
-            bring_up(connection, vm_id, bootstrap, tell, self._payload, same)
+            bring_up(connection, vm_id, bootstrap, announce, self._payload, same)
         except UnfitHostError as error:
-            connection.unfit = error
+            connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])
             raise VmNotFoundError(str(error)) from error
 
@@ -377,7 +389,7 @@ def _offer(host: Host, now_s: float) -> Offer:
     )
 
 
-def _rented(host: Host, claim: dict[str, Any]) -> HostVm:
+def _vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
     """Return the VM that a claim on a host makes."""
     vm = Vm(
         vm_id=claim["vm_id"],

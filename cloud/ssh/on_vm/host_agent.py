@@ -42,7 +42,7 @@ _LOG_BYTES = 256 * 1024
 _KEEPER_S = 30.0
 
 
-class Refused(Exception):  # noqa: N818 - it travels as an answer
+class RefusedError(Exception):
     """What was asked cannot be done; the message is for the user."""
 
 
@@ -61,7 +61,7 @@ class HostAgent:
 
     # --- whose the host is ----------------------------------------------------------
 
-    def look(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return the claim and how its VM is: free, claimed, running or over."""
         with self._locked():
             claim = self._claim()
@@ -81,7 +81,7 @@ class HostAgent:
             self._write_claim(claim)
             return claim
 
-    def carry(self, vm_id: str, port: int, relay_at: str = "") -> str:
+    def forward_calls(self, vm_id: str, port: int, relay_at: str = "") -> str:
         """Have calls travel over this connection, from ``port`` on; return from where.
 
         The connection that did before is ended. At ``relay_at``, a private address, the
@@ -101,10 +101,10 @@ class HostAgent:
                 relay_at, port
             )
             address = f"{relay_at}:{relay.port}"
-        self.point(vm_id, address)
+        self.set_manager_address(vm_id, address)
         return address
 
-    def point(self, vm_id: str, address: str) -> None:
+    def set_manager_address(self, vm_id: str, address: str) -> None:
         """Tell the VM's agent where its calls are taken from now on."""
         with self._locked():
             self._claim_of(vm_id)
@@ -126,7 +126,7 @@ class HostAgent:
         }
         shutil.rmtree(self._root, ignore_errors=True)
         if self._claim_file.exists():
-            raise Refused(f"{self._root} cannot be removed; look at whose it is")
+            raise RefusedError(f"{self._root} cannot be removed; look at whose it is")
         return logs
 
     def _kill(self, vm_id: str) -> None:
@@ -160,7 +160,7 @@ class HostAgent:
     def _claim_of(self, vm_id: str) -> dict[str, Any]:
         claim: dict[str, Any] | None = self._claim()
         if claim is None or claim["vm_id"] != vm_id or self._state(claim) == "over":
-            raise Refused(f"gone: VM {vm_id} is not on this host any more")
+            raise RefusedError(f"gone: VM {vm_id} is not on this host any more")
         return claim
 
     def _write_claim(self, claim: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class HostAgent:
                 shutil.rmtree(target, ignore_errors=True)
                 draft.rename(target)
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise Refused(f"{name} cannot be unpacked: {error}") from error
+            raise RefusedError(f"{name} cannot be unpacked: {error}") from error
         finally:
             archive.unlink(missing_ok=True)
             shutil.rmtree(draft, ignore_errors=True)
@@ -246,18 +246,20 @@ class HostAgent:
         return {"code": code, "output": _tail(log, 4096)}
 
     def data(
-        self, vm_id: str, package: str, environment: dict[str, str], **what: Any
+        self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
     ) -> Any:
-        """Bring the job's data; return how far that is, see ``cloud.data.running``."""
+        """Bring the job's data; return how far that is, see ``cloud.data.background``."""
         self._claim_of(vm_id)
-        wait_s = what.pop("wait_s")
+        wait_s = arguments.pop("wait_s")
         if self._data is None:
             given = self._environment(vm_id, environment, package)
             cache = self._root.with_name(f"{self._root.name}-data")  # it stays here
-            running = self._import("spottrain.cloud.data.running").Running
+            running = self._import(
+                "spottrain.cloud.data.background"
+            ).BackgroundPreparation
             log = self._root / vm_id / "data.log"
-            self._data = running(cache=cache, log=log, environment=given, **what)
-        seen = self._data.look(wait_s)
+            self._data = running(cache=cache, log=log, environment=given, **arguments)
+        seen = self._data.poll(wait_s)
         if seen["code"] is not None:
             self._data = None  # whoever asks again has it tried again
         return seen
@@ -322,15 +324,15 @@ class HostAgent:
             )
         self._keepers.append(keeper)
         assert keeper.stdout is not None
-        patience = threading.Timer(_KEEPER_S, keeper.kill)
-        patience.start()
+        timer = threading.Timer(_KEEPER_S, keeper.kill)
+        timer.start()
         try:
             if not keeper.stdout.read(1):
-                raise Refused(
+                raise RefusedError(
                     f"agent did not start: {_tail(folder / 'agent.log', 300)}"
                 )
         finally:
-            patience.cancel()
+            timer.cancel()
             keeper.stdout.close()
 
     def _environment(
@@ -349,32 +351,36 @@ class HostAgent:
 
 def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
     """Answer requests until nobody is connected any more."""
-    hands, turn = HostAgent(root), threading.Lock()
+    agent, write_lock = HostAgent(root), threading.Lock()
 
-    def say(answer: dict[str, Any]) -> None:
-        with turn:
+    def reply(answer: dict[str, Any]) -> None:
+        with write_lock:
             answers.write(json.dumps(answer).encode() + b"\n")
             answers.flush()
 
-    def work(number: int, operation: Callable[..., Any], what: dict[str, Any]) -> None:
+    def handle(
+        number: int, operation: Callable[..., Any], arguments: dict[str, Any]
+    ) -> None:
         try:
-            say({"id": number, "ok": operation(**what)})
-        except Refused as error:
-            say({"id": number, "error": str(error)})
+            reply({"id": number, "ok": operation(**arguments)})
+        except RefusedError as error:
+            reply({"id": number, "error": str(error)})
         except BrokenPipeError:
             pass  # nobody listens any more
         except Exception as error:  # noqa: BLE001 - it is told to whoever asked
-            say({"id": number, "error": f"{type(error).__name__}: {error}"})
+            reply({"id": number, "error": f"{type(error).__name__}: {error}"})
 
-    say({"id": 0, "ok": hello(root)})
+    reply({"id": 0, "ok": hello(root)})
     for line in requests:
-        what = json.loads(line)
-        number, name = what.pop("id"), what.pop("op")
+        arguments = json.loads(line)
+        number, name = arguments.pop("id"), arguments.pop("op")
         if name == "unpack":
             # Its bytes follow the line, so it is taken from stdin before the next one.
-            what["archive"] = _receive(requests, root, what.pop("bytes"), number)
+            arguments["archive"] = _receive(
+                requests, root, arguments.pop("bytes"), number
+            )
         threading.Thread(
-            target=work, args=(number, getattr(hands, name), what), daemon=True
+            target=handle, args=(number, getattr(agent, name), arguments), daemon=True
         ).start()
 
 

@@ -18,7 +18,7 @@ import threading
 PORTS = range(30000, 30100)
 """Where relays listen: below the ephemeral range, so that nothing else is there."""
 _CHUNK_BYTES = 64 * 1024
-_MOST_CALLS = 1024
+_MAX_CALLS = 1024
 """Connections at a time; those beyond are hung up."""
 _CONNECT_S = 10.0
 _QUIET_S, _PROBE_S, _PROBES = 30, 10, 3
@@ -58,7 +58,7 @@ class Relay:
         """Hand a call on until one of its ends hangs up."""
         self._calls += 1
         try:
-            if self._calls <= _MOST_CALLS:
+            if self._calls <= _MAX_CALLS:
                 _notice_death(to_caller)
                 async with asyncio.timeout(_CONNECT_S):
                     manager, to_manager = await asyncio.open_connection(

@@ -62,8 +62,8 @@ _PATIENCE_S = 100.0
 """How long one call may take to start an agent; the next one goes on waiting."""
 _LOGS_S = 10.0
 """How long a VM that is given back may take to hand over its logs."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_STRIKES = 2
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
+_MAX_UNFIT = 2
 """VMs of one type that turn out unfit, one after another, before none is rented more."""
 _ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
@@ -96,7 +96,7 @@ class RentedVmProvider(ForwardsAbilities):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reached by SSH")
         self.name = inner.name
         self._inner: CloudProvider = inner
-        self._ways: ReachedBySsh = inner
+        self._ssh: ReachedBySsh = inner
         self._job = job
         self._payload = payload.on_rented()
         self._access = access
@@ -107,7 +107,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._lock = threading.Lock()
         self._closing = False
         self._vms: dict[str, RentedVm] = {}
-        self._strikes: Counter[tuple[str, str]] = Counter()
+        self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
         # Our own way starts agents. Inside, our own VM uses what a release would remove.
@@ -155,7 +155,7 @@ class RentedVmProvider(ForwardsAbilities):
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
-            rented_vm.leave()
+            rented_vm.mark_given_back()
         self._relays.sync()  # a relay may be among them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
@@ -169,7 +169,7 @@ class RentedVmProvider(ForwardsAbilities):
             SetupError: the user's setup failed there.
             CloudError: it is still being made ready, or cannot be reached.
         """
-        rented_vm = self._guest(vm_id)
+        rented_vm = self._vm(vm_id)
         with self._lock:
             if self._closing:
                 raise CloudError(f"{rented_vm.place}: the manager leaves")
@@ -190,9 +190,9 @@ class RentedVmProvider(ForwardsAbilities):
         """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
         self._relays.serve(_address(manager_url))
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         """Return the VMs whose region is without a way to us; see ``ExcusesSilence``."""
-        return self._relays.out_of_reach()
+        return self._relays.unreachable_vms()
 
     def close(self) -> None:
         """Hang up everywhere, and leave the cloud; VMs go on."""
@@ -228,7 +228,7 @@ class RentedVmProvider(ForwardsAbilities):
                 return []
             return [self._threads.submit(do, rented_vm) for rented_vm in rented_vms]
 
-    def _guest(self, vm_id: str) -> RentedVm:
+    def _vm(self, vm_id: str) -> RentedVm:
         """Return a VM of the job.
 
         Raises:
@@ -239,7 +239,7 @@ class RentedVmProvider(ForwardsAbilities):
         rented_vm = self._vms.get(vm_id)
         if rented_vm is None:
             raise VmNotFoundError(f"VM {vm_id} is gone or unknown")
-        rented_vm.check_there()
+        rented_vm.check_not_given_back()
         return rented_vm
 
     def _sync(self, vms: Sequence[Vm]) -> None:
@@ -251,7 +251,7 @@ class RentedVmProvider(ForwardsAbilities):
             living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
-                rented_vm.leave()
+                rented_vm.mark_given_back()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 self._vms.setdefault(vm_id, RentedVm(vm)).vm = vm
@@ -260,7 +260,9 @@ class RentedVmProvider(ForwardsAbilities):
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        return [g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.left]
+        return [
+            g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.given_back
+        ]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
         """Return the line to a VM, None if its cloud cannot say yet how to enter it.
@@ -269,8 +271,8 @@ class RentedVmProvider(ForwardsAbilities):
             VmNotFoundError: the VM is gone.
             CloudError: the cloud does not answer.
         """
-        rented_vm.check_there()
-        target = self._ways.ssh_target(rented_vm.vm.vm_id)
+        rented_vm.check_not_given_back()
+        target = self._ssh.ssh_target(rented_vm.vm.vm_id)
         if target is None:
             return None
         host = self._access.host(rented_vm.vm, target)
@@ -284,7 +286,9 @@ class RentedVmProvider(ForwardsAbilities):
         """Keep the logs of a VM, if there is a connection to it."""
         connection, vm_id = rented_vm.connection, rented_vm.vm.vm_id
         try:
-            if connection is not None and (connection.connected or rented_vm.told):
+            if connection is not None and (
+                connection.connected or rented_vm.manager_address
+            ):
                 with rented_vm.in_use(self._relays.may_hang_up):
                     self._memory.keep_logs(vm_id, connection.end(vm_id, _LOGS_S))
         except (CloudError, OSError) as error:
@@ -297,14 +301,14 @@ class RentedVmProvider(ForwardsAbilities):
             with rented_vm.in_use(self._relays.may_hang_up):
                 self._bring_up(rented_vm, bootstrap)
         except UnreachableHostError:
-            rented_vm.check_there()
-            self._ways.ssh_target(rented_vm.vm.vm_id)  # whoever is gone cannot answer
+            rented_vm.check_not_given_back()
+            self._ssh.ssh_target(rented_vm.vm.vm_id)  # whoever is gone cannot answer
             raise
         except (UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)
             raise VmNotFoundError(str(error)) from error
-        rented_vm.looked(runs=True)
-        self._strikes.pop(_kind(rented_vm.vm.offer), None)
+        rented_vm.note_poll(runs=True)
+        self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
 
     def _bring_up(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
         connection = self._reach(rented_vm)
@@ -312,15 +316,21 @@ class RentedVmProvider(ForwardsAbilities):
         rented_vm.doing = "software, setup and agent"
         manager = _address(bootstrap.manager_url)
 
-        def tell() -> None:
-            self._relays.tell(rented_vm, connection, manager)
+        def announce_address() -> None:
+            self._relays.announce_address(rented_vm, connection, manager)
 
-        def note(doing: str) -> None:
+        def report(doing: str) -> None:
             rented_vm.doing = doing
 
         same = self._memory.same_software
         bring_up(
-            connection, rented_vm.vm.vm_id, bootstrap, tell, self._payload, same, note
+            connection,
+            rented_vm.vm.vm_id,
+            bootstrap,
+            announce_address,
+            self._payload,
+            same,
+            report,
         )
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
@@ -332,18 +342,18 @@ class RentedVmProvider(ForwardsAbilities):
             UnfitHostError: it has no suitable Python.
             AuthError, UnreachableHostError: it does not let us in or answer in time.
         """
-        deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
+        deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
         while True:
-            trouble, rented_vm.doing = self._try(rented_vm)
-            if isinstance(trouble, HostConnection):
-                return trouble
+            last_error, rented_vm.doing = self._try(rented_vm)
+            if isinstance(last_error, HostConnection):
+                return last_error
             if time.monotonic() > deadline_s:
-                raise trouble
+                raise last_error
             rented_vm.woken.wait(pause_s)
-            rented_vm.check_there()
+            rented_vm.check_not_given_back()
             if self._closing:
                 raise UnreachableHostError(f"{rented_vm.place}: the manager leaves")
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
         """Return the line to a VM that lets us in, or why it does not yet."""
@@ -380,8 +390,8 @@ class RentedVmProvider(ForwardsAbilities):
         logger.warning("%s", error)
         self.terminate([rented_vm.vm.vm_id])
         kind = _kind(rented_vm.vm.offer)
-        self._strikes[kind] += 1
-        if self._strikes[kind] >= _STRIKES:
+        self._unfit_counts[kind] += 1
+        if self._unfit_counts[kind] >= _MAX_UNFIT:
             self._unfit[kind] = error
 
 

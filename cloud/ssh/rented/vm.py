@@ -17,7 +17,7 @@ from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.cloud.ssh.transport.session import Dial, dial
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +68,20 @@ class RentedVm:
     vm: Vm
     connection: HostConnection | None = None
     start: Future[None] | None = None
-    look: Future[None] | None = None
+    poll: Future[None] | None = None
     doing: str = "waiting for its turn"
     """What the start is at."""
-    left: bool = False
+    given_back: bool = False
     """It has been given back."""
-    told: str = ""
+    manager_address: str = ""
     """Where its agent was told that calls are taken; empty if it was not."""
     woken: threading.Event = field(default_factory=threading.Event)
     """Ends every pause."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _users: int = 0
     _ran: bool = False
-    _pause_s: float = _FIRST_PAUSE_S
-    _next_look_s: float = 0.0
+    _pause_s: float = _MIN_PAUSE_S
+    _next_poll_s: float = 0.0
 
     @property
     def place(self) -> str:
@@ -94,18 +94,18 @@ class RentedVm:
             self.connection = HostConnection(host, dial)
         return self.connection
 
-    def check_there(self) -> None:
+    def check_not_given_back(self) -> None:
         """Check that it was not given back meanwhile.
 
         Raises:
             VmNotFoundError: it was.
         """
-        if self.left:
+        if self.given_back:
             raise VmNotFoundError(f"VM {self.vm.vm_id} was given back")
 
-    def leave(self) -> None:
+    def mark_given_back(self) -> None:
         """It is given back: whoever waits for it need not any more."""
-        self.left = True
+        self.given_back = True
         self.woken.set()
 
     @contextlib.contextmanager
@@ -130,17 +130,17 @@ class RentedVm:
                     self.connection.hang_up()
 
     @property
-    def may_be_looked_at(self) -> bool:
+    def poll_is_due(self) -> bool:
         """Whether somebody may look whether its agent runs, and tell it what is new."""
-        if any(x is not None and not x.done() for x in (self.look, self.start)):
+        if any(x is not None and not x.done() for x in (self.poll, self.start)):
             return False
-        return self._ran or time.monotonic() >= self._next_look_s
+        return self._ran or time.monotonic() >= self._next_poll_s
 
-    def looked(self, *, runs: bool) -> None:
+    def note_poll(self, *, runs: bool) -> None:
         """Note what somebody saw; while no agent runs, looks come ever more rarely."""
         self._ran = runs
         if runs:
-            self._pause_s = _FIRST_PAUSE_S
+            self._pause_s = _MIN_PAUSE_S
         else:
-            self._next_look_s = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_poll_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

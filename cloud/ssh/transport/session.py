@@ -93,7 +93,7 @@ class Session:
         self._sending = threading.Lock()
         self._dead = threading.Event()
         try:
-            self._channel = self._run_hands()
+            self._channel = self._start_host_agent()
             hello = self._wait(0, "hello", CONNECT_S)
         except BaseException:
             self._client.close()
@@ -110,7 +110,7 @@ class Session:
         """Hang up; what runs on the host goes on."""
         self._client.close()
 
-    def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
+    def call(self, operation: str, timeout_s: float = CALL_S, **arguments: Any) -> Any:
         """Return what the host answers to an operation of ``host_agent.HostAgent``.
 
         Raises:
@@ -118,7 +118,7 @@ class Session:
             UnfitHostError: the host cannot do it.
             UnreachableHostError: no answer in time.
         """
-        return self._wait(self._send(op, what), op, timeout_s)
+        return self._wait(self._send(operation, arguments), operation, timeout_s)
 
     def unpack(self, vm_id: str, name: str, archive: bytes, timeout_s: float) -> None:
         """Send an archive (tar.gz) and have it unpacked into ``name``.
@@ -126,8 +126,10 @@ class Session:
         Raises:
             CloudError: as ``call``.
         """
-        what = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
-        self._wait(self._send("unpack", what, archive), f"unpack {name}", timeout_s)
+        arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
+        self._wait(
+            self._send("unpack", arguments, archive), f"unpack {name}", timeout_s
+        )
 
     def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
         """Have the host listen on its loopback; return the port, None if refused.
@@ -152,7 +154,7 @@ class Session:
             with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 transport.cancel_port_forward("127.0.0.1", port)
 
-    def _run_hands(self) -> paramiko.Channel:
+    def _start_host_agent(self) -> paramiko.Channel:
         """Run ``host_agent`` at the other end; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
@@ -178,10 +180,10 @@ class Session:
             ) from error
         return channel
 
-    def _send(self, op: str, what: dict[str, Any], data: bytes = b"") -> int:
+    def _send(self, op: str, arguments: dict[str, Any], data: bytes = b"") -> int:
         number = next(self._numbers)
         self._waiting[number] = Future()
-        line = json.dumps({"id": number, "op": op, **what}).encode() + b"\n"
+        line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
         with self._sending:
             try:
                 self._channel.sendall(line)
@@ -196,12 +198,12 @@ class Session:
             self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
         return number
 
-    def _wait(self, number: int, what: str, timeout_s: float) -> Any:
+    def _wait(self, number: int, operation: str, timeout_s: float) -> Any:
         try:
             return self._waiting[number].result(timeout_s)
         except FutureTimeoutError as error:
             raise UnreachableHostError(
-                f"{self.host.place}: no answer to {what} in {timeout_s:g} s"
+                f"{self.host.place}: no answer to {operation} in {timeout_s:g} s"
             ) from error
         finally:
             self._waiting.pop(number, None)
@@ -222,7 +224,7 @@ class Session:
         except (OSError, ValueError):
             self._client.close()
         self._dead.set()
-        self._fail_all(self._why_ended(channel))
+        self._fail_all(self._end_reason(channel))
 
     def _refusal(self, reason: str) -> CloudError:
         if reason.startswith("gone: "):
@@ -236,7 +238,7 @@ class Session:
             if not waiting.done():
                 waiting.set_exception(error)
 
-    def _why_ended(self, channel: paramiko.Channel) -> CloudError:
+    def _end_reason(self, channel: paramiko.Channel) -> CloudError:
         """Tell a host without a suitable Python from a lost connection."""
         place, python = self.host.place, self.host.python
         channel.status_event.wait(1.0)  # it follows the end of the output
@@ -309,7 +311,7 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         HostKeyError: ``host_key`` is no public key.
     """
     if host.host_keys:
-        return _shown_keys(host)
+        return _cloud_keys(host)
     if host.host_key is None:
         known = paramiko.HostKeys()
         if host.known_hosts.is_file():
@@ -330,7 +332,7 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         ) from error
 
 
-def _shown_keys(host: Host) -> list[paramiko.PKey]:
+def _cloud_keys(host: Host) -> list[paramiko.PKey]:
     """Return those keys shown by a cloud that are of a kind that we know."""
     keys = []
     for line in host.host_keys:

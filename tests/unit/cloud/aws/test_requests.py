@@ -92,8 +92,8 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
 
 def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
     settings = AwsSettings(instance_types=(), instance_profile="role")
-    place = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
-    asked = requests.run_instances(wish(), place, settings)
+    placement = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
+    asked = requests.run_instances(wish(), placement, settings)
     assert asked["IamInstanceProfile"] == {"Name": "role"}
     assert "KeyName" not in asked
 

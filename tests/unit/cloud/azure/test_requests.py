@@ -47,10 +47,10 @@ def wish(
 
 def vm(
     asked: LaunchRequest | None = None,
-    place: AzurePlacement = PLACE,
+    placement: AzurePlacement = PLACE,
     settings: AzureSettings = SETTINGS,
 ) -> dict[str, Any]:
-    return requests.virtual_machine(asked or wish(), "vm-0", place, KEY, settings)
+    return requests.virtual_machine(asked or wish(), "vm-0", placement, KEY, settings)
 
 
 def boot_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_a_vm_boots_with_one_host_key_and_a_lease() -> None:
 
 
 def test_without_an_identity_a_vm_can_only_switch_itself_off() -> None:
-    body = vm(place=AzurePlacement("/net", "", accelerated=False))
+    body = vm(placement=AzurePlacement("/net", "", accelerated=False))
     assert "identity" not in body
     assert boot_of(body)["runcmd"][0][2] == lease.boot_script(600.5)
 

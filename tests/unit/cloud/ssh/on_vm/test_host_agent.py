@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, Refused, serve
+from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, RefusedError, serve
 from spottrain.cloud.ssh.on_vm.keeper import interface_of
 
 
@@ -32,10 +32,10 @@ def claim(owner: str, vm_id: str, valid_s: float = 60.0) -> dict[str, Any]:
 
 def test_who_comes_first_has_the_host(root: Path) -> None:
     hands, first = HostAgent(root), claim("a", "a-1")
-    assert hands.look() == {"claim": None, "state": "free"}
+    assert hands.status() == {"claim": None, "state": "free"}
     assert hands.claim(first) == first
     assert HostAgent(root).claim(claim("b", "b-1")) == first
-    assert hands.look() == {"claim": first, "state": "claimed"}
+    assert hands.status() == {"claim": first, "state": "claimed"}
     assert hands.end("b-1") == {}
     assert hands.end("a-1") == {}
     assert not root.exists()
@@ -44,7 +44,7 @@ def test_who_comes_first_has_the_host(root: Path) -> None:
 def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
     hands = HostAgent(root)
     hands.claim(claim("a", "a-1", -1.0))
-    assert hands.look()["state"] == "over"
+    assert hands.status()["state"] == "over"
     assert hands.claim(claim("b", "b-1"))["vm_id"] == "b-1"
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
     root.mkdir()
     archive = root / "arriving"
     archive.write_bytes(b"")
-    with pytest.raises(Refused, match="gone: VM a-1 is not on this host any more"):
+    with pytest.raises(RefusedError, match="gone: VM a-1 is not on this host any more"):
         HostAgent(root).unpack("a-1", "a-1/workdir", archive)
     assert not root.exists()
 
@@ -100,7 +100,7 @@ def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
         assert reached.wait(20)
         assert hands.end("a-1") == {}
         may_go.set()
-        assert isinstance(unpacking.exception(20), Refused)
+        assert isinstance(unpacking.exception(20), RefusedError)
     assert not root.exists()
 
 
@@ -120,7 +120,7 @@ def test_an_archive_cannot_leave_its_folder(root: Path) -> None:
     archive = root / "arriving"
     with tarfile.open(archive, "w") as tar:
         tar.addfile(tarfile.TarInfo("../../out"))
-    with pytest.raises(Refused, match="a-1/workdir cannot be unpacked"):
+    with pytest.raises(RefusedError, match="a-1/workdir cannot be unpacked"):
         hands.unpack("a-1", "a-1/workdir", archive)
     assert not (root.parent / "out").exists()
     assert hands.has(["a-1/workdir"]) == [False]
@@ -130,8 +130,8 @@ def test_requests_are_answered_by_number_and_end_with_the_connection(
     root: Path,
 ) -> None:
     lines = [
-        {"id": 1, "op": "look"},
-        {"id": 2, "op": "point", "vm_id": "x", "address": "a:1"},
+        {"id": 1, "op": "status"},
+        {"id": 2, "op": "set_manager_address", "vm_id": "x", "address": "a:1"},
         {"id": 3, "op": "has", "names": "no list of folders"},
     ]
     answers = io.BytesIO()

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_TOLD_BYTES = 4096
+_TAIL_BYTES = 4096
 
 
-class Running:
+class BackgroundPreparation:
     """Brings data, and dies with its VM, by the mark in its environment.
 
     Args:
@@ -47,12 +47,12 @@ class Running:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(requests)
 
-    def look(self, wait_s: float) -> dict[str, Any]:
+    def poll(self, wait_s: float) -> dict[str, Any]:
         """Wait for its end for a while; return its exit code, if any, and last line."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(wait_s)
         with self._log.open("rb") as file:
-            file.seek(max(0, self._log.stat().st_size - _TOLD_BYTES))
-            told = file.read().decode(errors="replace").strip()
-        return {"code": code, "line": told.rpartition("\n")[2]}
+            file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+            tail = file.read().decode(errors="replace").strip()
+        return {"code": code, "line": tail.rpartition("\n")[2]}

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.02
 """A VM that is slow runs for a part of every such time."""
-_LOOK_S = 1.0
+_SCAN_S = 1.0
 """How often it is looked for new processes of a slow VM."""
 
 
@@ -182,7 +182,7 @@ class LocalVms:
         self._commit()
         for vm_id in victims:
             if event.return_after_s is not None:
-                self._later(event.return_after_s, self.cloud.give_back, vm_id)
+                self._later(event.return_after_s, self.cloud.restore_capacity, vm_id)
             if event.kind == "notice":
                 self._later(event.lead_s, self._end, vm_id)
         if event.kind == "kill":
@@ -192,9 +192,9 @@ class LocalVms:
                 self._slow_down(vm_id, event.factor or 1.0)
             )
         if event.kind == "silence":
-            self._let_run(victims)
+            self._stop_slowing(victims)
             try:
-                await asyncio.to_thread(stop_all, *self._handles(victims))
+                await asyncio.to_thread(stop_all, *self._markers_and_sessions(victims))
             except CloudError:
                 _log.exception("VMs %s are silent but for some processes", victims)
         return victims
@@ -202,15 +202,17 @@ class LocalVms:
     async def _slow_down(self, vm_id: str, factor: float) -> None:
         """Let a VM's processes run for one part in ``factor`` of the time, for ever."""
         while True:
-            found = await asyncio.to_thread(groups, *self._handles([vm_id]))
-            look_again_s = time.monotonic() + _LOOK_S
-            while time.monotonic() < look_again_s:
+            found = await asyncio.to_thread(
+                groups, *self._markers_and_sessions([vm_id])
+            )
+            next_scan_s = time.monotonic() + _SCAN_S
+            while time.monotonic() < next_scan_s:
                 signal_groups(found, signal.SIGSTOP)
                 await asyncio.sleep(_PERIOD_S * (1 - 1 / factor))
                 signal_groups(found, signal.SIGCONT)
                 await asyncio.sleep(_PERIOD_S / factor)
 
-    def _let_run(self, vm_ids: Collection[str]) -> None:
+    def _stop_slowing(self, vm_ids: Collection[str]) -> None:
         """Slow VMs down no more: they end, or stand still for good."""
         for vm_id in vm_ids:
             if vm_id in self._slowing:
@@ -236,12 +238,12 @@ class LocalVms:
             self._endings.update(dict.fromkeys(new, ending))
 
     async def _finish(self, vm_ids: Collection[str]) -> None:
-        self._let_run(vm_ids)
+        self._stop_slowing(vm_ids)
         for vm_id in vm_ids:
             self.cloud.stopping(vm_id)
         self._commit()
         try:
-            await asyncio.to_thread(kill_all, *self._handles(vm_ids))
+            await asyncio.to_thread(kill_all, *self._markers_and_sessions(vm_ids))
         except CloudError:
             _log.exception("VMs %s ended but for some processes", vm_ids)
         for vm_id in vm_ids:
@@ -249,7 +251,9 @@ class LocalVms:
             self.cloud.ended(vm_id, time.time())
         self._commit()
 
-    def _handles(self, vm_ids: Collection[str]) -> tuple[list[str], list[int]]:
+    def _markers_and_sessions(
+        self, vm_ids: Collection[str]
+    ) -> tuple[list[str], list[int]]:
         """Return the markers of the VMs' processes and the sessions of their agents."""
         agents = [self._agents[vm_id].pid for vm_id in vm_ids if vm_id in self._agents]
         return [marker(self.cloud.settings.job, vm_id) for vm_id in vm_ids], agents

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.data.cache import Cache, Tell
+from spottrain.cloud.data.cache import Cache, ReportProgress
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
     DataRequest,
+    DataUnavailableError,
     short_hash,
 )
-from spottrain.cloud.data.sources import look
+from spottrain.cloud.data.sources import open_source
 
-_LOOKS = 8
+_SOURCE_THREADS = 8
 _MOUNT_S = 120.0
 _NOT_ANSWERED = (
     "timed out",
@@ -30,15 +30,17 @@ _NOT_ANSWERED = (
 """What ``mount`` says when the other side may answer later."""
 
 
-def bring(
-    requests: Sequence[DataRequest], cache: Cache, tell: Tell = lambda line: None
+def fetch_data(
+    requests: Sequence[DataRequest],
+    cache: Cache,
+    report: ReportProgress = lambda line: None,
 ) -> dict[str, str]:
     """Have everything on this machine.
 
     Args:
         requests: What is wanted.
         cache: Where it is kept.
-        tell: Told how far it is.
+        report: Told how far it is.
 
     Returns:
         The environment variables by which the user's code finds it.
@@ -48,22 +50,22 @@ def bring(
         DataAwayError: something cannot be had now.
     """
     remote = [request for request in requests if request.url]
-    with ThreadPoolExecutor(_LOOKS, "look") as threads:
-        sources = dict(zip(remote, threads.map(look, remote), strict=True))
+    with ThreadPoolExecutor(_SOURCE_THREADS, "data-source") as threads:
+        sources = dict(zip(remote, threads.map(open_source, remote), strict=True))
     found = {}
     for request in requests:
         if request.url:
-            path = cache.bring(request, sources[request], tell)
+            path = cache.ensure(request, sources[request], report)
         elif request.mount:
             # Not in the cache: what makes room there must never reach what is mounted.
             path = mount(request, cache.folder.with_name(f"{cache.folder.name}-mounts"))
         else:
-            path = _there(request)
+            path = _existing_path(request)
         found[request.variable] = str(path)
     return found
 
 
-def _there(request: DataRequest) -> Path:
+def _existing_path(request: DataRequest) -> Path:
     """Return what a machine is said to have.
 
     Raises:
@@ -107,12 +109,12 @@ def mount(request: DataRequest, folder: Path) -> Path:
             "or log in as root"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise DataAwayError(
+        raise DataUnavailableError(
             f"{request.what}: mount took longer than {_MOUNT_S:g} s; is its server reached "
             "from here?"
         ) from error
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"mount ended with {done.returncode}"
         away = any(sign in said.lower() for sign in _NOT_ANSWERED)
-        raise (DataAwayError if away else DataError)(f"{request.what}: {said}")
+        raise (DataUnavailableError if away else DataError)(f"{request.what}: {said}")
     return target

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from tests.fakes.web import Web, serve_web
 
-from spottrain.cloud.data.bringing import bring, mount
+from spottrain.cloud.data.background import BackgroundPreparation
 from spottrain.cloud.data.cache import Cache
+from spottrain.cloud.data.prepare import fetch_data, mount
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
     DataRequest,
+    DataUnavailableError,
     from_json,
     to_json,
 )
-from spottrain.cloud.data.running import Running
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
         DataRequest(name="web", url=f"{web.url}/a"),
         DataRequest(name="own", path=str(tmp_path / "own")),
     )
-    found = bring(requests, Cache(tmp_path / "cache"))
+    found = fetch_data(requests, Cache(tmp_path / "cache"))
     assert found.keys() == {"SPOTTRAIN_DATA_WEB", "SPOTTRAIN_DATA_OWN"}
     assert found["SPOTTRAIN_DATA_OWN"] == str(tmp_path / "own")
     assert Path(found["SPOTTRAIN_DATA_WEB"]).read_bytes() == b"from the web"
@@ -56,16 +56,16 @@ def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data own \(/nowhere\): is not there"):
-        bring([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
+        fetch_data([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
 
 
 def run(
     folder: Path, *requests: DataRequest, limit_s: float = 60.0
 ) -> tuple[int, list[str]]:
-    running = Running(
+    running = BackgroundPreparation(
         folder / "cache", folder / "log", os.environ, to_json(requests), limit_s
     )
-    code = running.look(60.0)["code"]
+    code = running.poll(60.0)["code"]
     return code, (folder / "log").read_text().splitlines()
 
 
@@ -122,8 +122,10 @@ def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
     requests = to_json(
         [DataRequest(name="own", mount="none", type="tmpfs", options="size=1m")]
     )
-    (tmp_path / "wishes").write_text(requests)
-    twice = f"{bringing} <wishes && {bringing} <wishes && grep {tmp_path} /proc/mounts"
+    (tmp_path / "requests").write_text(requests)
+    twice = (
+        f"{bringing} <requests && {bringing} <requests && grep {tmp_path} /proc/mounts"
+    )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", twice],
         cwd=tmp_path,
@@ -179,7 +181,7 @@ def test_what_is_mounted_already_is_fine(
     [
         ("mount: bad option; you might need a helper program", DataError),
         ("mount.nfs4: access denied by server", DataError),
-        ("mount.nfs4: Connection timed out", DataAwayError),
+        ("mount.nfs4: Connection timed out", DataUnavailableError),
     ],
 )
 def test_what_mount_says_is_told(
