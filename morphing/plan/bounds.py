@@ -1,9 +1,10 @@
-"""What no simulation of a pipeline can fall below, for many widths at once.
+"""Lower bounds on the simulated time of a pipeline, for many widths at once.
 
-Three things hold whatever the order of tasks. A stage cannot begin before the first
-activation has come to it, has all its tasks to do, and after its last one the gradient
-has to go all the way back. A micro-batch that is in flight on a stage holds one of its
-places until its gradient is back. And a stage's replicas reduce after they have drained.
+Three facts hold for any order of tasks. A stage cannot begin before the first
+activation has arrived, must run all its tasks, and after its last one the gradient has
+to go all the way back. A micro-batch that is in flight on a stage holds one of its
+places until its gradient is back. And a stage's replicas reduce after they have
+drained.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.simulate.reducing import AT_ONCE, TOTALS, least_hop
+from spottrain.morphing.simulate.reducing import (
+    CONCURRENT_ALL_REDUCES,
+    LOSS_TENSORS,
+    fastest_hop,
+)
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
@@ -34,7 +39,7 @@ class Times:
         self.output_bytes = np.array([s.output_bytes for s in self.sections], float)
 
     def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
-        """Return what sections cost in most stages, and in the last one."""
+        """Return the costs of sections before the last stage, and in the last stage."""
         last_s = [s.forward_s + s.backward_s for s in self.sections]
         if not recompute:
             return last_s, last_s
@@ -43,7 +48,7 @@ class Times:
         ], last_s
 
     def beside_s(self, recompute: bool) -> float:
-        """Return what a micro-batch's tasks cost a stage beyond its sections."""
+        """Return the time of a micro-batch's tasks beyond the stage's sections."""
         beside = self.overheads
         once_s = beside.forward_s + beside.backward_s
         return once_s + beside.recompute_s if recompute else once_s
@@ -57,7 +62,7 @@ def fastest(profile: Profile, alone: bool) -> LinkProfile:
     """Return a link that no link of the fleet is faster than.
 
     Args:
-        profile: Knows both kinds.
+        profile: Has both kinds of links.
         alone: Whether every VM has but one slot, so that all links lead between VMs.
     """
     within, between = profile.within_vm, profile.between_vms
@@ -79,7 +84,7 @@ class Pipe:
     busy_s: Array
     """Of each stage, a micro-batch's forward, backward and recompute."""
     recompute_s: Array
-    """Of each stage; what its first micro-batch may be spared."""
+    """Of each stage; the recompute that its first micro-batch may skip."""
     there_s: Array
     """From the beginning until the first activation is at each stage."""
     back_s: Array
@@ -144,11 +149,11 @@ def make_pipe(
 
 
 def _before(values: Array) -> Array:
-    """Return what lies before each place, summed up."""
+    """Return the sum of all values before each place."""
     return np.concatenate(([0.0], np.cumsum(values)[:-1]))
 
 
-def least_steps_s(
+def min_steps_s(
     pipe: Pipe,
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
@@ -159,13 +164,14 @@ def least_steps_s(
     reduction: Reduction,
     finish_s: Array | None = None,
 ) -> Array:
-    """Return what a mini-batch takes at least, for each of several widths.
+    """Return the minimum time of a mini-batch for each of several widths.
 
     Args:
         pipe: The stages.
-        counts: For each width, micro-batches that some replica has at least.
+        counts: For each width, the minimum number of micro-batches of the largest
+            replica.
         widths: Numbers of replicas.
-        places: Most micro-batches in flight on each stage, as far as that is known.
+        places: Maximum micro-batches in flight on each stage, as far as that is known.
         stage_bytes: Parameters of each stage, which are reduced and updated.
         profile: Rings and the optimizer.
         reduction: How gradients are summed up.
@@ -202,11 +208,11 @@ def _reduce_s(
     stage_bytes: Array,
     reduction: Reduction,
 ) -> Array:
-    """Return what reducing takes at least, for each width (a column) and each stage."""
-    tensors = pipe.sections + TOTALS
+    """Return the minimum time of reducing, for each width (a column) and each stage."""
+    tensors = pipe.sections + LOSS_TENSORS
     if reduction == "fast":
-        hop = least_hop(profile)
-        turns = np.ceil(tensors / AT_ONCE)
+        hop = fastest_hop(profile)
+        turns = np.ceil(tensors / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
         in_rings: Array = (widths - 1) * each_s
         return in_rings

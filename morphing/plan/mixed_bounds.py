@@ -1,8 +1,9 @@
-"""When a mini-batch over devices of several speeds can be done at the earliest.
+"""Lower bounds on the time of a mini-batch over devices of several speeds.
 
-``bounds`` reckons with the fastest device everywhere, which says little of a mixed fleet.
-Here replicas are counted by the speed of their slowest device, as ``placement`` makes them
-(no other placement has more of any speed or above), and virtual nodes are divisible.
+``bounds`` assumes the fastest device everywhere, which says little about a mixed fleet.
+Here replicas are counted by the speed of their slowest device, as ``placement`` makes
+them (no other placement has more of any speed or above), and virtual nodes are
+divisible.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def replica_counts(
         widths: Numbers of replicas; there are devices enough for each.
 
     Returns:
-        Replicas of like devices and mixed ones: a row a width, a column a speed, from fast
-        to slow; a mixed one by its slowest device.
+        Replicas of equal devices and mixed ones: a row a width, a column a speed, from
+        fast to slow; a mixed one by its slowest device.
     """
     fleet = np.sort(np.array(speeds))[::-1]
     kinds = np.unique(fleet)[::-1]
@@ -43,20 +44,20 @@ def replica_counts(
     return pure.astype(np.int64), mixed.astype(np.int64)
 
 
-def least_finish_s(
+def min_finish_s(
     pipes: Sequence[Pipe], pure: Counts, mixed: Counts, virtual_nodes: int
 ) -> Array:
-    """Return when the last replica is done at the earliest, for each width.
+    """Return the earliest time at which the last replica can be done, for each width.
 
-    Seen from any one stage, a replica of like devices can have done no more virtual nodes
-    than fit between the way of the first activation to it and the way of the last
+    Seen from any one stage, a replica of equal devices can have done no more virtual
+    nodes than fit between the way of the first activation to it and the way of the last
     gradient back. A mixed replica can have done no more than its slowest device, on the
     lightest stage. All of them have to add up: most strictly seen from some stage.
 
     Args:
         pipes: The same stages on devices of each speed.
         pure: As ``replica_counts`` returns them; so is the next one.
-        mixed: Replicas of unlike devices.
+        mixed: Replicas of different devices.
         virtual_nodes: Of the mini-batch.
     """
     fixed = [pipe.there_s - pipe.recompute_s + pipe.back_s for pipe in pipes]
@@ -70,18 +71,18 @@ def least_finish_s(
     while True:
         rates = counts * active / pace_s
         done_s = (virtual_nodes + (rates * begins_s).sum(axis=1)) / rates.sum(axis=1)
-        # Who could not even begin by then has no part in it.
+        # Replicas that could not even begin by then have no part in it.
         still = active & (begins_s < done_s[:, None, :])
         if (still == active).all():
             break
         active = still
-    earliest: Array = _whole(done_s, counts, begins_s, pace_s, virtual_nodes).max(
-        axis=1
-    )
+    earliest: Array = _whole_virtual_nodes(
+        done_s, counts, begins_s, pace_s, virtual_nodes
+    ).max(axis=1)
     return earliest
 
 
-def _whole(
+def _whole_virtual_nodes(
     done_s: Array,
     counts: Counts,
     begins_s: Array,

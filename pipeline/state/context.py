@@ -1,4 +1,4 @@
-"""What stays the same over all generations of one worker, and its supervisor's port."""
+"""The context of a worker over all its generations, and its supervisor's port."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from spottrain.wire import JobSpec
 
 
 class StopRequest:
-    """How a rank asks all ranks to stop after the mini-batch; the highest wins."""
+    """Request of a rank to stop all ranks after the mini-batch; the highest wins."""
 
     NONE, STOP, STOP_AND_CHECKPOINT = range(3)
 
 
 class SupervisorPort(Protocol):
-    """What a worker asks of its supervisor while it trains."""
+    """Calls of a worker to its supervisor while it trains."""
 
     def report(self, report: wire.Report) -> None:
-        """Say something to the manager."""
+        """Send a report to the manager."""
 
     def stop_request(self) -> int:
         """Return the strongest ``StopRequest`` that has come in; never waits."""
@@ -35,7 +35,7 @@ class SupervisorPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """All that stays the same over the generations of one worker."""
+    """Everything that stays the same over the generations of one worker."""
 
     spec: JobSpec
     job: TrainingJob

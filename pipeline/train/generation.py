@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
 from spottrain.pipeline.base.faults import Hook
-from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
 from spottrain.pipeline.comm.p2p import PipelineLinks
@@ -37,7 +37,7 @@ from spottrain.wire import RunGeneration, TiedParameter
 
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
-    """Train under ``command.plan`` until stopped or done; reports all that happens.
+    """Train under ``command.plan`` until stopped or done; report everything.
 
     Raises:
         GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
@@ -124,7 +124,7 @@ class _Training:
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store, self._tracker
         )
-        # Threads begin last, when nothing of the user's can raise any more.
+        # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank))
         self._executor = self._make_executor()
         self._share = 0
@@ -181,7 +181,7 @@ class _Training:
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
-        """Say that this rank is ready."""
+        """Report that this rank is ready."""
         self._context.supervisor.report(
             wire.GenerationStarted(
                 generation=self._command.generation,
@@ -197,7 +197,7 @@ class _Training:
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.spec
-        suit_activations(0)  # until the first mini-batch has shown how large they are
+        tune_for_activations(0)  # until the first mini-batch has shown their size
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()
         stop = StopRequest.NONE
@@ -242,7 +242,7 @@ class _Training:
         executor = self._executor  # of this mini-batch: the next may have another
         decision, stop = self._commit(step, losses)
         if self._tracker.settle():
-            suit_activations(self._tracker.largest_saved_bytes)
+            tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
                 generation=self._command.generation,
@@ -297,17 +297,17 @@ class _Training:
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
         if share is not None and all_ranks.share > self._share:
-            self._change_over(share)
+            self._follow_share(share)
         return decision, all_ranks.stop
 
-    def _change_over(self, share: wire.ShareMinibatch) -> None:
-        """Compute another share of every mini-batch from the next one on."""
+    def _follow_share(self, share: wire.ShareMinibatch) -> None:
+        """Change this replica's share from the next mini-batch on."""
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
         self._executor = self._make_executor()
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss of the weights as they are, if examples weigh."""
+        """Measure the held-out loss of the current weights, if there are examples."""
         count = self._source.num_heldout()
         if not count:
             return

@@ -1,4 +1,4 @@
-"""When to morph: what pays, what waits, and what is mended at once."""
+"""The morph policy: what pays, what waits, and what is replaced at once."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def test_what_costs_more_never_pays_sooner(
 ) -> None:
     seen, present = outlook(losses_at_s), MorphOption(examples_per_s=slow)
     cheap = MorphOption(examples_per_s=slow + more, cost_s=cost)
-    dear = replace(cheap, cost_s=cost * factor)
+    costly = replace(cheap, cost_s=cost * factor)
     assert morph_at_s(present, cheap, seen, math.inf) <= morph_at_s(
-        present, dear, seen, math.inf
+        present, costly, seen, math.inf
     )
 
 

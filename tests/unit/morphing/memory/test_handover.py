@@ -69,8 +69,8 @@ def test_a_plan_that_leaves_no_room_for_the_one_before_is_not_gone_over_to() -> 
     assert row.step_s is None
     assert "its sections and those of 3x3 at once need" in row.why_not
     assert f"a device has {megabytes(2800 * MIB)}" in row.why_not
-    roomy = replace(heavy(8, 3500), previous=before)
-    assert plan_of(roomy).shape == plan_of(replace(roomy, previous=None)).shape
+    large = replace(heavy(8, 3500), previous=before)
+    assert plan_of(large).shape == plan_of(replace(large, previous=None)).shape
 
 
 def test_a_plan_that_can_go_on_is_not_left_for_one_that_finds_no_room() -> None:
@@ -87,7 +87,7 @@ def test_a_plan_that_cannot_go_on_is_left_all_the_same() -> None:
     assert plan_of(replace(case, previous=lost_one)).shape == plan_of(case).shape
 
 
-def test_the_shape_that_runs_is_always_weighed() -> None:
+def test_the_running_shape_is_always_considered() -> None:
     case = replace(inputs(vms=7, virtual_nodes=32), schedule="varuna", recompute=True)
     before = running(1, 6, (0, 8))
     assert 6 not in DeviceFleet(case).widths(1, 32)

@@ -264,12 +264,12 @@ def test_a_plan_is_measured_by_its_busiest_replica() -> None:
 def test_a_bound_of_the_plan_s_own_saves_memory() -> None:
     free = plan((0, 2, 4), (0, 8), "gpipe", recompute=False)
     bounded = replace(free, in_flight_bound=2)
-    for roomy, tight in zip(
+    for large, tight in zip(
         plan_bytes(FACTS, PROFILE, free, "fast"),
         plan_bytes(FACTS, PROFILE, bounded, "fast"),
         strict=True,
     ):
-        assert tight.training_bytes < roomy.training_bytes / 2
+        assert tight.training_bytes < large.training_bytes / 2
 
 
 @given(st.integers(1, 4), st.integers(1, 12))

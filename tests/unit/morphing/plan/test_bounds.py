@@ -92,7 +92,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
         return
     group = depth if mode.chunks > 1 else 1
     widths = layouts.cuts.fleet.widths(depth, layouts.cuts.virtual_nodes // group)
-    bounds_s = layouts.cuts.least_steps_s(depth, mode, widths)
+    bounds_s = layouts.cuts.min_steps_s(depth, mode, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
         layout = layouts.lay_out(Draft(depth, width, mode))
         if isinstance(layout, PlanLayout):

@@ -156,10 +156,10 @@ def test_a_slow_network_makes_pipelines_deep() -> None:
 
 
 def test_a_small_device_makes_pipelines_deep_and_recompute() -> None:
-    roomy, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
-    assert roomy.plan is not None
+    large, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
+    assert large.plan is not None
     assert small.plan is not None
-    assert small.plan.pipeline_depth > roomy.plan.pipeline_depth
+    assert small.plan.pipeline_depth > large.plan.pipeline_depth
     assert "a device has" in row(small, 1).why_not
     assert row(small, 1).step_s is None
     assert row(small, 1).stage_bytes is not None

@@ -26,7 +26,7 @@ def test_events_become_lives_from_the_first_row_on() -> None:
     )
     assert trace.end_s == 10.0
     assert trace.notices == ()
-    assert trace.most_vms() == 2
+    assert trace.max_vms() == 2
     assert trace.vm_s() == 3 + 10 + 6
 
 

@@ -1,4 +1,4 @@
-"""Lists in little room, and the interleaved schedule."""
+"""Run-length-encoded schedules, and the interleaved schedule."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from tests.unit.morphing.steps import BYTES_PER_S, LATENCY_S, PROFILE, plan
 from spottrain.morphing.simulate.reducing import (
     Hop,
     Reducer,
+    fastest_hop,
     gather_s,
     hop_of,
-    least_hop,
 )
 from spottrain.wire import Profile, RingProfile
 
@@ -73,7 +73,7 @@ def test_no_ring_beats_the_least_hop(
     known: list[RingProfile], ranks: int, between_vms: bool, count: int
 ) -> None:
     profile = with_rings(*known)
-    hop, least = hop_of(profile, ranks, between_vms, count), least_hop(profile)
+    hop, least = hop_of(profile, ranks, between_vms, count), fastest_hop(profile)
     assert least.latency_s <= hop.latency_s
     assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
 

@@ -366,7 +366,7 @@ def test_what_a_cloud_says_becomes_one_line_with_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-explained = objects._explained
+explained = objects._translating_errors
 
 
 def test_nothing_but_the_standard_library_is_imported_before_a_url_is_opened() -> None:
