@@ -116,7 +116,7 @@ def test_a_machine_that_became_slow_is_noticed_in_a_few_minibatches() -> None:
     st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=6),
     st.integers(1, 30),
 )
-def test_the_sum_stays_and_nobody_is_left_without_whatever_is_observed(
+def test_for_any_observations_the_sum_stays_and_every_replica_keeps_a_share(
     shares: list[int], times_s: list[float], minibatches: int
 ) -> None:
     controller = start(shares, limits=[b + 3 for b in shares])
@@ -159,7 +159,7 @@ def test_no_bound_is_learned_that_leaves_no_room() -> None:
     assert sum(controller.limits) >= 24
 
 
-def test_what_fits_is_never_exceeded() -> None:
+def test_limits_are_never_exceeded() -> None:
     controller, changes = run(start([10, 10], limits=[20, 12]), cores(1, 4), 50)
     assert changes == [(8, 12)]
     assert controller.limits == (20, 12)

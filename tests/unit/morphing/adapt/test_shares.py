@@ -88,7 +88,7 @@ def test_a_replica_four_times_as_fast_gets_four_times_as_much() -> None:
     assert sizes(share_virtual_nodes(64, seconds)) == [16, 16, *[4] * 8]
 
 
-def test_what_does_not_fit_goes_to_the_others() -> None:
+def test_virtual_nodes_that_do_not_fit_go_to_the_other_replicas() -> None:
     assert sizes(share_virtual_nodes(20, [1.0, 4.0, 4.0], [6, 20, 20])) == [6, 7, 7]
 
 
@@ -106,7 +106,7 @@ def test_what_does_not_fit_goes_to_the_others() -> None:
         (4, [1.0, 1.0], [0, 9], None, "0 the one with least room"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(
+def test_impossible_shares_are_refused(
     total: int,
     seconds: list[float],
     limits: list[int] | None,

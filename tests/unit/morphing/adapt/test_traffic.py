@@ -32,7 +32,7 @@ MODEL = replace(
         ("aaab", 8 * 10 + 2 * 400),  # half the examples leave the first replica's zone
     ],
 )
-def test_what_goes_from_place_to_place_is_counted_there_and_back(
+def test_traffic_between_places_is_counted_in_both_directions(
     zones: str, num_bytes: int
 ) -> None:
     plan = plan_over(tuple("1234"))

@@ -14,7 +14,7 @@ from spottrain.wire import Plan
 SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
 
 
-def test_a_hand_over_holds_what_was_and_what_is_to_be() -> None:
+def test_a_handover_holds_the_old_and_the_new_sections() -> None:
     halves = plan(2, 1, 4)
     uneven = replace(halves, stage_bounds=(0, 1, 4))
     assert handover_bytes(FACTS, halves, halves) == (3 * SECTION_BYTES,) * 2
@@ -36,7 +36,7 @@ def test_room_to_undo_is_for_the_largest_of_both() -> None:
     assert handover_bytes(facts, swapped, first) == (both + 101_600 + PAGE_BYTES,) * 2
 
 
-def test_who_is_new_has_nothing_to_hold_on_to() -> None:
+def test_a_new_worker_holds_no_old_sections() -> None:
     first, other = plan(2, 1, 4, ["a", "b"]), plan(1, 1, 4, ["c"])
     assert handover_bytes(FACTS, other, first) == (5 * SECTION_BYTES,)
 
@@ -56,7 +56,7 @@ def running(depth: int, width: int, stage_bounds: tuple[int, ...]) -> Plan:
     return replace(some, microbatch_size=4, minibatch_size=64)
 
 
-def test_a_plan_that_leaves_no_room_for_the_one_before_is_not_gone_over_to() -> None:
+def test_a_plan_that_leaves_no_room_for_the_handover_is_not_chosen() -> None:
     case, before = heavy(8, 2800), running(3, 3, (0, 3, 6, 8))
     free = plan_of(case)
     assert free.shape == "2x4"

@@ -104,7 +104,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     st.integers(1, 40),
     st.sampled_from([kind for kind in RUNNABLE if kind != "interleaved"]),
 )
-def test_a_stage_is_spared_one_recompute_at_most(
+def test_a_stage_skips_one_recompute_at_most(
     depth: int, count: int, schedule: ScheduleKind
 ) -> None:
     """As the bound takes for granted."""

@@ -81,7 +81,7 @@ def nameless(plan: Plan | None) -> Plan | None:
     return rename_vms(plan, names)
 
 
-def test_who_has_a_part_in_the_present_plan_comes_first() -> None:
+def test_vms_of_the_present_plan_come_first() -> None:
     case = inputs(vms=4)
     running = choose_plan(replace(case, slots=case.slots[2:])).plan
     assert running is not None

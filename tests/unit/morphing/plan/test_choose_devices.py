@@ -44,7 +44,7 @@ def test_a_device_too_slow_to_help_is_left_out() -> None:
     assert len(plan.slots) == 4
 
 
-def test_replicas_never_lie_on_one_vm_alone() -> None:
+def test_replicas_of_a_stage_are_never_all_on_one_vm() -> None:
     choice = choose_plan(inputs(vms=1, slots_per_vm=4))
     assert choice.plan is not None
     assert choice.plan.shape == "4x1"

@@ -47,7 +47,7 @@ small_steps = st.dictionaries(st.integers(1, 4), st.integers(1, 6), max_size=3)
 
 
 @given(small_lives, small_steps, st.integers(0, 3), st.integers(1, 16))
-def test_the_bound_is_what_trying_everything_finds(
+def test_the_bound_equals_an_exhaustive_search(
     lives: Lives, step_s: dict[int, int], pause_s: int, end_s: int
 ) -> None:
     assert max_minibatches(lives, step_s, pause_s, end_s) == by_trying_everything(
@@ -71,7 +71,7 @@ def test_parts_of_mini_batches_make_the_bound_a_little_larger(
         assert parts <= whole + 1 + end_s / pause_s  # one a run
 
 
-def test_one_who_knows_leaves_a_vm_out_that_goes_too_soon() -> None:
+def test_a_clairvoyant_leaves_out_a_vm_that_is_lost_too_soon() -> None:
     lives = [(0.0, 100.0), (0.0, 100.0), (0.0, 15.0)]
     step_s = {2: 10.0, 3: 8.0}
     assert max_minibatches(lives, step_s, 0.0, 100.0) == 10

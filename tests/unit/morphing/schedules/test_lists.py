@@ -42,7 +42,7 @@ def test_a_billion_micro_batches_take_little_room() -> None:
         assert schedule.codes.nbytes < 10_000
 
 
-def test_varunas_rule_goes_on_after_a_leap_as_it_began() -> None:
+def test_varunas_rule_goes_on_after_a_fast_forward_as_it_began() -> None:
     """Begin and end of a long list are those of a shorter one of the same phase."""
     long, short = (
         format_schedule(compact_schedule("varuna", 5, count, recompute=True))

@@ -190,9 +190,7 @@ def test_tied_parameters_are_summed_once_their_stages_have_reduced() -> None:
     assert together == simulate_step(plan(1, 1, 2), PROFILE, FACTS, reduction="fast")
 
 
-def test_what_facts_say_of_a_tied_parameter_s_size_counts_before_what_is_inferred() -> (
-    None
-):
+def test_a_tied_parameter_s_size_in_the_facts_counts_before_an_inferred_one() -> None:
     tied = TiedParameter(name="embedding", sections=(0, 3), param_bytes=600)
     facts = replace(FACTS, tied=(tied,))
     apart = simulate_step(plan(2, 1, 2), PROFILE, facts, reduction="fast")

@@ -60,11 +60,11 @@ def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
     assert blocks_kept("", "mmap_large_blocks") < 2
 
 
-def test_in_training_what_is_larger_than_activations_leaves_no_holes() -> None:
+def test_in_training_blocks_larger_than_activations_leave_no_holes() -> None:
     assert blocks_kept("tune_for_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
 
 
-def test_what_is_free_between_things_in_use_is_given_back() -> None:
+def test_free_memory_between_blocks_in_use_is_returned() -> None:
     once = "with mmap_large_blocks(): pass"
     assert blocks_kept(once, "nullcontext") > 16
     assert blocks_kept(once, "nullcontext", finish="trim_heap()") < 2

@@ -57,7 +57,7 @@ def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
     assert 0 < beside.deviation_s < 1e-3
 
 
-def test_where_nobody_recomputes_a_recompute_is_taken_for_a_backward() -> None:
+def test_without_recomputes_a_recompute_is_taken_for_a_backward() -> None:
     alone = {"forward": [3e-4], "recompute": [], "backward": [2e-4], "posting": []}
     beside = summarise_overheads([alone], reaching_s=1e-5)
     assert beside is not None

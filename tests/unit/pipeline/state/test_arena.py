@@ -94,7 +94,7 @@ def test_gradients_of_a_type_lie_side_by_side(holder: LocalHolder) -> None:
     assert arena.parameters["weight"].eq(0).all()
 
 
-def test_what_moves_to_a_replica_leaves_gradients_out(holder: LocalHolder) -> None:
+def test_gradients_do_not_move_to_a_replica(holder: LocalHolder) -> None:
     arena, other = SectionArena(holder, 0, SPECS), SectionArena(holder, 1, SPECS)
     for tensor in (
         *arena.parameters.values(),
@@ -122,7 +122,7 @@ def test_spoiling_takes_version_and_mark_away(holder: LocalHolder) -> None:
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_undo_takes_back_what_was_not_flipped_and_nothing_else(
+def test_undo_restores_sections_that_were_not_flipped_and_nothing_else(
     holder: LocalHolder, flipped: bool
 ) -> None:
     arena = SectionArena(holder, 0, SPECS)

@@ -117,7 +117,7 @@ def decision(step: int, **changes: Any) -> MinibatchDecision:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_taken_up_from_memory_goes_on_as_if_it_had_never_stopped(
+def test_an_optimizer_restored_from_memory_goes_on_as_if_it_had_never_stopped(
     holder: LocalHolder, optimizer: str
 ) -> None:
     job = make_job(optimizer)
