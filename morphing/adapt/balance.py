@@ -129,7 +129,7 @@ def start(
     )
     if not good:
         raise PlanError(
-            "shares must be 1 up to the most that fits, dead_band 0 up to 1, smoothing "
+            "shares must be 1 up to their limits, dead_band 0 up to 1, smoothing "
             f"above 0 and at most 1: got {list(shares)}, {list(limits)}, {dead_band} "
             f"and {smoothing}"
         )

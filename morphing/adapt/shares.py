@@ -82,8 +82,7 @@ def share_virtual_nodes(
         min(max(int((level_s - f) / pace), 1), limit)
         for pace, limit, f in zip(paces, limits, fixed, strict=True)
     ]
-    # Fewer are left than there are replicas (but for SAFETY): to those who finish
-    # first.
+    # Fewer are left than there are replicas (but for SAFETY): earliest finish first.
     ends = [
         (fixed[i] + (shares[i] + 1) * paces[i], i)
         for i in range(len(paces))
@@ -129,8 +128,8 @@ def _check(
         )
     if min(limits) < 1 or sum(limits) < virtual_nodes:
         raise PlanError(
-            f"the replicas can hold {sum(limits)} virtual nodes, {min(limits)} the one "
-            f"with least room: got {virtual_nodes}; use more or larger devices, or a "
+            f"the replicas can hold {sum(limits)} virtual nodes, the smallest "
+            f"{min(limits)}: got {virtual_nodes}; use more or larger devices, or a "
             "larger microbatch_size"
         )
 

@@ -16,14 +16,16 @@ from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.memory import megabytes, stage_bytes, virtual_nodes_apart
 from spottrain.morphing.plan.bounds import (
     Array,
+    Counts,
     Pipe,
     Times,
     fastest,
     make_pipe,
+    min_finish_s,
     min_steps_s,
+    replica_counts,
 )
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.mixed_bounds import Counts, min_finish_s, replica_counts
 from spottrain.morphing.plan.modes import (
     DeviceFleet,
     Draft,

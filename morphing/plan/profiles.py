@@ -188,7 +188,9 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         PlanError: The ratio is not above 0, or makes times that no profile may have.
     """
     if not 0 < ratio < math.inf:
-        raise PlanError(f"ratio must be above 0: got {ratio}; give speed over speed")
+        raise PlanError(
+            f"ratio must be above 0: got {ratio}; give the new speed over the old"
+        )
 
     def scaled(section: SectionProfile) -> SectionProfile:
         return replace(

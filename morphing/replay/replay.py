@@ -235,8 +235,7 @@ class _Replay:
         )
         self.since_s = self.now_s
 
-    # --- Mini-batches and pauses
-    # -----------------------------------------------------------
+    # --- Mini-batches and pauses ------------------------------------------------------
 
     def _begin(self) -> None:
         """End a pause: begin to train."""
@@ -266,8 +265,7 @@ class _Replay:
         else:
             self._step()
 
-    # --- Changes of the fleet
-    # ---------------------------------------------------------------
+    # --- Changes of the fleet ---------------------------------------------------------
 
     def _apply(self, change: _Change) -> None:
         self.usable |= dict.fromkeys(change.comes)

@@ -167,12 +167,12 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
         )
     if kind != "interleaved" and chunks != 1:
         raise PlanError(
-            f"only interleaved has several chunks a stage: got {chunks} for {kind}; "
-            "leave them out"
+            f"only interleaved schedules have several chunks per stage: got {chunks} "
+            f"for {kind}; use 1"
         )
     if kind == "interleaved" and not 1 <= chunks <= MAX_CHUNKS:
         raise PlanError(
-            f"interleaved needs 1 to {MAX_CHUNKS} chunks a stage: got {chunks}"
+            f"interleaved needs 1 to {MAX_CHUNKS} chunks per stage: got {chunks}"
         )
     if kind == "interleaved" and num_microbatches % depth:
         raise PlanError(

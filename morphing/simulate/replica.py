@@ -233,7 +233,7 @@ def _check(
         )
     if conditions is Conditions.ORIGINAL and (jitter or schedule.chunks > 1):
         raise PlanError(
-            "the original's conditions know neither jitter nor chunks; leave out either"
+            "the original's conditions support neither jitter nor chunks; leave them out"
         )
 
 

@@ -123,10 +123,7 @@ class SupervisorLink:
 def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
     """Run one generation after the other, forever."""
     context = WorkerContext(
-        spec=loaded.spec,
-        job=loaded.job,
-        layout=loaded.layout,
-        fingerprint=loaded.fingerprint,
+        loaded=loaded,
         vm_id=vm_id,
         slot=slot,
         memory=SlotMemory(link, loaded.job, loaded.specs),

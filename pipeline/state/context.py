@@ -7,11 +7,9 @@ from typing import Protocol
 
 from spottrain import wire
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
-from spottrain.wire import JobSpec
 
 
 class StopRequest:
@@ -37,11 +35,7 @@ class SupervisorPort(Protocol):
 class WorkerContext:
     """Everything that stays the same over the generations of one worker."""
 
-    spec: JobSpec
-    job: TrainingJob
-    layout: ModelLayout
-    fingerprint: str
-    """Of the model, as in ``ModelFacts``."""
+    loaded: LoadedJob
     vm_id: str
     slot: int
     memory: SlotMemory

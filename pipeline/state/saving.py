@@ -80,7 +80,7 @@ class CheckpointRound:
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
-        every = self._context.spec.checkpoint_every_steps
+        every = self._context.loaded.spec.checkpoint_every_steps
         return self._pending is None and step % every == 0 and step != self._saved
 
     def start(self, step: int) -> None:
@@ -170,9 +170,11 @@ class CheckpointRound:
             report(wire.CheckpointFailed(step=step, reason=errors[0]))
             return
         size = self._command.plan.microbatch_size
-        spec = dataclasses.replace(self._context.spec, microbatch_size=size)
+        spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
-        manifest = make_manifest(spec, self._context.fingerprint, name, step, files)
+        manifest = make_manifest(
+            spec, self._context.loaded.fingerprint, name, step, files
+        )
         try:
             write_manifest(checkpoints, manifest)
             # Reported first: it exists, even if an old one cannot be deleted.

@@ -75,8 +75,8 @@ class SectionOptimizer:
             made = sorted(key for key, value in state.items() if value is not None)
             if made != sorted(kept):
                 raise UserCodeError(
-                    f"optimizer state of {name} must stay what the first step makes, "
-                    f"{sorted(kept)}: got {made}; make all of it in the first step"
+                    f"optimizer state of {name} must keep the keys of the first step, "
+                    f"{sorted(kept)}: got {made}; create all state in the first step"
                 )
             for key, place in kept.items():
                 value = state[key]

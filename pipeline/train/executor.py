@@ -136,8 +136,7 @@ class StageExecutor:
                 with user_code("evaluation"), torch.no_grad():
                     out = self._evaluate((microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
-                    # One is in flight at a time: they are large, and nothing waits for
-                    # them.
+                    # One is in flight at a time: they are large.
                     links.flush()
                     links.send(Direction.ACTIVATION, out)
                 else:

@@ -45,7 +45,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
-    timeout_s = context.spec.communication_timeout_s
+    timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     context.faults.step = max(
         (arena.version for arena in context.memory.arenas.values()), default=0
@@ -98,7 +98,7 @@ class _Training:
         rank: int,
         store: RendezvousStore,
     ) -> None:
-        plan, spec = command.plan, context.spec
+        plan, spec = command.plan, context.loaded.spec
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
@@ -109,17 +109,19 @@ class _Training:
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
         }
-        self._ties = _trainable_ties(context.layout)
+        self._ties = _trainable_ties(context.loaded.layout)
         self._updater = self._make_updater()
         self._groups = new_groups(
-            memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
+            memberships(plan, context.loaded.layout.tied),
+            rank,
+            spec.communication_timeout_s,
         )
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
-            context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
+            context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
         )
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store, self._tracker
@@ -134,14 +136,14 @@ class _Training:
         context = self._context
         tensors = {k: arena.parameters for k, arena in self._arenas.items()}
         return [
-            StageModel(context.job, context.layout, sections, tensors)
+            StageModel(context.loaded.job, context.loaded.layout, sections, tensors)
             for sections in self._plan.runs_of(self._stage_index)
         ]
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan
         replicas = stage_ranks(plan, self._stage_index)
-        return REDUCTIONS[self._context.spec.reduction](
+        return REDUCTIONS[self._context.loaded.spec.reduction](
             self._parameters,
             list(self._arenas.values()),
             replicas,
@@ -153,7 +155,9 @@ class _Training:
     def _make_updater(self) -> Updater:
         return self._context.memory.updater(
             {
-                k: SectionOptimizer(self._context.job, arena, self._parameters[k])
+                k: SectionOptimizer(
+                    self._context.loaded.job, arena, self._parameters[k]
+                )
                 for k, arena in self._arenas.items()
             },
             self._context.faults,
@@ -175,7 +179,7 @@ class _Training:
             place,
             self._source,
             self._links,
-            self._context.spec.seed,
+            self._context.loaded.spec.seed,
             self._context.faults,
             self._tracker,
         )
@@ -196,7 +200,7 @@ class _Training:
 
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
-        spec = self._context.spec
+        spec = self._context.loaded.spec
         tune_for_activations(0)  # until the first mini-batch has shown their size
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()

@@ -209,7 +209,7 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
     if unknown := sorted(set(chosen) - set(OPTIONS)):
         raise StorageError(
             f"store {scheme}://{bucket} knows the options {', '.join(OPTIONS)}: got "
-            f"{unknown[0]!r}; credentials belong into the environment"
+            f"{unknown[0]!r}; put credentials into the environment"
         )
     return StoreUrl(scheme, bucket, unquote(parts.path).strip("/"), chosen)
 
@@ -228,8 +228,8 @@ def check_writable(store: Store) -> None:
         pass
     else:
         raise StorageError(
-            f"{store.place} overwrites what must be written once: use a store that "
-            "knows conditional writes (If-None-Match)"
+            f"{store.place} overwrites existing objects: use a store that "
+            "supports conditional writes (If-None-Match)"
         )
     finally:
         store.delete([name])

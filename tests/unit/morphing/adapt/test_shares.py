@@ -103,7 +103,7 @@ def test_virtual_nodes_that_do_not_fit_go_to_the_other_replicas() -> None:
         (4, [1.0, 1.0], None, [0.0, -1.0], "fixed times must be 0 or more"),
         (4, [1.0, 1.0], None, [0.0], "2 replicas need as many"),
         (4, [1.0, 1.0], [1, 2], None, "can hold 3 virtual nodes"),
-        (4, [1.0, 1.0], [0, 9], None, "0 the one with least room"),
+        (4, [1.0, 1.0], [0, 9], None, "the smallest 0: got"),
     ],
 )
 def test_impossible_shares_are_refused(

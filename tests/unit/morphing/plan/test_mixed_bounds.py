@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_placement import FACTS, device, even_bounds
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
-from spottrain.morphing.plan.bounds import Times, make_pipe
-from spottrain.morphing.plan.mixed_bounds import min_finish_s, replica_counts
+from spottrain.morphing.plan.bounds import (
+    Times,
+    make_pipe,
+    min_finish_s,
+    replica_counts,
+)
 from spottrain.morphing.plan.placement import place
 from spottrain.wire import (
     LinkProfile,

@@ -98,10 +98,15 @@ def test_interleaved_goes_through_the_chunks_in_groups() -> None:
     [
         ("interleaved", 6, 2, "multiples of the stages: got 6 for 4; take 4 or 8"),
         ("interleaved", 3, 2, "got 3 for 4; take 4"),
-        ("interleaved", 4, 0, "needs 1 to 42 chunks a stage: got 0"),
-        ("interleaved", 4, 43, "needs 1 to 42 chunks a stage: got 43"),
+        ("interleaved", 4, 0, "needs 1 to 42 chunks per stage: got 0"),
+        ("interleaved", 4, 43, "needs 1 to 42 chunks per stage: got 43"),
         ("varuna", 10**40, 1, "at most 5e.18 tasks: got 1000"),
-        ("1f1b", 4, 2, "only interleaved has several chunks a stage: got 2 for 1f1b"),
+        (
+            "1f1b",
+            4,
+            2,
+            "only interleaved schedules have several chunks per stage: got 2 for 1f1b",
+        ),
     ],
 )
 def test_chunks_that_do_not_fit_are_refused(

@@ -68,7 +68,7 @@ def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> Non
         assert max(got.finish_s) == pytest.approx((count + depth - 1) * 0.003)
 
 
-# --- Leaps ------------------------------------------------------------------------------
+# --- Fast-forward ------------------------------------------------------------------------------
 
 
 @given(pipelines(longest=400), st.sampled_from([Conditions.RUNTIME, Conditions.STRICT]))

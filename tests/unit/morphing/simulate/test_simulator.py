@@ -231,7 +231,7 @@ def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
     bare = simulate_step(case, PROFILE, FACTS, reduction="fast")
     step = simulate_step(case, profile, FACTS, reduction="fast")
     more_s = [a - b for a, b in zip(step.busy_s, bare.busy_s, strict=True)]
-    # Of one micro-batch nobody recomputes; the stage in the middle sends both ways.
+    # Of one micro-batch no stage recomputes; the stage in the middle sends both ways.
     assert more_s == [0.6875, 0.75, 0.6875]
 
 
