@@ -1,4 +1,4 @@
-"""How many micro-batches each stage handles at once, from its run-length-encoded list."""
+"""Micro-batches that each stage handles at once, from its run-length-encoded list."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.wire import ScheduleKind
 
 _NEEDED, _RECOMPUTED, _CHUNK = range(3)
-"""Of a row: recomputes that its list cannot do without, chunks that recompute as bits,
-and from there on micro-batches in flight of each chunk."""
+"""Columns of a row: recomputes that its list cannot skip, a bit mask of chunks that
+recompute, and from there on the micro-batches in flight of each chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """How many micro-batches a stage deals with at once."""
+    """Micro-batches that a stage handles at once."""
 
     in_flight: int
     """Forwarded and not yet through the backward; a stage with several runs of sections
@@ -29,15 +29,15 @@ class StageLoad:
     """Arrived and not yet through the backward: never more than are in flight in the
     stage before."""
     gradients_waiting: int = 0
-    """Arrived and not yet in their backward. A guess: none has to wait in theory, but
-    nothing keeps the stage after from being ahead."""
+    """Arrived and not yet in their backward. An estimate: none has to wait in theory,
+    but nothing keeps the stage after from being ahead."""
     recomputes: int
-    """Recomputes that its list cannot do without (see ``Progress.keeps_graph``)."""
+    """Recomputes that its list cannot skip (see ``StageProgress.keeps_graph``)."""
     by_chunk: tuple[int, ...] = ()
     """Of those in flight, how many in each run of sections; empty: there is one run."""
     keeps: tuple[bool, ...] = ()
-    """Whether a run of sections keeps every graph; empty: all do if there are no
-    recomputes."""
+    """For each run of sections, whether it keeps every graph; empty: all do if there
+    are no recomputes."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class StageLoad:
 
     @property
     def keeping(self) -> tuple[bool, ...]:
-        """Whether each run of sections keeps every graph."""
+        """For each run of sections, whether it keeps every graph."""
         return self.keeps or (not self.recomputes,) * len(self.counts)
 
 
@@ -62,8 +62,9 @@ def stage_loads(
     """Return the load of every stage of a replica that follows ``schedule``.
 
     A plan's own bound permits every stage as many, also those whose list would need
-    less, for what is ready may run before its turn (``rule.decide``). But for the last
-    one: no gradient keeps it waiting, so it never goes beyond its list.
+    fewer, because a ready task may run before its turn (``rule.decide``). The last
+    stage is the exception: it never waits for a gradient, so it never goes beyond its
+    list.
 
     Args:
         schedule: Its kind.
@@ -102,11 +103,11 @@ def stage_loads(
 
 
 def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
-    """Return how many gradients may have come before their turn.
+    """Return how many gradients may arrive before their turn.
 
-    Stages by turns forward and backward take each gradient as it comes, but one. Where
-    all forwards come first, the stage after has backwards to run as often as it would
-    have to wait, which is about one time in three.
+    Stages that alternate forward and backward take each gradient as it comes, but one.
+    Where all forwards come first, the stage after has backwards to run as often as it
+    would have to wait, which is about one time in three.
     """
     if compact.chunks > 1:
         return 1
@@ -127,8 +128,8 @@ def _growth(work: int) -> int:
 def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
     """Return a row of every stage: see ``_NEEDED``.
 
-    In flight are those of the moment when most are, the last such moment with most of
-    them in the first chunk. Of a pattern that is repeated the first and the last time are
+    Counted are those at the peak, and of several peaks the last one with most of them
+    in the first chunk. Of a repeated pattern only the first and the last repetition are
     gone through: those in between are like the last.
     """
     rows = np.zeros((len(runs), _CHUNK + chunks), np.int64)

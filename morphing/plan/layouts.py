@@ -1,4 +1,4 @@
-"""Plans laid out: sections cut into stages, devices taken, memory counted, simulated."""
+"""Lays plans out: cuts stages, takes devices, checks memory, simulates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
 from spottrain.morphing.memory.memory import handover_bytes, megabytes
-from spottrain.morphing.plan.cuts import UNEVEN, Cuts
+from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
@@ -16,23 +16,23 @@ from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire import Plan
 
 NEAR = 0.05
-"""A micro-batch size is good enough whose time per example is so near to the best."""
+"""Share by which a micro-batch size may be slower per example than the best one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a draft cannot be made a plan."""
+    """Reason why a draft cannot become a plan."""
 
     reason: str
     needed_bytes: int | None = None
     room_bytes: int | None = None
     in_handover: bool = False
-    """It would fit, but not beside what the present plan has left."""
+    """It would fit, but not beside the sections of the present plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLayout:
-    """A plan that fits; its time is yet to be predicted."""
+    """A plan that fits; its time is not predicted yet."""
 
     plan: Plan
     speeds: tuple[float, ...]
@@ -60,10 +60,10 @@ class Layouts:
         self.microbatch_size = microbatch_size
         self.cuts = Cuts(inputs, microbatch_size)
         self.waives_handover = False
-        """Whether a plan may be one that the present plan's sections leave no room for."""
+        """True if plans need not fit beside the present plan's sections."""
 
     def lay_out(
-        self, draft: Draft, fleet: DeviceFleet | None = None, uneven: float = UNEVEN
+        self, draft: Draft, fleet: DeviceFleet | None = None, uneven: float = MAX_UNEVEN
     ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.cuts.fleet
@@ -93,7 +93,7 @@ class Layouts:
         """Lay out on ``devices``, whose smallest has ``room_bytes``."""
         depth, mode = draft.depth, draft.mode
         even = self.cuts.even_cut(draft)
-        replicas = self.cuts.shares_alike(draft)
+        replicas = self.cuts.even_shares(draft)
         placed = None
         if len({device.speed for device in devices}) > 1:
             placed = self._place(devices, draft, even)
@@ -156,7 +156,7 @@ class Layouts:
     def _shares(
         self, draft: Draft, bounds: Sequence[int], placed: Sequence[Device]
     ) -> tuple[int, ...]:
-        """Share virtual nodes out so that the slowest replica ends soonest."""
+        """Share virtual nodes out so that the slowest replica finishes earliest."""
         depth = draft.depth
         stages = self.cuts.stage_s(draft, bounds)
         paces = [
@@ -207,10 +207,11 @@ class Layouts:
 
 
 def choose_layouts(inputs: PlanInputs) -> Layouts:
-    """Settle the micro-batch size.
+    """Choose the micro-batch size.
 
     If it is left open: the smallest whose time per example is within ``NEAR`` of the
-    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
+    best that fits (Varuna, section 4.3, takes the smallest at which that stops
+    improving).
     """
     if inputs.microbatch_size is not None:
         return Layouts(inputs, inputs.microbatch_size)

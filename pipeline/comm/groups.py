@@ -32,11 +32,11 @@ class Connections:
         self._ours: frozenset[tuple[int, str]] | None = None
 
     def seal(self) -> None:
-        """Take what is open now as ours; what is opened later is somebody else's."""
+        """Limit ``cut`` to the connections that are open now."""
         self._ours = _sockets() - self._before
 
     def cut(self) -> None:
-        """Shut them down, both ways, without closing them: their owner still polls."""
+        """Shut them down both ways without closing them: their owner still polls."""
         ours = _sockets() - self._before if self._ours is None else self._ours
         for fd, inode in ours:
             if _inode(fd) != inode:
@@ -46,7 +46,7 @@ class Connections:
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # a listener, or its peer or its owner was faster
+                continue  # a listener, or already closed
 
 
 def _sockets() -> frozenset[tuple[int, str]]:
@@ -86,7 +86,7 @@ def join(
     """Form the default process group ``name`` over ``store``.
 
     Raises:
-        GenerationBrokenError: Somebody did not come, or left meanwhile.
+        GenerationBrokenError: A rank did not join, or left meanwhile.
     """
     connections = Connections()
     try:

@@ -23,7 +23,8 @@ from spottrain.pipeline.comm.groups import GenerationBrokenError
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
 _AHEAD = 2
-"""Tensors that a receiver is ready for, as long as they look like those before them."""
+"""Tensors for which receives are posted, if dtype and shape are those of earlier
+ones."""
 _DTYPES = (
     torch.float32,
     torch.bfloat16,
@@ -33,7 +34,7 @@ _DTYPES = (
 
 
 class Direction(Enum):
-    """Which way a tensor travels along the pipeline."""
+    """Direction in which a tensor travels along the pipeline."""
 
     ACTIVATION = 0
     GRADIENT = 1
@@ -49,11 +50,11 @@ class Arrival:
 
 
 class _Part(Enum):
-    """What a tensor comes in, each with a tag of its own.
+    """Messages that make up a tensor, each with a tag of its own.
 
-    A tensor like the one ``_AHEAD`` before it is the payload. Any other one comes as the
-    extra, for which the receiver is ready once it has read the header; its payload is
-    a single byte.
+    A tensor with the signature of the one ``_AHEAD`` before it is the payload. Any
+    other one comes as the extra, whose receive is posted once the header is read; its
+    payload is a single byte.
     """
 
     HEADER = 0
@@ -65,29 +66,31 @@ class _Part(Enum):
         return GATHER_TAG + 1 + len(_Part) * direction.value + self.value
 
 
-_Look = tuple[int, ...]
-"""Of a tensor: the place of its dtype, then its shape; empty if it is not known."""
+_Signature = tuple[int, ...]
+"""Of a tensor: the index of its dtype, then its shape; empty if it is not known."""
 
 
-def _look(tensor: torch.Tensor) -> _Look:
+def _signature(tensor: torch.Tensor) -> _Signature:
     return (_DTYPES.index(tensor.dtype), *tensor.shape)
 
 
-def _empty(look: _Look) -> torch.Tensor:
-    if not look:
+def _empty(signature: _Signature) -> torch.Tensor:
+    if not signature:
         return torch.empty(1, dtype=torch.uint8)
-    return torch.empty(look[1:], dtype=_DTYPES[look[0]])
+    return torch.empty(signature[1:], dtype=_DTYPES[signature[0]])
 
 
 class _Posted:
-    """A tensor that a receiver is ready for."""
+    """A tensor whose receives are posted."""
 
-    def __init__(self, source: int, direction: Direction, look: _Look) -> None:
+    def __init__(
+        self, source: int, direction: Direction, signature: _Signature
+    ) -> None:
         self._source = source
         self._direction = direction
-        self._look = look
+        self._signature = signature
         self._header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        self._payload = _empty(look)
+        self._payload = _empty(signature)
         self._works = [
             self._post(part, tensor)
             for part, tensor in (
@@ -96,17 +99,17 @@ class _Posted:
             )
         ]
 
-    def wait(self) -> tuple[_Look, torch.Tensor]:
-        """Return the tensor, and how it looks."""
+    def wait(self) -> tuple[_Signature, torch.Tensor]:
+        """Return the tensor, and its signature."""
         for work in reversed(self._works):  # the header is here before the payload
             work.wait()
         dtype, dimensions, *shape = self._header.tolist()
-        look = (dtype, *shape[:dimensions])
-        if look == self._look:
-            return look, self._payload
-        tensor = _empty(look)
+        signature = (dtype, *shape[:dimensions])
+        if signature == self._signature:
+            return signature, self._payload
+        tensor = _empty(signature)
         self._post(_Part.EXTRA, tensor).wait()
-        return look, tensor
+        return signature, tensor
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
         work = dist.irecv(tensor, self._source, tag=part.tag(self._direction))
@@ -115,7 +118,7 @@ class _Posted:
 
 
 class _Receiver(threading.Thread):
-    """Receives, one after the other, as many tensors as it has been told to expect."""
+    """Receives as many tensors as are expected, one after the other."""
 
     def __init__(
         self, source: int, direction: Direction, arrivals: SimpleQueue[Arrival]
@@ -125,9 +128,9 @@ class _Receiver(threading.Thread):
         self._direction = direction
         self._arrivals = arrivals
         self.orders: SimpleQueue[int] = SimpleQueue()
-        """How many tensors to receive next; 0 ends the thread."""
-        self._looks: deque[_Look] = deque([()] * _AHEAD)
-        """How the tensors to be posted next will probably look."""
+        """Numbers of tensors to receive next; 0 ends the thread."""
+        self._signatures: deque[_Signature] = deque([()] * _AHEAD)
+        """Probable signatures of the tensors to be posted next."""
 
     def run(self) -> None:
         try:
@@ -140,10 +143,10 @@ class _Receiver(threading.Thread):
         posted: deque[_Posted] = deque()
         for left in range(count, 0, -1):
             while len(posted) < min(_AHEAD, left):
-                look = self._looks.popleft()
-                posted.append(_Posted(self._source, self._direction, look))
-            look, tensor = posted.popleft().wait()
-            self._looks.append(look)
+                signature = self._signatures.popleft()
+                posted.append(_Posted(self._source, self._direction, signature))
+            signature, tensor = posted.popleft().wait()
+            self._signatures.append(signature)
             self._arrivals.put(Arrival(self._direction, tensor))
 
 
@@ -161,10 +164,10 @@ class PipelineLinks:
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._receivers: dict[Direction, _Receiver] = {}
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self._sent: dict[Direction, deque[_Look]] = {
+        self._sent: dict[Direction, deque[_Signature]] = {
             way: deque([()] * _AHEAD, _AHEAD) for way in Direction
         }
-        """How the latest tensors looked that were sent."""
+        """Signatures of the latest tensors sent."""
         for direction, source in (
             (Direction.ACTIVATION, previous),
             (Direction.GRADIENT, following),
@@ -193,17 +196,19 @@ class PipelineLinks:
         return arrival
 
     def send(self, direction: Direction, tensor: torch.Tensor) -> None:
-        """Send a tensor on its way; returns before it has arrived."""
+        """Send a tensor; returns before it has arrived."""
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
-        tensor, look = tensor.contiguous(), _look(tensor)
+        tensor, signature = tensor.contiguous(), _signature(tensor)
         header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        header[: len(look) + 1] = torch.tensor((look[0], tensor.dim(), *tensor.shape))
+        header[: len(signature) + 1] = torch.tensor(
+            (signature[0], tensor.dim(), *tensor.shape)
+        )
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
-        if look != self._sent[direction][0]:
+        if signature != self._sent[direction][0]:
             parts |= {_Part.PAYLOAD: _empty(()), _Part.EXTRA: tensor}
-        self._sent[direction].append(look)
+        self._sent[direction].append(signature)
         for part, message in parts.items():
             work = dist.isend(message, target, tag=part.tag(direction))
             assert work is not None

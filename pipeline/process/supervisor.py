@@ -1,8 +1,8 @@
 """The supervisor of a VM: has imported torch and the user's job, and forks workers.
 
 Single-threaded; runs no operation and touches no GPU, so that forking is safe at any
-time. It holds the memory of its workers, and is the reason why that memory outlives
-them. Commands come in on stdin, a line each; reports go out on stdout.
+time. It holds the memory of its workers, so that the memory outlives them. Commands
+come in on stdin, a line each; reports go out on stdout.
 
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
@@ -30,7 +30,7 @@ from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.model.loaded import LoadedJob, load
-from spottrain.pipeline.process.tasks import initialise_and_tell, measure_and_tell
+from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
     SupervisorLink,
@@ -44,12 +44,12 @@ _STDERR_FD = 2
 _PR_SET_PDEATHSIG = 1
 
 _Body = Callable[[socket.socket], None]
-"""What a child runs, given its end of the socket to the supervisor."""
+"""Function that a child runs, given its end of the socket to the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What the agent says first."""
+    """First line of stdin, from the agent."""
 
     spec: JobSpec
     workdir: Path
@@ -83,9 +83,9 @@ class _Child:
     generation: int = 0
     running: bool = False
     task_slot: int = 0
-    """The slot that a task is told as, when it dies."""
-    said: str = ""
-    """Pieces of a long report."""
+    """The slot that the death of a task is reported for."""
+    partial_report: str = ""
+    """Pieces received of a long report."""
 
 
 @dataclass(slots=True)
@@ -98,10 +98,10 @@ class _Slot:
 
 
 class Supervisor:
-    """Performs commands, passes reports on.
+    """Executes commands and forwards reports.
 
     Args:
-        greeting: What the agent said first.
+        greeting: The first line of stdin.
         reports: File descriptor for reports.
         loaded: The user's job, or ``None`` to let every worker load it by itself.
     """
@@ -116,7 +116,7 @@ class Supervisor:
         self._children: dict[int, _Child] = {}
         self._generation = 0
         self._round = 0
-        """Number of the newest round of measuring; they count down."""
+        """Number of the newest calibration round; they count down."""
         self._stores: dict[int, str] = {}
         """The report of each generation's store: a command may come twice, after the
         manager has died and come back."""
@@ -125,7 +125,7 @@ class Supervisor:
         self._input = b""
 
     def report(self, report: wire.Report) -> None:
-        """Pass a report on to the agent."""
+        """Forward a report to the agent."""
         self._write(wire.encode(report))
 
     def run(self) -> None:
@@ -137,13 +137,13 @@ class Supervisor:
                         if not self._read_commands():
                             return
                     elif isinstance(key.data, _Child):
-                        self._hear(key.data, died=key.fd == key.data.pidfd)
+                        self._receive(key.data, died=key.fd == key.data.pidfd)
         finally:
             for child in self._children.values():
                 os.kill(child.pid, signal.SIGKILL)
 
     def _read_commands(self) -> bool:
-        """Perform the commands that came in; return whether to go on."""
+        """Execute the commands received; return whether to go on."""
         data = os.read(sys.stdin.fileno(), 1 << 16)
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
@@ -155,7 +155,7 @@ class Supervisor:
     def _perform(self, command: wire.Command) -> None:
         match command:
             case wire.Initialise():
-                self._fork_with_job("initialise", initialise_and_tell)
+                self._fork_with_job("initialise", initialise_and_report)
             case wire.Calibrate():
                 self._calibrate(command)
             case wire.OpenStore(generation=generation):
@@ -168,14 +168,14 @@ class Supervisor:
             ):
                 for child in self._running():
                     if child.generation == generation:
-                        self._tell(child, command)
+                        self._send(child, command)
             case wire.AbandonGeneration(generation=generation):
                 self._abandon(generation)
             case wire.Retire():
                 raise AssertionError("handled where commands are read")
 
     def _calibrate(self, command: wire.Calibrate) -> None:
-        """Have our part of a round of measuring done, a process each."""
+        """Start this VM's processes of a calibration round."""
         ranks = {
             rank: slot.index
             for rank, slot in enumerate(command.participants)
@@ -186,12 +186,12 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            task = functools.partial(measure_and_tell, command, rank, slot)
+            task = functools.partial(measure_and_report, command, rank, slot)
             child = self._fork_with_job("measuring", task)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
-        """Kill what still measures for a round that is older than ``before``."""
+        """Kill processes of calibration rounds older than ``before``."""
         for child in self._children.values():
             if child.what == "measuring" and child.generation > before:
                 os.kill(child.pid, signal.SIGKILL)
@@ -209,10 +209,10 @@ class Supervisor:
             slot = self._slots[participant.index]
             worker = slot.worker or self._fork_worker(slot)
             worker.generation, worker.running = command.generation, True
-            self._tell(worker, command)
+            self._send(worker, command)
 
     def _abandon(self, generation: int) -> None:
-        """Kill what runs the generation; never begin it, should its command be late."""
+        """Kill the generation's workers, and never begin it if its command is late."""
         if generation < 0:
             self._round = min(self._round, generation)
             self._end_rounds(before=generation - 1)
@@ -221,7 +221,7 @@ class Supervisor:
         for slot in self._slots:
             worker = slot.worker
             if worker is None or not worker.running:
-                reason = "told to give up a generation that it does not run"
+                reason = "asked to abandon a generation that it does not run"
                 self.report(
                     wire.GenerationBroken(
                         generation=generation, slot=slot.index, reason=reason
@@ -230,11 +230,11 @@ class Supervisor:
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _tell(self, child: _Child, command: wire.Command) -> None:
+    def _send(self, child: _Child, command: wire.Command) -> None:
         try:
             child.connection.sendall(wire.encode(command).encode())
         except OSError:
-            return  # it is dying; its end is reported when the kernel says so
+            return  # it is dying; its end is reported when the kernel signals it
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         task: Callable[[LoadedJob, SupervisorLink], None],
         slot: _Slot | None = None,
     ) -> _Child:
-        """Fork a process that needs the user's job, for a slot or just for a while."""
+        """Fork a process that needs the user's job: a slot's worker or a short task."""
         held = frozenset[str]() if slot is None else frozenset(slot.pieces)
 
         def body(connection: socket.socket) -> None:
@@ -300,8 +300,8 @@ class Supervisor:
             *(fd for slot in self._slots for fd in slot.pieces.values()),
         ]
 
-    def _hear(self, child: _Child, *, died: bool) -> None:
-        """Take in what a child says; after its death, all that it still had said."""
+    def _receive(self, child: _Child, *, died: bool) -> None:
+        """Handle a child's messages; after its death, all that are left."""
         if child.pid not in self._children:
             return
         while True:
@@ -311,24 +311,24 @@ class Supervisor:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                continue  # it left something unread; what it said comes next
+                continue  # it left something unread; its messages come next
             if not data:
                 self._selector_forget(child.connection)
                 break
-            self._take(child, json.loads(data))
+            self._handle(child, json.loads(data))
         if died:
-            self._bury(child)
+            self._reap(child)
 
     def _selector_forget(self, connection: socket.socket) -> None:
         if connection.fileno() in self._selector.get_map():
             self._selector.unregister(connection)
 
-    def _take(self, child: _Child, message: dict[str, Any]) -> None:
+    def _handle(self, child: _Child, message: dict[str, Any]) -> None:
         if "piece" in message:
-            child.said += message["piece"]
+            child.partial_report += message["piece"]
             return
         if "report" in message:
-            text, child.said = child.said + message["report"], ""
+            text, child.partial_report = child.partial_report + message["report"], ""
             report = wire.decode(wire.Report, text)
             if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
                 child.running = False
@@ -349,10 +349,10 @@ class Supervisor:
         try:
             socket.send_fds(child.connection, [b"fd"], [pieces[name]])
         except OSError:
-            return  # it died asking; its end is reported when the kernel says so
+            return  # it died while asking; its end is reported when the kernel signals it
 
-    def _bury(self, child: _Child) -> None:
-        """Reap a child, and say so if it mattered."""
+    def _reap(self, child: _Child) -> None:
+        """Reap a child, and report its end if that matters."""
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._selector.unregister(child.pidfd)
@@ -386,31 +386,31 @@ class Supervisor:
 
 
 def _fork_child(
-    what: str, slot: int | None, body: _Body, inherited: Sequence[int]
+    what: str, slot: int | None, body: _Body, parent_fds: Sequence[int]
 ) -> _Child:
-    """Fork a process that runs ``body`` and ends, at the latest when we do.
+    """Fork a process that runs ``body`` and ends with this one at the latest.
 
     Args:
-        what: What it is, for messages.
-        slot: The slot it drives, if it is a worker.
-        body: What it runs.
-        inherited: Our file descriptors, which it closes first.
+        what: Its name in messages.
+        slot: Slot of a worker.
+        body: Function that it runs.
+        parent_fds: File descriptors of this process, which it closes first.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
-        _run_child(theirs, body, [ours.fileno(), *inherited])
+        _run_child(theirs, body, [ours.fileno(), *parent_fds])
     theirs.close()
     return _Child(pid, os.pidfd_open(pid), ours, slot, what)
 
 
 def _run_child(
-    connection: socket.socket, body: _Body, inherited: Sequence[int]
+    connection: socket.socket, body: _Body, parent_fds: Sequence[int]
 ) -> NoReturn:
     code = 1
     try:
         _die_with_parent()
-        for fd in inherited:
+        for fd in parent_fds:
             os.close(fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
         body(connection)
@@ -434,7 +434,7 @@ def main() -> None:
     """Serve one VM."""
     torch.set_num_threads(1)
     reports = os.dup(sys.stdout.fileno())
-    os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
+    os.dup2(_STDERR_FD, sys.stdout.fileno())  # the user's code prints to the log
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
     line = sys.argv[-1] if load_in_workers else _first_line()
     greeting = Greeting.parse(line)
@@ -453,7 +453,7 @@ def main() -> None:
         except SpottrainError as error:
             failure = wire.UserCodeFailed(message=str(error), traceback="")
         if failure is None and not _may_fork():
-            # Forking would now be unsafe: begin again, and load in workers only.
+            # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
             argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
@@ -482,7 +482,7 @@ def _first_line() -> str:
 
 
 def _may_fork() -> bool:
-    """Whether loading the user's job has left this process fit to be forked."""
+    """Return whether this process can be forked safely after loading the user's job."""
     threads = os.listdir("/proc/self/task")
     uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return len(threads) == 1 and not uses_cuda

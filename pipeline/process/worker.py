@@ -15,7 +15,7 @@ from collections import deque
 from spottrain import wire
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.heap import give_back
+from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import DamagedCheckpointError
@@ -68,7 +68,7 @@ class SupervisorLink:
         return self._shares.get(self._generation)
 
     def report(self, report: wire.Report) -> None:
-        """Say something to the manager; what is too long for a message, in pieces."""
+        """Send a report to the manager; in pieces if it is too long for a message."""
         text = wire.encode(report)
         while len(text) > _MAX_PIECE_CHARACTERS:
             self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
@@ -88,7 +88,7 @@ class SupervisorLink:
         return frozenset(self._held)
 
     def release(self, name: str) -> None:
-        """Let the supervisor forget a piece."""
+        """Let the supervisor release a piece."""
         self._held.discard(name)
         self._send({"release": name})
 
@@ -96,7 +96,7 @@ class SupervisorLink:
         self._connection.sendall(json.dumps(message).encode())
 
     def _receive(self) -> list[int]:
-        """Take one message in; return the file descriptors that came with it."""
+        """Receive one message; return the file descriptors that came with it."""
         data, fds, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE_BYTES, 1)
         if not data:
             os._exit(0)  # the supervisor is gone, and with it this VM's memory
@@ -121,12 +121,9 @@ class SupervisorLink:
 
 
 def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
-    """Run one generation after the other, for ever."""
+    """Run one generation after the other, forever."""
     context = WorkerContext(
-        spec=loaded.spec,
-        job=loaded.job,
-        layout=loaded.layout,
-        fingerprint=loaded.fingerprint,
+        loaded=loaded,
         vm_id=vm_id,
         slot=slot,
         memory=SlotMemory(link, loaded.job, loaded.specs),
@@ -138,7 +135,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         command = link.next_command()
         reason = _run_one(context, link, command)
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
-        give_back()
+        trim_heap()
         if reason:
             link.report(
                 wire.GenerationBroken(
@@ -168,7 +165,7 @@ def _run_one(
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, in one line and without gloo's place and advice."""
+    """Return an error's message in one line, without gloo's location and advice."""
     line = (str(error).splitlines() or [""])[0].partition(" This is typically")[0]
     found = _GLOO_MESSAGE.search(line)
     if found is not None:

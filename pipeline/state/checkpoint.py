@@ -30,7 +30,7 @@ from spottrain.manifest import (
 from spottrain.storage.store import StorageError, Store
 
 STATE_SEPARATOR = "//"
-"""Stands between a parameter's name and the key of its optimizer state."""
+"""Separator between a parameter's name and the key of its optimizer state."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -130,20 +130,20 @@ def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """What became of one snapshot."""
+    """Outcome of one snapshot."""
 
     name: str
     """The checkpoint it is part of."""
     files: tuple[FileRecord, ...]
     """Written files, empty when it failed."""
     error: str | None
-    """One line, when it failed; the checkpoint must not get a manifest then."""
+    """One line if it failed; then the checkpoint must not get a manifest."""
 
 
 class SnapshotWriter:
     """Writes snapshots to the store in one background thread, in the order given.
 
-    Trouble, such as a full disk or no network, is an outcome like any other and never an exception
+    A failure, such as a full disk or no network, is an outcome and never an exception
     in training. Used as a context manager, or ended by ``close``.
 
     Args:

@@ -1,4 +1,4 @@
-"""What stays the same over all generations of one worker, and its supervisor's port."""
+"""The context of a worker over all its generations, and its supervisor's port."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from typing import Protocol
 
 from spottrain import wire
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
-from spottrain.wire import JobSpec
 
 
 class StopRequest:
-    """How a rank asks all ranks to stop after the mini-batch; the highest wins."""
+    """Request of a rank to stop all ranks after the mini-batch; the highest wins."""
 
     NONE, STOP, STOP_AND_CHECKPOINT = range(3)
 
 
 class SupervisorPort(Protocol):
-    """What a worker asks of its supervisor while it trains."""
+    """Calls of a worker to its supervisor while it trains."""
 
     def report(self, report: wire.Report) -> None:
-        """Say something to the manager."""
+        """Send a report to the manager."""
 
     def stop_request(self) -> int:
         """Return the strongest ``StopRequest`` that has come in; never waits."""
@@ -35,13 +33,9 @@ class SupervisorPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """All that stays the same over the generations of one worker."""
+    """Everything that stays the same over the generations of one worker."""
 
-    spec: JobSpec
-    job: TrainingJob
-    layout: ModelLayout
-    fingerprint: str
-    """Of the model, as in ``ModelFacts``."""
+    loaded: LoadedJob
     vm_id: str
     slot: int
     memory: SlotMemory

@@ -1,6 +1,6 @@
 """Runs one stage's list of tasks: the forwards and backwards of a mini-batch.
 
-The order is that of ``morphing.schedule``, list and ``next_task`` alike, so that what is
+The order is that of ``morphing.schedules``, lists and ``next_task``, so that what is
 simulated is what runs.
 """
 
@@ -37,31 +37,32 @@ _LEAD = 2
 
 
 class GradientSink(Protocol):
-    """Takes the gradients of every virtual node as they are computed."""
+    """Receives the gradients of every virtual node as they are computed."""
 
     def add(self, virtual_node: int) -> None:
-        """Take what a backward has left in the parameters' ``grad``."""
+        """Take the gradients that a backward has left in the parameters' ``grad``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where in the plan an executor stands."""
+    """Place of an executor in the plan."""
 
     stage: int
     lists: tuple[StageSchedule, ...]
-    """Of all stages of its replica: the neighbours' lists say what comes in when."""
+    """Of all stages of its replica: the neighbours' lists determine the order of
+    arrivals."""
     virtual_nodes: range
     in_flight_bound: int | None = None
     """As in the plan."""
 
     @property
     def is_first(self) -> bool:
-        """Whether its first chunk reads examples."""
+        """True if its first chunk reads examples."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its last chunk computes the loss."""
+        """True if its last chunk computes the loss."""
         return self.stage == len(self.lists) - 1
 
 
@@ -86,7 +87,7 @@ class StageExecutor:
     recomputes: int = 0
     """Recomputes among them."""
     expected: tuple[tuple[Unit, ...], tuple[Unit, ...]] = field(init=False)
-    """What comes in over the links in a mini-batch, by direction, in order."""
+    """Arrivals of a mini-batch by direction, in order."""
 
     def __post_init__(self) -> None:
         self.expected = arrivals(self.place.lists, self.place.stage)
@@ -115,7 +116,7 @@ class StageExecutor:
         links, place = self.links, self.place
         units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
         awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
-        # Nobody waits for a backward here: arrivals must not pile up.
+        # No backward holds the senders back here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
         for model in self.chunks:
@@ -135,7 +136,7 @@ class StageExecutor:
                 with user_code("evaluation"), torch.no_grad():
                     out = self._evaluate((microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
-                    # One is on its way at a time: they are large, and none waits for it.
+                    # One is in flight at a time: they are large.
                     links.flush()
                     links.send(Direction.ACTIVATION, out)
                 else:
@@ -159,7 +160,7 @@ class StageExecutor:
         )
 
     def _reads_examples(self, chunk: int) -> bool:
-        """Whether a chunk begins the model, so that no activation comes for it."""
+        """Return whether a chunk begins the model, so that no activation comes for it."""
         return self.place.is_first and chunk == 0
 
     def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
@@ -186,7 +187,7 @@ def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit
 
 
 def saving_nothing() -> AbstractContextManager[None]:
-    """Let autograd save no tensors: what is computed inside cannot go backward.
+    """Let autograd save no tensors: computations inside cannot go backward.
 
     Without gradients some operations, such as an LSTM, would take another kernel and
     round differently than in the recompute, hence differently for every schedule.
@@ -318,7 +319,7 @@ class _Minibatch:
             del self._batches[task.microbatch]
         if (activation := self._stash.pop(unit, None)) is not None:
             gradient = activation.grad
-            if gradient is None:  # nothing that the loss depends on has used it
+            if gradient is None:  # the loss does not depend on it
                 gradient = torch.zeros_like(activation)
             self._stage.tracker.adopt(gradient)
             self._links.send(Direction.GRADIENT, gradient)
@@ -326,7 +327,7 @@ class _Minibatch:
 
 
 def _go_backward(out: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    if out.requires_grad or gradient is None:  # else all so far is frozen
+    if out.requires_grad or gradient is None:  # else everything up to here is frozen
         torch.autograd.backward(out, gradient)
 
 

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
 from spottrain.pipeline.base.faults import Hook
-from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
 from spottrain.pipeline.comm.p2p import PipelineLinks
@@ -37,7 +37,7 @@ from spottrain.wire import RunGeneration, TiedParameter
 
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
-    """Train under ``command.plan`` until stopped or done; reports all that happens.
+    """Train under ``command.plan`` until stopped or done; report everything.
 
     Raises:
         GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
@@ -45,7 +45,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
-    timeout_s = context.spec.communication_timeout_s
+    timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     context.faults.step = max(
         (arena.version for arena in context.memory.arenas.values()), default=0
@@ -98,7 +98,7 @@ class _Training:
         rank: int,
         store: RendezvousStore,
     ) -> None:
-        plan, spec = command.plan, context.spec
+        plan, spec = command.plan, context.loaded.spec
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
@@ -109,22 +109,24 @@ class _Training:
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
         }
-        self._ties = _trainable_ties(context.layout)
+        self._ties = _trainable_ties(context.loaded.layout)
         self._updater = self._make_updater()
         self._groups = new_groups(
-            memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
+            memberships(plan, context.loaded.layout.tied),
+            rank,
+            spec.communication_timeout_s,
         )
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
-            context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
+            context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
         )
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store, self._tracker
         )
-        # Threads begin last, when nothing of the user's can raise any more.
+        # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank))
         self._executor = self._make_executor()
         self._share = 0
@@ -134,14 +136,14 @@ class _Training:
         context = self._context
         tensors = {k: arena.parameters for k, arena in self._arenas.items()}
         return [
-            StageModel(context.job, context.layout, sections, tensors)
+            StageModel(context.loaded.job, context.loaded.layout, sections, tensors)
             for sections in self._plan.runs_of(self._stage_index)
         ]
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan
         replicas = stage_ranks(plan, self._stage_index)
-        return REDUCTIONS[self._context.spec.reduction](
+        return REDUCTIONS[self._context.loaded.spec.reduction](
             self._parameters,
             list(self._arenas.values()),
             replicas,
@@ -153,7 +155,9 @@ class _Training:
     def _make_updater(self) -> Updater:
         return self._context.memory.updater(
             {
-                k: SectionOptimizer(self._context.job, arena, self._parameters[k])
+                k: SectionOptimizer(
+                    self._context.loaded.job, arena, self._parameters[k]
+                )
                 for k, arena in self._arenas.items()
             },
             self._context.faults,
@@ -175,13 +179,13 @@ class _Training:
             place,
             self._source,
             self._links,
-            self._context.spec.seed,
+            self._context.loaded.spec.seed,
             self._context.faults,
             self._tracker,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
-        """Say that this rank is ready."""
+        """Report that this rank is ready."""
         self._context.supervisor.report(
             wire.GenerationStarted(
                 generation=self._command.generation,
@@ -196,8 +200,8 @@ class _Training:
 
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
-        spec = self._context.spec
-        suit_activations(0)  # until the first mini-batch has shown how large they are
+        spec = self._context.loaded.spec
+        tune_for_activations(0)  # until the first mini-batch has shown their size
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()
         stop = StopRequest.NONE
@@ -242,7 +246,7 @@ class _Training:
         executor = self._executor  # of this mini-batch: the next may have another
         decision, stop = self._commit(step, losses)
         if self._tracker.settle():
-            suit_activations(self._tracker.largest_saved_bytes)
+            tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
                 generation=self._command.generation,
@@ -297,17 +301,17 @@ class _Training:
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
         if share is not None and all_ranks.share > self._share:
-            self._change_over(share)
+            self._follow_share(share)
         return decision, all_ranks.stop
 
-    def _change_over(self, share: wire.ShareMinibatch) -> None:
-        """Compute another share of every mini-batch from the next one on."""
+    def _follow_share(self, share: wire.ShareMinibatch) -> None:
+        """Change this replica's share from the next mini-batch on."""
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
         self._executor = self._make_executor()
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss of the weights as they are, if examples weigh."""
+        """Measure the held-out loss of the current weights, if there are examples."""
         count = self._source.num_heldout()
         if not count:
             return

@@ -1,4 +1,4 @@
-"""What makes a folder of files a checkpoint: its manifest, put there last.
+"""Manifests: written last, they make a folder of files a checkpoint.
 
 Standard library only; manager and workers share it. Names in a store (design: section 7)::
 
@@ -124,7 +124,7 @@ def parse_name(name: str) -> CheckpointEntry | None:
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Make a checkpoint complete, at one stroke, once all its files are in the store.
+    """Make a checkpoint complete atomically, once all its files are in the store.
 
     Raises:
         CheckpointError: The store refused, or the checkpoint was complete already.
@@ -135,7 +135,7 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
         try:
             store.put_new(name, data)
         except ExistsError:
-            # Ours, if the answer was lost and the store was asked again.
+            # It is ours if the answer was lost and the request was repeated.
             if store.get(name) != data:
                 raise
     except ExistsError as error:
@@ -171,7 +171,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
 
 
 def list_checkpoints(store: Store) -> list[CheckpointEntry]:
-    """Return the complete checkpoints, newest first; files are not looked into.
+    """Return the complete checkpoints, newest first; files are not read.
 
     Raises:
         StorageError: The store cannot be asked.
@@ -218,7 +218,7 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
 
 
 def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:
-    """Delete what is no longer needed and return the names of it.
+    """Delete checkpoints that are no longer needed and return their names.
 
     That is: complete checkpoints beyond the newest ``keep``, and folders without a
     manifest that are of an earlier step than the newest complete one.
@@ -244,7 +244,7 @@ def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str,
         and (entry.name in is_complete or entry.step < newest.step)
     )
     for name in doomed:
-        # In this order: half of a checkpoint is never taken for the whole.
+        # In this order, so that half of a checkpoint is never taken for a whole one.
         store.delete([f"{name}/{MANIFEST_FILE}"])
         store.delete_folder(name)
     return doomed

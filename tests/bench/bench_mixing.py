@@ -149,8 +149,8 @@ def controller() -> None:
                 b / v for b, v in zip(seen.shares, cores, strict=True)
             )
             worst = max(worst, slowest_s / best_s)
-        told = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
-        print(f"{noise:5.0%}  {told:25s}  {worst:.3f}")
+        counted = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
+        print(f"{noise:5.0%}  {counted:25s}  {worst:.3f}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _controller(
     most = _most(state, plan, profile)
     if most < max(shares):
         return None
-    return balance.start(shares, most=[most] * len(shares))
+    return balance.start(shares, limits=[most] * len(shares))
 
 
 def _most(state: State, plan: Plan, profile: Profile) -> int:

@@ -15,15 +15,15 @@ def open_store(
     options: Mapping[str, str] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Store:
-    """Return the store at a folder or URL; nothing is asked of it yet.
+    """Return the store at a folder or URL, without a request to it.
 
     Args:
         place: As in ``storage.store``.
         options: More ``OPTIONS``; they win over those in the URL.
-        patience_s: How long a request without an answer is tried again.
+        patience_s: Time for which a request without an answer is retried.
 
     Raises:
-        StorageError: The URL is none of ours, or obstore is not installed.
+        StorageError: The URL has an unknown scheme, or obstore is not installed.
     """
     folder = place if isinstance(place, Path) else local_folder(place)
     if folder is not None:

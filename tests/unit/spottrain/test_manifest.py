@@ -87,7 +87,7 @@ def test_a_manifest_reads_back_as_written(store: Store) -> None:
     verify(store, manifest.name)
 
 
-def test_names_are_never_the_same_and_tell_their_step() -> None:
+def test_names_are_unique_and_contain_their_step() -> None:
     names = {new_name(12, 3) for _ in range(100)}
     assert len(names) == 100
     assert {parse_name(name) for name in names} == {(name, 12) for name in names}

@@ -92,7 +92,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
         return
     group = depth if mode.chunks > 1 else 1
     widths = layouts.cuts.fleet.widths(depth, layouts.cuts.virtual_nodes // group)
-    bounds_s = layouts.cuts.least_steps_s(depth, mode, widths)
+    bounds_s = layouts.cuts.min_steps_s(depth, mode, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
         layout = layouts.lay_out(Draft(depth, width, mode))
         if isinstance(layout, PlanLayout):
@@ -104,7 +104,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     st.integers(1, 40),
     st.sampled_from([kind for kind in RUNNABLE if kind != "interleaved"]),
 )
-def test_a_stage_is_spared_one_recompute_at_most(
+def test_a_stage_skips_one_recompute_at_most(
     depth: int, count: int, schedule: ScheduleKind
 ) -> None:
     """As the bound takes for granted."""

@@ -15,7 +15,7 @@ from spottrain.wire import Plan, Slot
 
 @st.composite
 def fleets(draw: st.DrawFn) -> PlanInputs:
-    """Any fleet of unlike VMs, with or without a plan that runs on some of it."""
+    """Any fleet of different VMs, with or without a plan that runs on some of it."""
     vms = draw(st.integers(1, 5))
     devices: list[Device] = []
     for number in range(vms):
@@ -61,7 +61,7 @@ def renamed(case: PlanInputs, names: dict[str, str]) -> PlanInputs:
 
 @settings(max_examples=60)
 @given(fleets(), st.permutations(range(5)))
-def test_names_of_vms_do_not_matter_but_between_those_that_are_alike(
+def test_names_of_vms_matter_only_between_equal_vms(
     case: PlanInputs, order: list[int]
 ) -> None:
     names = {f"vm{i}": f"vm{order[i]}" for i in range(5)}
@@ -81,7 +81,7 @@ def nameless(plan: Plan | None) -> Plan | None:
     return rename_vms(plan, names)
 
 
-def test_who_has_a_part_in_the_present_plan_comes_first() -> None:
+def test_vms_of_the_present_plan_come_first() -> None:
     case = inputs(vms=4)
     running = choose_plan(replace(case, slots=case.slots[2:])).plan
     assert running is not None

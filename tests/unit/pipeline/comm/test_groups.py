@@ -33,7 +33,7 @@ def test_cutting_ends_both_ends_of_connections_opened_since() -> None:
     close(*before, *since)
 
 
-def test_what_is_opened_after_sealing_is_left_alone() -> None:
+def test_connections_opened_after_sealing_are_left_alone() -> None:
     connections = Connections()
     ours = connect()
     connections.seal()

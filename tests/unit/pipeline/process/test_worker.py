@@ -67,7 +67,7 @@ def said(supervisor: socket.socket) -> str:
         text += message["piece"]
 
 
-def test_a_wish_to_stop_that_comes_while_a_worker_starts_is_kept(
+def test_a_stop_request_that_arrives_while_a_worker_starts_is_kept(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:
     supervisor, link = ends
@@ -83,7 +83,7 @@ def test_a_wish_to_stop_that_comes_while_a_worker_starts_is_kept(
     assert link.stop_request() == StopRequest.STOP_AND_CHECKPOINT
 
 
-def test_the_strongest_wish_to_stop_the_generation_that_runs_counts(
+def test_the_strongest_stop_request_for_the_running_generation_counts(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:
     supervisor, link = ends

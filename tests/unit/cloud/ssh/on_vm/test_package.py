@@ -37,7 +37,7 @@ def test_the_runtime_is_carried_too() -> None:
         names = archive.getnames()
     assert "spottrain/__init__.py" in names
     assert "spottrain/pipeline/process/supervisor.py" in names
-    assert "spottrain/morphing/__init__.py" in names
+    assert "spottrain/morphing/simulate/loops/play.py" in names
     assert len(names) == len(set(names))
 
 

@@ -1,9 +1,9 @@
-"""Leaps over repetitions, so that a long mini-batch need not be played to its end.
+"""Fast-forwards over a pipeline's steady state, which a long mini-batch repeats.
 
-When everything that decides what comes next is as it was at an earlier moment, what came
-between comes again, and again. "Everything" is equal but for counts; where a count is not
-what it was, it must stay clear of the bounds that it is compared with for as long as is
-leapt. So a leap ends where the run without it would have come to, to the nanosecond.
+When everything that decides what happens next is the same as at an earlier moment, the
+events between repeat. "Everything" is equal but for counts; a count that has changed
+must stay clear of the bounds that it is compared with during all repetitions. So a
+fast-forward ends in the state of the run without it, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENDLESS = 1 << 62
 
 @part
 def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
-    """Return what is to happen and in what time, in order; ``kinds`` of events are."""
+    """Return the pending events and the time until each, in order."""
     ordered = make_heap(heap[0, 0])
     for event in range(1, heap[0, 0] + 1):
         key = (heap[event, TIME] - now) * kinds + heap[event, WHAT]
@@ -56,7 +56,7 @@ def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
 
 @part
 def equal(a: Numbers, b: Numbers) -> bool:
-    """Whether the numbers are the same."""
+    """Return whether the numbers are the same."""
     same = len(a) == len(b)
     for i in range(len(a) if same else 0):
         same = same and a[i] == b[i]
@@ -65,7 +65,7 @@ def equal(a: Numbers, b: Numbers) -> bool:
 
 @part
 def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
-    """Whether all stages are at the same place in the same work."""
+    """Return whether all stages are at the same place in the same work."""
     for p in range(len(stages)):
         a, b = then[p], stages[p]
         if a[OFFSET] != b[OFFSET] or a[RUN] != b[RUN] or a[RUNNING] != b[RUNNING]:
@@ -79,7 +79,7 @@ def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
 
 @part
 def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
-    """Whether the carriers are taken for as long as they were."""
+    """Return whether the carriers are busy for as long as they were."""
     for carrier in range(len(free)):
         if max(then[carrier] - then_at, 0) != max(free[carrier] - now, 0):
             return False
@@ -88,7 +88,7 @@ def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
 
 @part
 def clear(before: int, after: int, falls: int) -> int:
-    """Return how often a difference may change as it did and stay above 0 all along.
+    """Return how often a difference may change as it did and stay above 0 throughout.
 
     It falls by at most ``falls`` within one repetition.
     """
@@ -109,7 +109,7 @@ def repetitions(
     counts: Numbers,
     runs: Numbers,
 ) -> int:
-    """Return how often what came since ``then`` comes again, once more at the least."""
+    """Return how often the events since ``then`` repeat, one more left to be played."""
     times = ENDLESS
     for p in range(len(stages)):
         a, b = then[p], stages[p]
@@ -163,7 +163,7 @@ def fast_forward(
     heap: Numbers,
     now: int,
 ) -> None:
-    """Let what came since ``then`` have come ``times`` times more."""
+    """Advance the state as if the events since ``then`` came ``times`` more times."""
     later = times * (now - then_at)
     for p in range(len(stages)):
         a, b = then[p], stages[p]
