@@ -1,7 +1,7 @@
-"""The VMs: adopted, booted, suspected, returned, lost. Every one of them is accounted for.
+"""The VMs: adopted, booted, suspected, returned, lost (``VM`` of ``core.model.machines``).
 
-STARTING -> BOOTING -> REGISTERED -> READY -> RETURNING -> gone
-     the cloud may take it away from any of these
+Every VM that the cloud lists for the job is in the state until the cloud has taken it
+back: none is paid for unseen.
 """
 
 from __future__ import annotations

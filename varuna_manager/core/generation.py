@@ -1,7 +1,5 @@
-"""The life of a generation: open, hand over, train, stop or break.
-
-    OPENING --StoreOpened--> STARTING --all started--> RUNNING --StopGeneration--> STOPPING
-       any of them --a rank or its VM dies--> BREAKING; all ranks out ends the generation
+"""A generation: opened, handed over to, trained, stopped or broken (``GENERATION`` of
+``core.model.machines``).
 
 A new generation is opened only when the one before has ended: there is never more than
 one. Ranks that hang after a break are told to give up, then fenced with their VM.

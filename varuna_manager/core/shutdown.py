@@ -1,6 +1,7 @@
-"""How a job ends: budget, deadline, no capacity, a person's wish; and what then follows.
+"""The end of a job: at a limit, without capacity or by a person; and what follows.
 
-ACTIVE --outcome known--> ENDING: checkpoint if wished, return VMs --> ENDED
+Once the outcome is known, a last checkpoint is written if one is wanted and possible, the
+VMs are returned, and what they shared in the cloud is removed.
 """
 
 from __future__ import annotations

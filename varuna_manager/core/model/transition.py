@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from spottrain import wire
+from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import Generation, RankPhase, VmRecord
@@ -65,9 +66,12 @@ class Transition:
         return False
 
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
-        """Note a change of phase, see ``machines``."""
+        """Note a change of phase; refuse one that no table knows."""
         recent = self.state.recent
-        if recent and before is not after:
+        if before is after:
+            return
+        machines.entry_of(before, after)
+        if recent:
             change = PhaseChange(before, after, self.is_settling)
             last = replace(recent[-1], changes=(*recent[-1].changes, change))
             self.state = replace(self.state, recent=(*recent[:-1], last))
