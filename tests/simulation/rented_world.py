@@ -232,7 +232,7 @@ class RentedWorld:
 
     async def _look(self, manager: Manager) -> None:
         try:
-            await manager.effects.poller.at_vms()
+            await manager.effects.poller.poll_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))

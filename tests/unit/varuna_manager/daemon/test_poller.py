@@ -106,7 +106,7 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
                 token="t", job="job", intent="i", offer=offer, count=1, lease_s=60.0
             )
         )
-        poller.hurry()
+        poller.poll_now()
         await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
         assert [vm.vm_id for vm in sink.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
         aws.down = False
@@ -132,8 +132,10 @@ def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
         await asked.wait()
         await sink.until(lambda: sink.of(e.VmsListed))
         assert sink.of(e.OffersSeen) == []
-        monkeypatch.setattr("spottrain.varuna_manager.daemon.poller.PATIENCE_S", 0.0)
-        poller.hurry()
+        monkeypatch.setattr(
+            "spottrain.varuna_manager.daemon.poller.FIRST_OFFERS_WAIT_S", 0.0
+        )
+        poller.poll_now()
         await sink.until(lambda: sink.of(e.OffersSeen))
         assert [o.cloud for o in sink.of(e.OffersSeen)[0].offers] == ["gcp"]
 
@@ -148,9 +150,9 @@ def test_one_look_fails_as_its_cloud_does() -> None:
         sink = Sink()
         poller = CloudPoller(sink, {"": cloud}, call, MarketWatch(sink))
         with pytest.raises(CloudError, match="does not answer"):
-            await poller.at_vms()
+            await poller.poll_vms()
         cloud.down = False
-        await poller.at_vms()
+        await poller.poll_vms()
         (listed,) = sink.of(e.VmsListed)
         assert (listed.vms, listed.cloud) == ((), "")
 

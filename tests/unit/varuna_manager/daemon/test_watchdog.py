@@ -37,7 +37,7 @@ def test_a_job_that_is_over_needs_no_manager(job: JobDir) -> None:
 
 
 def test_a_manager_that_cannot_live_is_given_up_after_the_lease(job: JobDir) -> None:
-    assert keep(job, 0.5) == "no manager could live for 0.5 s"
+    assert keep(job, 0.5) == "no manager could run for 0.5 s"
     assert "config.json is missing" in job.log.read_text()
 
 
