@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, budget
@@ -87,7 +87,7 @@ def test_the_fleet_never_costs_more_by_the_hour_than_it_may(seed: int) -> None:
     most: list[float] = []
 
     def look() -> None:
-        settled = job.now_s > lowered_s + SHED_S + 30.0
+        settled = job.now_s > lowered_s + DRAIN_S + 30.0
         bound = 4.5 if settled else 6.5
         assert usd_per_hour(job) <= bound
         most.append(usd_per_hour(job))

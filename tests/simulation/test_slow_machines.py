@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core.stragglers import MOST_PER_HOUR
+from spottrain.varuna_manager.core.stragglers import MAX_REPLACED_PER_HOUR
 
 
 def slow_world(seed: int, spare: int, steps: int = 400, **changes: Any) -> World:
@@ -130,8 +130,8 @@ def test_only_so_many_are_replaced_within_an_hour() -> None:
     job.run()
     check_end(job)
     found = [slow.found_at_s for slow in job.state.slow_vms]
-    assert len(found) >= MOST_PER_HOUR
-    for first, last in zip(found, found[MOST_PER_HOUR:], strict=False):
+    assert len(found) >= MAX_REPLACED_PER_HOUR
+    for first, last in zip(found, found[MAX_REPLACED_PER_HOUR:], strict=False):
         assert last - first >= 3600.0
 
 

@@ -23,7 +23,7 @@ OFFER_LAG_S = 10.0
 
 def next_intent(state: State) -> str:
     """Return the name that the next launch intent will bear."""
-    moved = f"{state.moved_in}-" if state.moved_in else ""
+    moved = f"{state.takeover_epoch}-" if state.takeover_epoch else ""
     return f"intent-{moved}{state.next_intent}"
 
 
@@ -57,13 +57,13 @@ def launch_more(transition: Transition) -> None:
     state = transition.state
     wanted = room(state)
     done = state.generation is not None and state.generation.done
-    if wanted <= 0 or done or not state.reconciled or state.launch_wished:
+    if wanted <= 0 or done or not state.reconciled or state.launch_pending:
         return
     offer, count = best_offer(transition, wanted)
     if offer is None:
         return
     intent = next_intent(state)
-    transition.state = replace(state, launch_wished=True)
+    transition.state = replace(state, launch_pending=True)
     transition.emit(
         IntendLaunch(
             intent=intent,

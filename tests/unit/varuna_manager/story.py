@@ -17,8 +17,8 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import Plan, Slot
 
-Wish = TypeVar("Wish")
-Order = TypeVar("Order")
+Emitted = TypeVar("Emitted")
+Sent = TypeVar("Sent")
 
 SPEC = wire.JobSpec(
     name="job",
@@ -116,7 +116,7 @@ class Story:
         self.now_s = 1000.0
         self.state = State()
         self.events: list[e.Event] = []
-        self.wishes: tuple[c.Command, ...] = ()
+        self.commands: tuple[c.Command, ...] = ()
         self.reports: dict[str, int] = {}
         self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
 
@@ -126,9 +126,9 @@ class Story:
         """Feed one event; return all that the core wishes for."""
         event = cls(at_s=self.now_s, **fields)
         self.events.append(event)
-        self.state, self.wishes = core.step(self.state, event)
+        self.state, self.commands = core.step(self.state, event)
         check_invariants(self.state)
-        return self.wishes
+        return self.commands
 
     def report(self, vm_id: str, report: wire.Report) -> tuple[c.Command, ...]:
         number = self.reports.get(vm_id, 0)
@@ -144,16 +144,16 @@ class Story:
 
     # --- Asking -------------------------------------------------------------------------
 
-    def wished(self, cls: type[Wish]) -> list[Wish]:
+    def emitted(self, cls: type[Emitted]) -> list[Emitted]:
         """All wishes of one kind after the newest event."""
-        return [wish for wish in self.wishes if isinstance(wish, cls)]
+        return [command for command in self.commands if isinstance(command, cls)]
 
-    def sent(self, cls: type[Order]) -> dict[str, Order]:
+    def sent(self, cls: type[Sent]) -> dict[str, Sent]:
         """Orders of one kind after the newest event, by VM."""
         return {
-            wish.vm_id: wish.command
-            for wish in self.wished(c.Send)
-            if isinstance(wish.command, cls)
+            command.vm_id: command.command
+            for command in self.emitted(c.Send)
+            if isinstance(command.command, cls)
         }
 
     @property
@@ -184,15 +184,15 @@ class Story:
 
     def intend(self) -> c.IntendLaunch:
         """Journal the launch that the core wishes for."""
-        (wish,) = self.wished(c.IntendLaunch)
+        (command,) = self.emitted(c.IntendLaunch)
         self.tell(
             e.LaunchIntended,
-            intent=wish.intent,
-            token=wish.token,
-            offer=wish.offer,
-            count=wish.count,
+            intent=command.intent,
+            token=command.token,
+            offer=command.offer,
+            count=command.count,
         )
-        return wish
+        return command
 
     def boot(self, *ids: str) -> None:
         """Launch VMs for the open intent and bring their supervisors up."""

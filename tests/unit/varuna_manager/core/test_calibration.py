@@ -114,8 +114,8 @@ def test_what_was_measured_is_kept_for_later_jobs() -> None:
     story.measure()
 
     assert story.state.profile == PROFILE
-    assert story.wished(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert story.emitted(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_profile_that_was_kept_makes_measuring_needless() -> None:
     assert story.state.calibration is None
     news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
     assert story.state.last_news == news
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 @pytest.mark.parametrize(
@@ -233,6 +233,6 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.report("a", wire.CheckpointSaved(name="step-0", step=0))
 
     assert story.state.calibration is None
-    (wish,) = story.wished(c.ComputePlan)
+    (wish,) = story.emitted(c.ComputePlan)
     assert wish.inputs.profile == given
     assert wish.inputs.facts == FACTS

@@ -10,7 +10,7 @@ from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain import wire
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import Limit
@@ -108,8 +108,8 @@ def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() ->
     change(story, max_usd_per_hour=2.0)
     going = {k for k, vm in story.state.vms.items() if vm.leaves_at_s is not None}
     assert going == {"a", "b"}
-    assert story.wished(c.TerminateVms) == []
-    assert story.wished(c.IntendLaunch) == [], "nothing is rented in their place"
+    assert story.emitted(c.TerminateVms) == []
+    assert story.emitted(c.IntendLaunch) == [], "nothing is rented in their place"
     while story.state.plan_asked is None:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
@@ -118,10 +118,10 @@ def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() ->
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     assert set(story.sent(wire.StopGeneration)) == set(FOUR)
-    assert story.now_s < 1003.0 + SHED_S
-    story.now_s = 1003.0 + SHED_S
+    assert story.now_s < 1003.0 + DRAIN_S
+    story.now_s = 1003.0 + DRAIN_S
     story.tell(e.TimerFired)
-    assert story.wished(c.TerminateVms) == [
+    assert story.emitted(c.TerminateVms) == [
         c.TerminateVms(vm_ids=("a",)),
         c.TerminateVms(vm_ids=("b",)),
     ]
@@ -139,7 +139,7 @@ def test_what_does_not_train_goes_first_and_at_once() -> None:
     (intent,) = story.state.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("e", intent, offer=offer),))
     change(story, max_usd_per_hour=4.2)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
 
 
 # --- Alerts -----------------------------------------------------------------------------------

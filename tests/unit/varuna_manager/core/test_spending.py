@@ -121,7 +121,7 @@ def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
     story = Story()
     story.start(replace(OFFER, usd_per_hour=price))
     assert story.state.intents == {}
-    assert not story.state.launch_wished
+    assert not story.state.launch_pending
 
 
 def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None:
@@ -326,7 +326,7 @@ def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> No
     rest = tuple(story.vm(vm_id) for vm_id in "ab")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
     assert set(story.state.vms) == {"a", "b"}
-    assert not story.wished(c.TerminateVms)
+    assert not story.emitted(c.TerminateVms)
     line = story.state.ledger.open["m"]
     assert not line.trains
     assert line.cost(ceil_us(1000.0 + 3600)).usd == 0.5

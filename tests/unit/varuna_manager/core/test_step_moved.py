@@ -23,13 +23,13 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     story.intend()
     story.boot(*FOUR)
     move(story)
-    asked = [vm_id for wish in story.wished(c.TerminateVms) for vm_id in wish.vm_ids]
+    asked = [vm_id for wish in story.emitted(c.TerminateVms) for vm_id in wish.vm_ids]
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
     assert story.state.vms == {}
     assert story.state.tally.preemptions_unnoticed == 0
-    assert story.wished(c.IntendLaunch)[0].count == 4
+    assert story.emitted(c.IntendLaunch)[0].count == 4
 
 
 def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned() -> (
@@ -39,9 +39,9 @@ def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned(
     story.start()
     lost = story.intend()
     move(story)
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("x", lost.intent),))
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
 
 def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not() -> (

@@ -206,7 +206,7 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
             fields = {name: getattr(event, name) for name in event.__slots__}
             del fields["at_s"]
             story.tell(type(event), **fields)
-        check_wishes(before, story)
+        check_commands(before, story)
 
 
 def aimed(story: Story, report: wire.Report) -> wire.Report:
@@ -218,11 +218,11 @@ def aimed(story: Story, report: wire.Report) -> wire.Report:
     return replace(report, generation=generation.number)  # type: ignore[arg-type]
 
 
-def check_wishes(before: State, story: Story) -> None:
+def check_commands(before: State, story: Story) -> None:
     state = story.state
     assert state.next_generation >= before.next_generation
     assert state.progress.highest_step >= before.progress.highest_step
-    for wish in story.wishes:
+    for wish in story.commands:
         match wish:
             case c.Send(vm_id=vm_id, command=wire.RunGeneration() as order):
                 generation = state.generation
@@ -242,8 +242,11 @@ def check_wishes(before: State, story: Story) -> None:
 def behave(story: Story) -> None:
     """From now on the cloud does what it is asked to."""
     for _ in range(200):
-        wishes, pending = story.wishes, list[tuple[type[e.Event], dict[str, object]]]()
-        for wish in wishes:
+        commands, pending = (
+            story.commands,
+            list[tuple[type[e.Event], dict[str, object]]](),
+        )
+        for wish in commands:
             if isinstance(wish, c.TerminateVms):
                 pending.append((e.VmsReturned, {"vm_ids": wish.vm_ids}))
             elif isinstance(wish, c.LaunchVms):
@@ -251,7 +254,7 @@ def behave(story: Story) -> None:
         collected: list[c.Command] = []
         for event_type, fields in pending:
             collected += story.tell(event_type, **fields)
-        story.wishes = tuple(collected)
+        story.commands = tuple(collected)
         if story.state.phase is JobPhase.ENDED:
             return
         if not pending:
@@ -290,9 +293,9 @@ def test_after_any_history_a_stop_returns_every_vm(
     play(story, history)
     if story.state.phase is not JobPhase.ENDED:
         story.tell(e.ManagerStarted, software_version="1", pid=2)
-        repeated = story.wishes
+        repeated = story.commands
         story.tell(e.StopRequested, by="x", now=True)
-        story.wishes = (*repeated, *story.wishes)
+        story.commands = (*repeated, *story.commands)
         behave(story)
     assert story.state.phase is JobPhase.ENDED
     assert not story.state.vms

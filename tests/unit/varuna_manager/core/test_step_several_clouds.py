@@ -41,7 +41,7 @@ def unanswered(story: Story) -> str:
     intent = story.intend().intent
     no_answer(story, intent)
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
     story.wait(UNHEARD_S)
     no_answer(story, intent)
     return intent
@@ -92,7 +92,7 @@ def test_where_no_other_cloud_is_it_is_asked_again_and_again(
     intent = unanswered(story)
     assert set(story.state.intents) == {intent}
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
 
 
 def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -> None:
@@ -108,7 +108,7 @@ def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -
     listed = (alive, ended)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=listed, cloud="east")
     assert story.state.vms["east.0"].phase is VmPhase.RETURNING
-    assert {"east.0"} == {i for w in story.wished(c.TerminateVms) for i in w.vm_ids}
+    assert {"east.0"} == {i for w in story.emitted(c.TerminateVms) for i in w.vm_ids}
     assert set(story.state.ledger.open) == {"east.0"}
     assert set(story.state.ledger.closed) == {"east.1"}
 
@@ -164,7 +164,7 @@ def test_the_span_says_whether_clouds_mix(span: str, clouds: int) -> None:
     story = begun(replace(EAST, available=1), near, WEST, span=span)
     regions, asked = set(), set()
     for _ in range(3):
-        if not story.wished(c.IntendLaunch):
+        if not story.emitted(c.IntendLaunch):
             break
         wish = story.intend()
         regions.add(wish.offer.region)

@@ -96,7 +96,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     told = []
     for step in range(2, 2 + WINDOW // 2):
         sample(story, step, {"d": 3.0})
-        told += [w.command for w in story.wished(c.Send)]
+        told += [w.command for w in story.emitted(c.Send)]
     shares = {share for share in told if isinstance(share, wire.ShareMinibatch)}
     assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
         (1, 1, (0, 6, 8))
@@ -135,7 +135,7 @@ def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
     story.state = replace(state, vms=vms)
     for step in range(2, 40):
         sample(story, step, {"d": 3.0})
-    assert timings(story).controller is None
+    assert timings(story).balancer is None
     assert story.generation.share is None
 
 
@@ -152,11 +152,11 @@ def test_a_vm_is_only_found_wanting_if_another_one_can_be_had(available: int) ->
     found_slow(story)
     slow = story.state.vms["d"].slow
     assert (slow is not None) == bool(available)
-    news = "another one is wanted" if available else "kept, as another one"
+    news = "a replacement is wanted" if available else "kept, as replacing it"
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
     assert evidence in story.state.last_news
     assert news in story.state.last_news
-    assert bool(story.wished(c.IntendLaunch)) == bool(available)
+    assert bool(story.emitted(c.IntendLaunch)) == bool(available)
 
 
 def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
@@ -172,13 +172,13 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
     assert set(story.sent(wire.StopGeneration)) == set(FOUR)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.stopped(2 + OUTLYING)
     assert story.generation.reason == "slow: d by e"
     story.open()
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.begin(2 + OUTLYING)
-    assert [wish.vm_ids for wish in story.wished(c.TerminateVms)] == [("d",)]
+    assert [wish.vm_ids for wish in story.emitted(c.TerminateVms)] == [("d",)]
     assert story.state.tally.slow_vms_replaced == 1
     story.tell(e.VmsReturned, vm_ids=("d",))
     assert story.state.tally.preemptions_unnoticed == 0
@@ -226,7 +226,7 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() ->
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story)
-    assert timings(story).controller is None
+    assert timings(story).balancer is None
     assert story.generation.share is None
     slow = story.state.vms["d"].slow
     assert slow is not None
