@@ -1,4 +1,4 @@
-"""The caps hold in virtual time, whatever happens to market, manager and limits."""
+"""The caps hold in virtual time, under faults of market, manager and limits."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_raised_cap_is_used_and_held(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_fleet_never_costs_more_by_the_hour_than_it_may(seed: int) -> None:
+def test_the_fleet_never_exceeds_its_hourly_cap(seed: int) -> None:
     spec = replace(SPEC, steps=400)
     job = world(seed, spec=spec, max_usd_per_hour=6.5)
     lowered_s = job.now_s + 200.0

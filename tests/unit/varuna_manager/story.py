@@ -1,4 +1,4 @@
-"""Tells the core a story, event by event, and keeps what it wished for."""
+"""Feeds the core a story, event by event, and keeps the commands that it emits."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Story:
     # --- Telling ------------------------------------------------------------------------
 
     def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
-        """Feed one event; return all that the core wishes for."""
+        """Feed one event; return the commands that the core emits."""
         event = cls(at_s=self.now_s, **fields)
         self.events.append(event)
         self.state, self.commands = core.step(self.state, event)
@@ -145,11 +145,11 @@ class Story:
     # --- Asking -------------------------------------------------------------------------
 
     def emitted(self, cls: type[Emitted]) -> list[Emitted]:
-        """All wishes of one kind after the newest event."""
+        """Commands of one kind after the newest event."""
         return [command for command in self.commands if isinstance(command, cls)]
 
     def sent(self, cls: type[Sent]) -> dict[str, Sent]:
-        """Orders of one kind after the newest event, by VM."""
+        """Commands of one kind that were sent after the newest event, by VM."""
         return {
             command.vm_id: command.command
             for command in self.emitted(c.Send)
@@ -183,7 +183,7 @@ class Story:
         return replace(vm, **changes)
 
     def intend(self) -> c.IntendLaunch:
-        """Journal the launch that the core wishes for."""
+        """Journal the launch that the core asks for."""
         (command,) = self.emitted(c.IntendLaunch)
         self.tell(
             e.LaunchIntended,
@@ -213,7 +213,7 @@ class Story:
         self.report(vm_id, wire.SupervisorReady(num_slots=slots, torch_version="2"))
 
     def prepare(self) -> None:
-        """Write the first weights and measure, once nobody boots any more."""
+        """Write the first weights and measure, once no VM boots any more."""
         (initialiser,) = self.sent(wire.Initialise) or [self.state.initialiser]
         assert initialiser is not None
         self.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))

@@ -1,4 +1,4 @@
-"""Renting, reconciling, notices and growth: what the core wishes for."""
+"""Renting, reconciling, notices and growth: the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_vm_that_is_not_ready_in_time_goes_back_data_and_setup_aside() -> None
     assert story.state.vms["a"].return_reason == "not ready in 4500 s"
 
 
-def test_nothing_new_is_rented_before_the_truth_is_known() -> None:
+def test_nothing_is_rented_before_the_provider_has_listed_its_vms() -> None:
     story = Story()
     story.tell(e.ManagerStarted, software_version="1", pid=1)
     story.tell(e.OffersSeen, offers=(OFFER,))
@@ -88,7 +88,7 @@ def test_nothing_new_is_rented_before_the_truth_is_known() -> None:
     assert len(story.emitted(c.IntendLaunch)) == 1
 
 
-def test_a_refused_offer_cools_down() -> None:
+def test_a_refused_offer_is_in_cooldown() -> None:
     story = Story(cooldown_s=30.0)
     story.start()
     story.intend()
@@ -100,7 +100,7 @@ def test_a_refused_offer_cools_down() -> None:
     assert story.intend().intent == "intent-1"
 
 
-def test_capacity_that_returns_ends_the_cool_down() -> None:
+def test_capacity_that_returns_ends_the_cooldown() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -309,7 +309,7 @@ def test_a_notice_that_changes_is_one_notice_with_another_end() -> None:
     assert len(story.state.interruptions) == 1
 
 
-def test_a_vm_that_is_likelier_to_be_taken_is_named_and_goes_on() -> None:
+def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
     story.report("d", wire.InterruptionLikely())
     assert story.state.vms["d"].is_usable

@@ -72,7 +72,7 @@ def test_a_deadline_saves_and_ends_the_job() -> None:
     assert story.state.outcome.exit_code == 4
 
 
-def test_a_job_without_capacity_gives_up_after_its_patience() -> None:
+def test_a_job_without_capacity_gives_up_after_its_wait() -> None:
     story = Story(capacity_wait_s=60.0)
     story.start(replace(OFFER, available=0))
     story.wait(60.0)

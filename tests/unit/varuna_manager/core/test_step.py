@@ -1,4 +1,4 @@
-"""The life of a job, told event by event: what the core wishes for in return."""
+"""The life of a job, event by event, and the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
     assert list(story.sent(wire.Initialise)) == ["b"]
 
 
-def test_preparation_that_fails_thrice_fails_the_job() -> None:
+def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -150,7 +150,7 @@ def test_a_report_that_comes_twice_counts_once() -> None:
     assert story.state == state
 
 
-def test_what_a_generation_that_is_over_reports_is_ignored() -> None:
+def test_reports_of_a_closed_generation_are_ignored() -> None:
     story = Story().training(*FOUR)
     phase = story.generation.phase
     story.report("a", wire.GenerationBroken(generation=0, slot=0, reason="stale"))

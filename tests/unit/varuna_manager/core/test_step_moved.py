@@ -1,4 +1,4 @@
-"""A job that goes on on another machine: what the core wishes for."""
+"""A job that continues on another machine: the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not
     assert again.state.vms["x"].phase is VmPhase.RETURNING
 
 
-def test_a_stopped_job_that_has_moved_goes_on_under_new_names() -> None:
+def test_a_stopped_job_that_has_moved_continues_under_new_names() -> None:
     story = Story()
     story.start()
     story.tell(e.StopRequested, by="a person", now=True)

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the core keeps its promises."""
+"""The core's invariants under any events in any order."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ def check_commands(before: State, story: Story) -> None:
     state = story.state
     assert state.next_generation >= before.next_generation
     assert state.progress.highest_step >= before.progress.highest_step
-    for wish in story.commands:
-        match wish:
+    for command in story.commands:
+        match command:
             case c.Send(vm_id=vm_id, command=wire.RunGeneration() as order):
                 generation = state.generation
                 assert generation is not None
@@ -246,11 +246,11 @@ def behave(story: Story) -> None:
             story.commands,
             list[tuple[type[e.Event], dict[str, object]]](),
         )
-        for wish in commands:
-            if isinstance(wish, c.TerminateVms):
-                pending.append((e.VmsReturned, {"vm_ids": wish.vm_ids}))
-            elif isinstance(wish, c.LaunchVms):
-                pending.append((e.VmsLaunched, {"intent": wish.intent, "vms": ()}))
+        for command in commands:
+            if isinstance(command, c.TerminateVms):
+                pending.append((e.VmsReturned, {"vm_ids": command.vm_ids}))
+            elif isinstance(command, c.LaunchVms):
+                pending.append((e.VmsLaunched, {"intent": command.intent, "vms": ()}))
         collected: list[c.Command] = []
         for event_type, fields in pending:
             collected += story.tell(event_type, **fields)

@@ -1,4 +1,4 @@
-"""Slow machines, as the core is told of them report by report."""
+"""Slow machines, as the core learns of them report by report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sample(
     shares: tuple[int, ...] = (4, 4),
     only: tuple[str, ...] = FOUR,
 ) -> None:
-    """Ranks report a mini-batch of which the busiest part is told."""
+    """Ranks report a mini-batch with these busy times."""
     story.now_s += 1.0
     plan = story.generation.plan
     for rank, slot in enumerate(plan.slots):
@@ -81,7 +81,7 @@ def timings(story: Story) -> RankTimings:
     return found
 
 
-def test_a_minibatch_is_looked_at_once_all_ranks_have_told_of_it() -> None:
+def test_a_minibatch_is_evaluated_once_all_ranks_have_reported_it() -> None:
     story = training()
     sample(story, 2, {}, only=("a", "b", "c"))
     sample(story, 3, {}, only=FOUR)
@@ -105,7 +105,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     assert "6+2 (were 4+4)" in story.state.last_news
 
 
-def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
+def test_no_new_share_is_sent_before_the_last_one_is_in_force() -> None:
     story = training()
     for step in range(2, 40):
         sample(story, step, {"d": 3.0})
@@ -116,7 +116,7 @@ def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
     assert story.generation.share.number == 2
 
 
-def test_a_restarted_manager_tells_the_newest_share_again() -> None:
+def test_a_restarted_manager_sends_the_newest_share_again() -> None:
     story = training()
     for step in range(2, 12):
         sample(story, step, {"d": 3.0})
@@ -145,7 +145,7 @@ def found_slow(story: Story, factor: float = 3.0) -> None:
 
 
 @pytest.mark.parametrize("available", [0, 1])
-def test_a_vm_is_only_found_wanting_if_another_one_can_be_had(available: int) -> None:
+def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) -> None:
     story = training()
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=available),))
@@ -185,7 +185,7 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     assert [slow.vm_id for slow in story.state.slow_vms] == ["d"]
 
 
-def test_a_fleet_never_falls_below_the_least_for_a_slow_vm() -> None:
+def test_a_fleet_never_falls_below_its_minimum_for_a_slow_vm() -> None:
     story = training(min_vms=4)
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
@@ -221,7 +221,7 @@ def interleaved() -> Story:
     return story
 
 
-def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() -> None:
+def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() -> None:
     story = interleaved()
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))

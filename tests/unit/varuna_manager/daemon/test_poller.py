@@ -82,7 +82,7 @@ def looking(
     asyncio.run(run())
 
 
-def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
+def test_first_offers_are_fed_together_and_vms_cloud_by_cloud() -> None:
     async def story(sink: Sink, _: CloudPoller) -> None:
         await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
         await sink.until(lambda: sink.of(e.OffersSeen))
@@ -93,7 +93,7 @@ def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
     looking([ToyCloud("aws"), ToyCloud("gcp")], story)
 
 
-def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
+def test_a_cloud_that_fails_does_not_delay_the_others() -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
     aws.down = True
 
@@ -116,7 +116,7 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
     looking([aws, gcp], story)
 
 
-def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
+def test_a_cloud_that_hangs_delays_the_first_offers_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
@@ -142,7 +142,7 @@ def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
     looking([aws, gcp], story, ask)
 
 
-def test_one_look_fails_as_its_cloud_does() -> None:
+def test_a_single_poll_raises_its_clouds_error() -> None:
     cloud = ToyCloud("aws")
     cloud.down = True
 
