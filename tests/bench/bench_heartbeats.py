@@ -28,7 +28,7 @@ from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
     listen,
     make_server,
-    serve_many,
+    tune_for_many_agents,
 )
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
@@ -69,7 +69,7 @@ def serve(
     wait_s: float,
 ) -> None:
     """Be the manager's server."""
-    serve_many()
+    tune_for_many_agents()
     sessions = AgentSessions(time.monotonic, lambda vm_id: None)
     for vm_id in agents:
         sessions.admit(vm_id, token_sha256(identity.vm_token(vm_id)))

@@ -1,4 +1,4 @@
-"""The third shell of the core: virtual time and a simulated cloud.
+"""A driver of the core in virtual time, with a simulated cloud.
 
 Everything happens at a moment of one virtual clock and is drawn from one seed, so days
 pass in seconds and every run can be repeated.
@@ -244,7 +244,7 @@ class World:
         self.after(max(0.0, at_s - self.now_s), fire)
 
     def launch(self, command: c.LaunchVms) -> None:
-        """The cloud acts even if nobody hears of it any more."""
+        """The cloud acts even if its answer is lost."""
         fate = self.random.random()
         refusal: e.RefusalKind = "unknown"
         if fate > 0.05:

@@ -1,4 +1,4 @@
-"""An error of the core itself, told so that somebody can find its cause."""
+"""The error that reports a bug of the core, with what is needed to find its cause."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _name(event: RecentEvent) -> str:
 
 
 def _line(event: RecentEvent) -> str:
-    """Return what an event was and what came of it, in a line."""
+    """Return an event and its consequences, in one line."""
     again = f" (and {event.repeats} such before it)" if event.repeats else ""
     times = Counter(map(str, event.changes)).items()
     changes = [f"{change} ({n} times)" if n > 1 else change for change, n in times]

@@ -35,7 +35,7 @@ def report_received(transition: Transition, event: ReportReceived) -> None:
         case wire.SupervisorReady():
             _supervisor_ready(transition, vm_id, report)
         case wire.CalibrationProgress() | wire.Calibrated():
-            calibrations.heard(transition, report)
+            calibrations.report_received(transition, report)
         case wire.StoreOpened():
             _store_opened(transition, report)
         case wire.GenerationStarted(generation=number, slot=index):
@@ -69,7 +69,7 @@ def report_received(transition: Transition, event: ReportReceived) -> None:
         case wire.InterruptionCancelled():
             _interruption_cancelled(transition, vm_id)
         case wire.InterruptionLikely():
-            transition.log(f"{vm_id}: likelier than others to be taken soon")
+            transition.log(f"{vm_id}: more likely than others to be preempted soon")
         case _:
             assert_never(report)
 
@@ -144,10 +144,10 @@ def _out(
 def checkpoints_listed(
     transition: Transition, listed: tuple[CheckpointRef, ...]
 ) -> None:
-    """Take the store's word, but keep what was saved while it was being listed.
+    """Take over the store's list, but keep what was saved while it was being listed.
 
-    A newer checkpoint that we know of and that is gone shows up as damaged, rather than
-    be forgotten in silence.
+    A newer checkpoint that was known and is missing will show up as damaged, rather
+    than be forgotten silently.
     """
     newest = max((c.step for c in listed), default=-1)
     newer = tuple(c for c in transition.state.checkpoints if c.step > newest)
@@ -155,7 +155,7 @@ def checkpoints_listed(
 
 
 def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None:
-    """Remember what the store still holds: older ones were deleted with this report."""
+    """Keep the checkpoints that the store still holds: older ones are deleted by now."""
     state = transition.state
     known = {c.name: c for c in (checkpoint, *state.checkpoints)}
     good = [c for c in known.values() if c.name not in state.damaged]
@@ -170,7 +170,7 @@ def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None
 
 
 def _checkpoint_failed(transition: Transition, report: wire.CheckpointFailed) -> None:
-    """The job goes on with the checkpoint before; without any it cannot begin."""
+    """The job continues with the checkpoint before; without any it fails."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
     transition.state = replace(transition.state, checkpoint_error=error)
     transition.log(error)
@@ -194,9 +194,9 @@ def _checkpoint_damaged(transition: Transition, report: wire.CheckpointDamaged) 
 
 
 def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> None:
-    """Count on a VM's end; of one that is known to leave, only when changes."""
+    """Fold an interruption notice; a repeated one only changes when the VM leaves."""
     vm, leaves_at_s = transition.state.vms[vm_id], transition.now_s + lead_s
-    if vm.shed:
+    if vm.drain_reason:
         return
     if vm.leaves_at_s is not None:
         transition.put_vm(replace(vm, leaves_at_s=leaves_at_s))
@@ -209,9 +209,9 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
 
 
 def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
-    """Count on a VM again that was said to leave, unless we let it go ourselves."""
+    """Fold that a notice was cancelled; a VM that is being drained leaves anyway."""
     vm = transition.state.vms[vm_id]
-    if vm.leaves_at_s is None or vm.shed:
+    if vm.leaves_at_s is None or vm.drain_reason:
         return
     counters.cancelled(transition, vm_id)
     transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))

@@ -1,6 +1,7 @@
-"""How a job ends: budget, deadline, no capacity, a person's wish; and what then follows.
+"""The end of a job: at a limit, without capacity or by a person; and what follows.
 
-ACTIVE --outcome known--> ENDING: checkpoint if wished, return VMs --> ENDED
+Once the outcome is known, a last checkpoint is written if one is wanted and possible, the
+VMs are returned, and what they shared in the cloud is removed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
 TRIES = 6
-"""Tries to remove it before somebody has to look."""
+"""Tries to remove it before a person has to."""
 FIRST_PAUSE_S = 5.0
 """After the first try that failed; each later pause is twice as long."""
 
 
 def stop_requested(transition: Transition, event: StopRequested) -> None:
-    """A person wants the job to stop; a second wish may be more impatient."""
+    """A person wants the job to stop; a second request may be more urgent."""
     outcome = Outcome(kind="stopped", exit_code=130, reason=f"stopped by {event.by}")
     transition.end(outcome, checkpoint=event.checkpoint and not event.now)
     state = transition.state
@@ -49,13 +50,13 @@ def watch_limits(transition: Transition) -> None:
 
 
 def _watch_budget(transition: Transition, max_usd: float) -> None:
-    """End while the money that the fleet may still cost is there."""
+    """End the job while the budget still covers what the fleet may cost."""
     state = transition.state
     money = budget(state)
     _alert(transition, money, max_usd)
     lasts_s = money.lasts_s
     is_over = lasts_s is not None and transition.is_due(state.now_s + lasts_s)
-    if is_over or _is_too_dear(state):
+    if is_over or _is_over_budget(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.kept > NOTHING:
             reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
@@ -64,10 +65,11 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
 
 
 def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
-    """Tell, once each, which shares of the budget are spent."""
-    state, told = transition.state, {alert.share for alert in transition.state.alerts}
+    """Alert, once each, to the shares of the budget that are spent."""
+    state = transition.state
+    given = {alert.share for alert in state.alerts}
     reached = []
-    for share in sorted(set(state.job.alerts) - told):
+    for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
             money.pace > FREE
@@ -87,23 +89,23 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
-def _is_too_dear(state: State) -> bool:
-    """Whether the budget bears too few VMs of any offer, with nothing rented."""
+def _is_over_budget(state: State) -> bool:
+    """Return whether nothing is rented and the budget allows no offer."""
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
-    borne = affordable(unlimited)
-    dear = all(borne(offer) == 0 for offer in state.offers)
-    return bool(state.offers) and not state.vms and not state.intents and dear
+    count_of = affordable(unlimited)
+    nothing = all(count_of(offer) == 0 for offer in state.offers)
+    return bool(state.offers) and not state.vms and not state.intents and nothing
 
 
 def _watch_capacity(transition: Transition) -> None:
     state = transition.state
     if state.vms:
-        if state.vmless_since_s is not None:
-            transition.state = replace(state, vmless_since_s=None)
+        if state.no_vms_since_s is not None:
+            transition.state = replace(state, no_vms_since_s=None)
         return
-    if state.vmless_since_s is None:
-        transition.state = state = replace(state, vmless_since_s=state.now_s)
-    wait_s, since_s = state.job.capacity_wait_s, state.vmless_since_s
+    if state.no_vms_since_s is None:
+        transition.state = state = replace(state, no_vms_since_s=state.now_s)
+    wait_s, since_s = state.job.capacity_wait_s, state.no_vms_since_s
     if (
         wait_s is not None
         and since_s is not None
@@ -127,14 +129,14 @@ def advance(transition: Transition) -> None:
     return_vms(transition, transition.state.vms.values(), "the job is over")
     rents_nothing = not transition.state.vms and not transition.state.intents
     if rents_nothing and is_released(transition):
-        spending.managers_end(transition)  # the last thing that the manager's VM does
+        spending.managers_end(transition)  # last thing that the manager's VM does
         transition.state = replace(transition.state, phase=JobPhase.ENDED)
         transition.note_phase(JobPhase.ENDING, JobPhase.ENDED)
         transition.emit(Finish(outcome=state.outcome))
 
 
 def _may_save(transition: Transition) -> bool:
-    """Whether a last checkpoint can still come."""
+    """Return whether a last checkpoint can still be written."""
     state = transition.state
     since_s = state.ending_since_s
     assert since_s is not None
@@ -143,7 +145,7 @@ def _may_save(transition: Transition) -> bool:
 
 
 def reopen(transition: Transition) -> None:
-    """A person resumes a job that had ended, or was ending: go on, unless it is done."""
+    """Resume a job that had ended or was ending, unless it has succeeded."""
     state = transition.state
     if state.outcome is None:
         return
@@ -160,7 +162,7 @@ def reopen(transition: Transition) -> None:
         plan_reason="resumed",
         fruitless=0,
         failed_preparations=0,
-        vmless_since_s=None,
+        no_vms_since_s=None,
     )
     transition.note_phase(state.phase, JobPhase.ACTIVE)
 
@@ -169,7 +171,7 @@ def reopen(transition: Transition) -> None:
 
 
 def is_released(transition: Transition) -> bool:
-    """Return whether nothing is left to remove; else see to it."""
+    """Return whether nothing is left to remove; if something is, have it removed."""
     state, release = transition.state, transition.state.release
     if not state.job.shares or (release is not None and release.done):
         return True
@@ -182,14 +184,14 @@ def is_released(transition: Transition) -> bool:
 
 
 def job_released(transition: Transition) -> None:
-    """Nothing is left."""
+    """Nothing that the VMs shared is left."""
     if transition.state.release is not None:
         release = replace(transition.state.release, done=True)
         transition.state = replace(transition.state, release=release)
 
 
 def release_failed(transition: Transition, event: CommandFailed) -> None:
-    """Try again after a pause, but not for ever."""
+    """Try again after a pause, ``TRIES`` times."""
     release, name = transition.state.release, transition.state.job.spec.name
     if release is None:
         return

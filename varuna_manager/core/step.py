@@ -196,7 +196,7 @@ def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
 
 
 def _manager_started(transition: Transition) -> None:
-    """Issue again whatever is not answered: the manager that asked is gone."""
+    """Emit again what is not answered: the manager that asked is gone."""
     shutdown.reopen(transition)
     state = transition.state
     transition.state = replace(
@@ -204,7 +204,7 @@ def _manager_started(transition: Transition) -> None:
         reconciled=False,
         timer_at_s=None,
         plan_asked=None,
-        launch_wished=False,
+        launch_pending=False,
         prepare_since_s=transition.now_s,
         release=None,
         intents={
@@ -215,7 +215,7 @@ def _manager_started(transition: Transition) -> None:
     for intent in transition.state.intents.values():
         launches.launch(transition, intent)
     for vm in tuple(transition.state.vms.values()):
-        # Silence counts from now on: nobody listened in between.
+        # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
@@ -227,7 +227,7 @@ def _manager_started(transition: Transition) -> None:
 
 
 def _resume_generation(transition: Transition) -> None:
-    """Repeat the commands of the generation's phase; supervisors ignore doubles."""
+    """Repeat the commands of the generation's phase; supervisors ignore duplicates."""
     generation = transition.state.generation
     if generation is None:
         return
@@ -250,8 +250,7 @@ def _resume_generation(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """Take the state further until nothing changes, then look what to rent and when
-    to look again."""
+    """Advance the state to a fixed point, then decide what to rent and when to wake."""
     if transition.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
         return
     for _ in range(MAX_ROUNDS):
@@ -287,11 +286,11 @@ def _finish(transition: Transition) -> None:
     )
 
 
-# --- What the job does or waits for, and why: one line for people -------------------------
+# --- The activity: one line for people ----------------------------------------------------
 
 
 def _activity(state: State) -> str:
-    """Return what the job does now."""
+    """Return what the job does or waits for, and why."""
     outcome = state.outcome
     match state.phase:
         case JobPhase.NEW:
@@ -321,7 +320,7 @@ def _training(state: State, generation: Generation) -> str:
 
 
 def _waiting(state: State) -> str:
-    """Why nothing trains."""
+    """Return what training waits for."""
     coming = sum(vm.is_coming for vm in state.vms.values())
     asked = sum(intent.count - intent.arrived for intent in state.intents.values())
     usable = sum(vm.is_usable for vm in state.vms.values())
@@ -347,7 +346,7 @@ def _waiting(state: State) -> str:
 
 
 def _capacity(state: State) -> str:
-    """What keeps the job from renting."""
+    """Return what keeps the job from renting."""
     if not state.reconciled:
         return "the provider's list of VMs"
     if allocation.room(state) <= 0:
@@ -355,7 +354,7 @@ def _capacity(state: State) -> str:
     wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
     if not wanted:
         return "offers"
-    borne = allocation.affordable(state)
-    if all(borne(offer) == 0 for offer in wanted):
+    count_of = allocation.affordable(state)
+    if all(count_of(offer) == 0 for offer in wanted):
         return "a price within the caps"
     return "capacity"

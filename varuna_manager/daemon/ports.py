@@ -1,4 +1,4 @@
-"""What the parts of the daemon need of the manager's loop: a leaf that they all import."""
+"""What the parts of the daemon need of the manager's loop."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from spottrain.wire import Registration, ReportBatch
 
 
 class EventSink(Protocol):
-    """Where errands leave what they found out."""
+    """Takes the events that effects, pollers and watches have found."""
 
     @property
     def state(self) -> State:
-        """The state of now."""
+        """The current state."""
 
     def now_s(self) -> float:
-        """Seconds since the epoch, as the manager's clock tells it."""
+        """Seconds since the epoch, by the manager's clock."""
 
     def feed(self, event: Event) -> asyncio.Future[None]:
         """Queue an event; the future is done once it is journalled."""
 
 
 class ChannelHandler(Protocol):
-    """Who answers: the manager's shell. Every method returns once it is journalled."""
+    """Handles requests on the control channel; each method returns once it is journalled."""
 
     async def register(self, registration: Registration) -> None:
-        """Take note of a VM's agent."""
+        """Register a VM's agent."""
 
     async def receive(self, batch: ReportBatch) -> int:
-        """Take reports; return how many of this VM's there are by now.
+        """Take reports; return how many of this VM have been received in all.
 
         Raises:
             OutOfStepError: reports before this batch are missing.
         """
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
-        """Take note of a person's wish to stop the job."""
+        """Record that a person wants the job to stop."""
 
     async def change_limits(
         self, *, by: str, limits: tuple[Limit, ...], sure: bool
     ) -> None:
-        """Take note of other limits.
+        """Record new limits.
 
         Raises:
-            LimitsRefusedError: they would end the job, and the person is not sure.
+            LimitsRefusedError: they would end the job, and the person has not confirmed.
         """

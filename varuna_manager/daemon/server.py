@@ -1,15 +1,15 @@
-"""The HTTPS side of the control channel: agents call it, and so does the command line.
+"""The HTTPS server of the control channel: agents and the command line call it.
 
     POST /v1/register     Registration -> {}           426 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
-    POST /v1/reports      ReportBatch -> {"received": number of reports that we have}
+    POST /v1/reports      ReportBatch -> {"received": number of reports received}
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
 
-Each request bears a token; an unknown or revoked one is answered 403. An error's body is
+Each request has a token; an unknown or revoked one is answered 403. An error's body is
 ``{"error": one line}``.
 """
 
@@ -61,7 +61,7 @@ class PortError(SpottrainError):
 
 @dataclass(frozen=True, slots=True)
 class ControlChannel:
-    """What the server needs to answer."""
+    """The application behind the server."""
 
     handler: ChannelHandler
     sessions: AgentSessions
@@ -92,7 +92,7 @@ class ControlChannel:
         return vm_id
 
     async def _message(self, cls: Any, request: Request) -> Any:
-        """Return the body as ``cls``, sent by the VM that it speaks of."""
+        """Return the body as ``cls``, sent by the VM that it names."""
         vm_id = self._caller(request)
         message = _decode(cls, await _body(request))
         if message.vm_id != vm_id:
@@ -104,7 +104,7 @@ class ControlChannel:
         try:
             answer = await self.sessions.heartbeat(beat, self.spec.heartbeat_s)
         except OutOfStepError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
         return Response(encode(answer), media_type="application/json")
 
     async def _reports(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ class ControlChannel:
         try:
             return JSONResponse({"received": await self.handler.receive(batch)})
         except OutOfStepError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
 
     async def _register(self, request: Request) -> Response:
         self._caller(request)
@@ -136,19 +136,21 @@ class ControlChannel:
 
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
-        asked = _decode(_StopRequest, await _body(request))
-        await self.handler.stop(by=asked.by, checkpoint=asked.checkpoint, now=asked.now)
+        wanted = _decode(_StopRequest, await _body(request))
+        await self.handler.stop(
+            by=wanted.by, checkpoint=wanted.checkpoint, now=wanted.now
+        )
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:
         self._check_admin(request)
-        asked = _decode(_LimitsRequest, await _body(request))
+        wanted = _decode(_LimitsRequest, await _body(request))
         try:
             await self.handler.change_limits(
-                by=asked.by, limits=asked.limits, sure=asked.sure
+                by=wanted.by, limits=wanted.limits, sure=wanted.sure
             )
         except LimitsRefusedError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
         return JSONResponse({})
 
 
@@ -185,11 +187,11 @@ def _decode(cls: Any, body: bytes) -> Any:
     try:
         return decode(cls, body)
     except WireError as error:
-        raise HTTPException(400, str(error)) from None
+        raise HTTPException(400, str(error)) from error
 
 
 def _check_version(body: bytes) -> None:
-    """Refuse another software version before its message is even understood."""
+    """Refuse another software version before its message is decoded."""
     with contextlib.suppress(ValueError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
@@ -207,10 +209,10 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 class _ManagerServer(uvicorn.Server):
-    """Leaves signals to the manager process, and no connection behind."""
+    """Leaves signals to the manager process, and closes every connection."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what agents do not close: TLS would wait for a silent one for long."""
+        """Close connections that agents keep open: TLS would wait long for a silent one."""
         await super().shutdown(sockets)
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
@@ -221,15 +223,14 @@ class _ManagerServer(uvicorn.Server):
         yield
 
 
-def serve_many() -> None:
-    """Have this process look for garbage less often, and open as many files as it may.
+def tune_for_many_agents() -> None:
+    """Collect garbage less often, and raise the limit of open files.
 
-    With thousands of agents, Python's default of once in 700 new objects takes a
-    quarter of the time that a heartbeat costs. An agent whose calls come over SSH takes
-    eight files.
+    With thousands of agents, Python's default of one collection per 700 new objects takes
+    a quarter of the time of a heartbeat. An agent that calls over SSH needs eight files.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
@@ -258,10 +259,10 @@ def listen(job_dir: Path, address: str) -> socket.socket:
     """Return a socket that listens on the job's port.
 
     The port is chosen once and kept in the job's folder: agents that outlived a manager
-    find the next one there. Only if somebody else holds it is another one taken.
+    find the next one there. Another port is chosen only if it is in use.
 
     Raises:
-        PortError: the address is not ours, or not a single port is free.
+        PortError: the address is not of this machine, or no port is free.
     """
     stored = job_dir / "port"
     seed = int(hashlib.sha256(str(job_dir).encode()).hexdigest(), 16)

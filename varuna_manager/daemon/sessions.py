@@ -1,7 +1,7 @@
-"""The manager's lines to its agents: who may call, what waits for them, who is silent.
+"""The agents' sessions: which VMs may call, their outboxes, and which are silent.
 
-In memory only: what must survive a restart is in the core's state. A heartbeat costs the
-same however large the fleet is; looking for silent VMs costs only what is silent.
+In memory only: what must survive a restart is in the core's state. A heartbeat takes the
+same time however large the fleet is; finding silent VMs takes time for those alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spottrain.wire import Command, Heartbeat, HeartbeatAnswer
 
 
 class OutOfStepError(SpottrainError):
-    """An agent's numbers do not follow from what we have heard of it: it must end."""
+    """An agent's numbers do not follow those received before: the agent must exit."""
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class _Session:
     silent: bool = False
     sequence: int = -1
     delivered: int | None = None
-    """Commands the agent has had; unknown until its first heartbeat to this process."""
+    """Commands that the agent has received; unknown until it first calls this process."""
     commands: deque[Command] = field(default_factory=deque)
-    """Those that follow, in order."""
+    """The next commands, in order."""
     waiting: asyncio.Future[None] | None = None
     """The long poll that is open."""
 
 
 class AgentSessions:
-    """All lines of one job's manager.
+    """The sessions of all agents of one job.
 
     Args:
         clock: Monotonic seconds.
@@ -50,10 +50,10 @@ class AgentSessions:
         self._sessions: dict[str, _Session] = {}
         self._vm_of: dict[str, str] = {}
         self._heard_at: OrderedDict[str, float] = OrderedDict()
-        """VMs that are watched and not silent, the one heard longest ago first."""
+        """VMs that are watched and not silent, the least recently heard first."""
 
     def admit(self, vm_id: str, token_hash: str) -> None:
-        """Let the bearer of a token (its sha256) speak for a VM."""
+        """Let the holder of a token (given by its sha256) speak for a VM."""
         session = self._sessions.get(vm_id)
         if session is None or session.token_sha256 != token_hash:
             self.revoke(vm_id)
@@ -61,7 +61,7 @@ class AgentSessions:
             self._vm_of[token_hash] = vm_id
 
     def revoke(self, vm_id: str) -> None:
-        """Fence a VM: whatever it says from now on is refused."""
+        """Fence a VM: its requests are refused from now on."""
         self._heard_at.pop(vm_id, None)
         if session := self._sessions.pop(vm_id, None):
             del self._vm_of[session.token_sha256]
@@ -73,7 +73,7 @@ class AgentSessions:
         return self._sessions.keys()
 
     def vm_of(self, token: str) -> str | None:
-        """Return the VM that the bearer of ``token`` may speak for."""
+        """Return the VM that the holder of ``token`` may speak for."""
         return self._vm_of.get(token_sha256(token))
 
     def watch(self, vm_id: str, grace_s: float = 0.0) -> None:
@@ -83,7 +83,7 @@ class AgentSessions:
             self._heard_at.move_to_end(vm_id)
 
     def silent(self, suspect_s: float) -> list[str]:
-        """Return the VMs that were last heard more than ``suspect_s`` ago, once."""
+        """Return the VMs not heard for more than ``suspect_s``; each is returned once."""
         found = []
         while self._heard_at:
             vm_id, heard_at = next(iter(self._heard_at.items()))
@@ -95,12 +95,12 @@ class AgentSessions:
         return found
 
     def forgive(self) -> None:
-        """Count the silences anew: it was this process that did not listen."""
+        """Restart all silence timers: this process did not listen."""
         for vm_id in self._heard_at:
             self._heard_at[vm_id] = self._clock()
 
     def excuse(self, vm_ids: Collection[str]) -> None:
-        """Count the silences of some VMs anew: they cannot call."""
+        """Restart the silence timers of some VMs: they cannot call."""
         for vm_id in vm_ids:
             if vm_id in self._heard_at:
                 self.watch(vm_id)
@@ -146,7 +146,7 @@ class AgentSessions:
 
 
 def _drop_delivered(session: _Session, received: int) -> None:
-    """Forget the commands that the agent has; after a restart, learn its count."""
+    """Drop the commands that the agent has; after a restart, take over its count."""
     if session.delivered is None:
         session.delivered = received
     while session.commands and session.delivered < received:
@@ -160,7 +160,7 @@ def _wake(session: _Session) -> None:
 
 
 async def _wait(session: _Session, wait_s: float) -> None:
-    """Wait until something is to be said, or ``wait_s`` are over."""
+    """Wait until there is a command, or ``wait_s`` have passed."""
     _wake(
         session
     )  # An older poll's connection is dead, or its agent would not call again.

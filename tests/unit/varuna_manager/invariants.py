@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import get_args
+
 from spottrain.varuna_manager.core.errors import InternalError
+from spottrain.varuna_manager.core.model.events import EVENT_TYPES
+from spottrain.varuna_manager.core.model.machines import DECISION, entry_of
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
     RankPhase,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.wire import Report
+
+Change = tuple[StrEnum | None, StrEnum | None, type | str]
+KINDS: dict[str, type] = {**EVENT_TYPES, **{r.__name__: r for r in get_args(Report)}}
+
+
+def newest_changes(state: State) -> list[Change]:
+    """Return the phases that the newest event has changed, and by what."""
+    newest = state.recent[-1]
+    return [
+        (one.before, one.after, DECISION if one.decided else KINDS[newest.kind])
+        for one in newest.changes
+    ]
 
 
 def check_invariants(state: State) -> None:
@@ -20,6 +38,8 @@ def check_invariants(state: State) -> None:
 
 
 def _check(state: State) -> None:
+    for before, after, cause in newest_changes(state):
+        assert cause in entry_of(before, after).causes, (before, after, cause)
     if state.phase is JobPhase.NEW:
         return
     assert state.settings is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from spottrain import wire
+from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import Generation, RankPhase, VmRecord
@@ -15,12 +16,12 @@ from spottrain.wire import Slot
 
 
 class Transition:
-    """A scratch pad that lives for one ``core.step``; states themselves are frozen.
+    """The mutable working state of one ``core.step``; states themselves are immutable.
 
     Args:
         state: The state before the event.
-        at_s: When the shell learned of the event, in seconds since the epoch. A clock
-            that was set back makes time stand still.
+        at_s: When the daemon learned of the event, in seconds since the epoch. If it is
+            before ``state.now_s``, time stands still.
         recent: The newest events, this one last.
     """
 
@@ -31,7 +32,7 @@ class Transition:
         self.commands: list[Command] = []
         self.wake_at_s: float | None = None
         self.decides = False
-        """Whether a commit, which seldom does, calls for decisions."""
+        """Whether a commit calls for decisions, which it seldom does."""
         self.is_settling = False
         """Whether the event has been folded in: what changes now is a decision."""
 
@@ -51,23 +52,26 @@ class Transition:
                 self.emit(Send(vm_id=vm_id, command=command))
 
     def log(self, news: str) -> None:
-        """Note what happened, in one line for people."""
+        """Record what happened, in one line for people."""
         recent = self.state.recent
         if recent:
             recent = (*recent[:-1], replace(recent[-1], news=news))
         self.state = replace(self.state, last_news=news, recent=recent)
 
     def is_due(self, at_s: float) -> bool:
-        """Whether ``at_s`` has come; if not, the core will be woken then."""
+        """Return whether ``at_s`` has come; if not, the core is woken then."""
         if self.now_s >= at_s:
             return True
         self.wake(at_s)
         return False
 
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
-        """Note a change of phase, see ``machines``."""
+        """Record a change of phase; refuse one that no table has."""
         recent = self.state.recent
-        if recent and before is not after:
+        if before is after:
+            return
+        machines.entry_of(before, after)
+        if recent:
             change = PhaseChange(before, after, self.is_settling)
             last = replace(recent[-1], changes=(*recent[-1].changes, change))
             self.state = replace(self.state, recent=(*recent[:-1], last))
@@ -100,7 +104,7 @@ class Transition:
         return generation
 
     def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
-        """Begin to end the job, unless it ends already.
+        """Begin to end the job, unless it is ending already.
 
         Success and failure overrule a weaker reason to end, but not each other.
         """
@@ -124,6 +128,6 @@ class Transition:
 
 
 def _has_unsaved(state: State) -> bool:
-    """Whether the VMs hold committed mini-batches that no checkpoint has."""
+    """Return whether the VMs hold committed mini-batches that no checkpoint has."""
     saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
     return state.progress.step > saved

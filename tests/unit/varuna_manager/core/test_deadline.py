@@ -68,7 +68,7 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     decision = told.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
-    assert told.wished(c.IntendLaunch) == []
+    assert told.emitted(c.IntendLaunch) == []
 
 
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
@@ -84,7 +84,7 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
     weigh(told)
     told.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
     told.tell(e.VmLost, vm_id="a", reason="taken")
-    assert told.wished(c.IntendLaunch) == []
+    assert told.emitted(c.IntendLaunch) == []
 
 
 def test_in_the_place_of_a_spot_vm_as_dear_as_one_on_demand_the_latter_is_rented() -> (
@@ -105,7 +105,7 @@ def test_a_thrifty_job_rents_no_spot_vm_as_dear_as_one_on_demand() -> None:
     dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
     told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
     told.tell(e.VmLost, vm_id="a", reason="taken")
-    assert not any(wish.offer.spot for wish in told.wished(c.IntendLaunch))
+    assert not any(wish.offer.spot for wish in told.emitted(c.IntendLaunch))
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
@@ -174,7 +174,7 @@ def test_too_slow_a_job_gets_on_demand_vms_until_it_is_fast_enough() -> None:
     told.plan("a", "b")
     told.open()
     told.begin(3)
-    assert told.wished(c.IntendLaunch) == [], "nothing was measured yet"
+    assert told.emitted(c.IntendLaunch) == [], "nothing was measured yet"
     for step in range(4, 10):
         told.now_s += 4.0
         for slot in told.generation.plan.slots:
@@ -192,7 +192,7 @@ def test_too_slow_a_job_gets_on_demand_vms_until_it_is_fast_enough() -> None:
                 ),
             )
     told.wait(120.0)
-    (wish,) = told.wished(c.IntendLaunch)
+    (wish,) = told.emitted(c.IntendLaunch)
     assert not wish.offer.spot
 
 

@@ -91,7 +91,7 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     assert manager.handler.reports == []
 
 
-def test_a_vms_token_opens_no_admin_door(manager: Manager) -> None:
+def test_a_vms_token_is_refused_by_admin_requests(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
     with pytest.raises(VmFencedError):
         client.call("POST", "/v1/admin/stop", '{"checkpoint":true,"now":false}')
@@ -105,7 +105,9 @@ def test_admin_asks_the_manager_to_stop(manager: Manager) -> None:
     assert manager.handler.stops == [("ctrl-c", True, False)]
 
 
-def test_admin_changes_limits_and_hears_when_that_is_refused(manager: Manager) -> None:
+def test_admin_changes_limits_and_is_told_when_that_is_refused(
+    manager: Manager,
+) -> None:
     client = manager.client(manager.identity.admin_token())
     limits = '[{"name":"max_usd","value":60},{"name":"deadline_s","value":null}]'
     client.call(
@@ -183,7 +185,7 @@ def test_commands_are_sent_again_until_the_agent_says_it_has_them(
     assert beat(client, 2, 2) == ()
 
 
-def test_a_restarted_manager_goes_on_counting_where_the_agent_is(
+def test_a_restarted_manager_takes_over_the_agents_count(
     manager: Manager,
 ) -> None:
     client = manager.client(manager.admit("vm-1"))

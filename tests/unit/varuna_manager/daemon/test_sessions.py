@@ -41,7 +41,7 @@ def stop(generation: int) -> wire.Command:
     return wire.StopGeneration(generation=generation, checkpoint=False)
 
 
-def test_only_the_bearer_of_a_vms_token_speaks_for_it() -> None:
+def test_only_the_holder_of_a_vms_token_speaks_for_it() -> None:
     sessions = Line("a", "b").sessions
     assert sessions.vm_of("token of a") == "a"
     assert sessions.vm_of("token of b") == "b"
@@ -70,7 +70,7 @@ def test_a_fenced_vm_gets_no_commands() -> None:
     assert line.beat("a") == ()
 
 
-def test_silence_is_told_once_and_its_end_too() -> None:
+def test_silence_is_reported_once_and_so_is_its_end() -> None:
     line = Line("a", "b")
     line.sessions.watch("a")
     line.clock.now_s += 3
@@ -104,7 +104,7 @@ def test_after_a_restart_agents_have_time_to_find_the_manager() -> None:
     assert line.sessions.silent(5.0) == ["a"]
 
 
-def test_nobody_is_blamed_while_the_manager_itself_did_not_listen() -> None:
+def test_no_vm_is_silent_while_the_manager_itself_did_not_listen() -> None:
     line = Line("a", "b")
     line.sessions.watch("a")
     line.sessions.watch("b")
@@ -175,7 +175,7 @@ def test_commands_arrive_in_order_and_once_whatever_is_lost(
     assert received == sent
 
 
-def test_a_heartbeat_costs_the_same_in_a_large_fleet() -> None:
+def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
     def cost_s(num_vms: int) -> float:
         line = Line(*(f"vm-{i}" for i in range(num_vms)))
         for i in range(num_vms):
