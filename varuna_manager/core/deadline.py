@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
 from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
@@ -63,14 +64,15 @@ def advance(transition: Transition) -> None:
         if state.deadline.decision is not None:
             transition.state = replace(state, deadline=DeadlineState(terms=terms))
         return
-    if _seen(transition, terms) == state.deadline.seen and not transition.is_due(
+    transition.wake(allocation.changes_at_s(state, _in_reach(state, terms)))
+    if _seen(state, terms) == state.deadline.seen and not transition.is_due(
         state.deadline.review_at_s
     ):
         return
     if not _is_possible(transition, terms):
         return
     _decide(transition, terms)
-    transition.is_due(transition.state.deadline.review_at_s)
+    transition.wake(transition.state.deadline.review_at_s)
 
 
 def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
@@ -82,7 +84,7 @@ def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
     state = transition.state
     if state.progress.step > 0 or state.deadline.decision is not None:
         return True
-    found = feasibility(transition, terms)
+    found = feasibility(state, terms)
     if not found.possible:
         transition.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
     return found.possible
@@ -93,14 +95,14 @@ def is_cost_optimal(state: State) -> bool:
     return state.job.objective == "examples_per_dollar"
 
 
-def feasibility(transition: Transition, terms: FleetTerms) -> Feasibility:
+def feasibility(state: State, terms: FleetTerms) -> Feasibility:
     """Return whether on-demand VMs alone would be in time and within the budget.
 
     Where the job may not rent on demand, or asks for no more than a budget: whether VMs
     that nobody takes away would be, which is no promise. That some of them are not to be
     had for a moment does not count.
     """
-    job = transition.state.job
+    job = state.job
     allowed = job.allow_on_demand
     market = [
         Supply(
@@ -109,18 +111,18 @@ def feasibility(transition: Transition, terms: FleetTerms) -> Feasibility:
             usd_per_hour=offer.usd_per_hour,
             available=offer.available,
         )
-        for offer in transition.state.offers
+        for offer in state.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
-    now = job_status(transition.state)
+    now = job_status(state)
     if allowed and job.has_slo:
         return feasible(now, terms.fleet, market)
-    return feasible_at_best(now, terms.fleet, market, allocation.held(transition.state))
+    return feasible_at_best(now, terms.fleet, market, allocation.held(state))
 
 
 def _decide(transition: Transition, terms: FleetTerms) -> None:
     state = transition.state
-    market, rented = supplies(transition, terms), allocation.held(state)
+    market, rented = supplies(state, terms), allocation.held(state)
     outlook = observe(
         state.deadline.outlook,
         state.now_s,
@@ -148,7 +150,7 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
             transition.state.deadline,
             outlook=outlook,
             decision=decision,
-            seen=_seen(transition, terms),
+            seen=_seen(transition.state, terms),
             review_at_s=state.now_s + now.review_s,
         ),
     )
@@ -194,21 +196,25 @@ def job_status(state: State) -> JobStatus:
     )
 
 
-def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
+def _in_reach(state: State, terms: FleetTerms) -> list[Offer]:
+    """Return the offers of the kind that the terms are about, where the job's VMs are."""
+    where = allocation.home(state)
+    return [
+        offer
+        for offer in state.offers
+        if terms.is_for(offer) and allocation.is_at(state, where, offer)
+    ]
+
+
+def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
     """Return what can be had of the kind of machine that the terms are about.
 
     Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
     vain, or cost as much as on-demand VMs beside them, there are none for now.
     """
-    state = transition.state
     here = {one.name for one in allocation.held(state)}
-    where = allocation.home(state)
-    kind = [
-        offer
-        for offer in state.offers
-        if terms.is_for(offer) and allocation.is_at(state, where, offer)
-    ]
-    open_keys = {offer_key(o) for o in kind if allocation.is_open(transition, o)}
+    kind = _in_reach(state, terms)
+    open_keys = {offer_key(o) for o in kind if allocation.is_open(state, o)}
     dear = {
         (o.region, o.zone): o.usd_per_hour
         for o in kind
@@ -228,19 +234,18 @@ def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
                     usd_per_hour=offer.usd_per_hour,
                     available=0
                     if is_dear
-                    else max(0, allocation.available(transition, offer)),
+                    else max(0, allocation.available(state, offer)),
                     losses_per_hour=losses,
                 )
             )
     return tuple(found)
 
 
-def _seen(transition: Transition, terms: FleetTerms) -> tuple[object, ...]:
+def _seen(state: State, terms: FleetTerms) -> tuple[object, ...]:
     """Return what a decision depends on beside time and progress."""
-    state = transition.state
     job = state.job
     return (
-        supplies(transition, terms),
+        supplies(state, terms),
         allocation.held(state),
         *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
     )

@@ -9,7 +9,9 @@ from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import spending
 from spottrain.varuna_manager.core.allocation import (
-    may_elsewhere,
+    changes_at_s,
+    is_open,
+    must_move,
     next_intent,
     room,
     stranded_vms,
@@ -164,8 +166,9 @@ def _may_give_up(transition: Transition, intent: Intent) -> bool:
     Within its cloud it is asked on: VMs that nobody asks for any more and that are gone
     before a look would be in no ledger.
     """
-    unheard = transition.now_s - intent.asked_at_s >= UNHEARD_S
-    return unheard and may_elsewhere(transition, intent.offer.cloud)
+    state, cloud = transition.state, intent.offer.cloud
+    unheard = state.now_s - intent.asked_at_s >= UNHEARD_S
+    return unheard and any(o.cloud != cloud and is_open(state, o) for o in state.offers)
 
 
 def _give_up(transition: Transition, intent: Intent) -> None:
@@ -195,8 +198,11 @@ def _cool_down(transition: Transition, offer: Offer, refusal: cooling.Refusal) -
 def advance(transition: Transition) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
+    state = transition.state
+    if must_move(state):
+        transition.wake(changes_at_s(state, state.offers))
     return_vms(
-        transition, stranded_vms(transition), "in another region than those that train"
+        transition, stranded_vms(state), "in another region than those that train"
     )
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):

@@ -15,7 +15,6 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.launch import inspect
@@ -92,7 +91,7 @@ def predict(
     terms = _terms(state)
     if terms is None:
         return UNKNOWN if settings.has_slo else None
-    found = deadline.feasibility(Transition(state, now_s), terms)
+    found = deadline.feasibility(state, terms)
     promised = settings.has_slo and settings.allow_on_demand
     if found.reason:
         return DeadlineCheck(

@@ -11,13 +11,12 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 from spottrain import wire
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.place import offer_key
-from spottrain.varuna_manager.core.allocation import best_offer
+from spottrain.varuna_manager.core.allocation import next_launch
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FOUR = ("a", "b", "c", "d")
@@ -75,9 +74,9 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
     told = story(10 * TRAIN_S)
     weigh(told)
-    transition = Transition(told.state, told.now_s)
-    assert best_offer(transition, 1) == (None, 0)
-    assert best_offer(transition, 1, told.state.vms["a"]) == (OFFER, 1)
+    assert next_launch(told.state).offer is None
+    launch = next_launch(told.state, replacing=told.state.vms["a"])
+    assert (launch.offer, launch.count) == (OFFER, 1)
 
 
 def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() -> None:
