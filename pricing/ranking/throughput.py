@@ -8,6 +8,7 @@ does not show that they cannot matter.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.traffic import sent_bytes
@@ -133,7 +134,8 @@ class ThroughputCache:
 
     def _inputs(self, machine: MachineShape, vms: int) -> PlanInputs:
         profile = self._profile(machine.network_bytes_per_s)
-        return replace(self.job, profile=profile, slots=_slots(machine, vms))
+        slots = like_devices(machine, vms, float(machine.gpus))  # prices do not matter
+        return replace(self.job, profile=profile, slots=slots)
 
     def _pace(self, machine: MachineShape, vms: int) -> FleetThroughput:
         inputs = self._inputs(machine, vms)
@@ -163,18 +165,26 @@ class ThroughputCache:
         return known
 
 
-def _slots(machine: MachineShape, vms: int) -> tuple[Device, ...]:
-    """Return the devices of like VMs; what they cost does not change the plan."""
-    return tuple(
-        Device(
-            slot=Slot(vm_id=f"vm-{number:05}", index=index),
+def devices_of(
+    vm_id: str, machine: MachineShape, usd_per_hour: float
+) -> Iterator[Device]:
+    """Yield the devices of a VM as the planner takes them, each with its share of the
+    price."""
+    for index in range(machine.gpus):
+        yield Device(
+            slot=Slot(vm_id=vm_id, index=index),
             memory_bytes=machine.gpu_memory_bytes,
             speed=machine.speed,
-            usd_per_hour=1.0,
+            usd_per_hour=usd_per_hour / machine.gpus,
         )
-        for number in range(vms)
-        for index in range(machine.gpus)
-    )
+
+
+def like_devices(
+    machine: MachineShape, vms: int, usd_per_hour: float
+) -> tuple[Device, ...]:
+    """Return the devices of so many VMs of one kind."""
+    names = (f"vm-{number:05}" for number in range(vms))
+    return tuple(d for name in names for d in devices_of(name, machine, usd_per_hour))
 
 
 def _least_s(job: PlanInputs) -> float:

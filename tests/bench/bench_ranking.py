@@ -22,7 +22,7 @@ from spottrain.pricing.prices.price import offers, published
 from spottrain.pricing.ranking.gpu_speed import machine_of, measured_on
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
-from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
+from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire import decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.plan.choose import Device, PlanInputs
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.pricing.ranking.throughput import MachineShape, devices_of
 from spottrain.varuna_manager.core import calibration, fleet
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.allocation import (
@@ -33,9 +34,10 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
     VmRecord,
 )
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Initialise, Plan, Profile, Slot
+from spottrain.wire import Initialise, Plan, Profile
 
 MORPH_COST_S = 5.0
 """What a planned morph is taken to cost until one was measured."""
@@ -331,28 +333,41 @@ def _answer(
         return state.answer
     if state.plan_asked != inputs_hash:
         transition.state = replace(state, plan_asked=inputs_hash)
-        inputs = _inputs(state, vms, profile)
+        inputs = plan_inputs(
+            state.job,
+            profile,
+            _devices(state, vms, profile),
+            previous=newest_plan(state),
+            lag_share=_lag_share(state),
+        )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
     return None
 
 
-def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInputs:
-    job = state.job
-    previous = state.generation.plan if state.generation else state.previous_plan
+def plan_inputs(
+    job: JobSettings,
+    profile: Profile,
+    slots: Iterable[Device] = (),
+    *,
+    previous: Plan | None = None,
+    lag_share: float = policy.UNSEEN_SHARE,
+) -> PlanInputs:
+    """Return what the plans of a job are made from.
+
+    The planner's only view of a job, whether the job runs, is to be ranked or previewed.
+
+    Args:
+        job: What it asks of its plans.
+        profile: What was measured of its model.
+        slots: The fleet.
+        previous: The plan that runs or ran last: it has settled the micro-batch size.
+        lag_share: What losses put at stake; by default what it is before any were seen.
+    """
     settled = None if previous is None else previous.microbatch_size
     return PlanInputs(
         facts=job.facts,
         profile=profile,
-        slots=tuple(
-            Device(
-                slot=Slot(vm_id=vm.vm_id, index=index),
-                memory_bytes=vm.offer.gpu_memory_bytes,
-                speed=gpu_speed(vm.offer, profile, job.facts),
-                usd_per_hour=vm.offer.usd_per_hour / vm.num_slots,
-            )
-            for vm in vms
-            for index in range(vm.num_slots)
-        ),
+        slots=tuple(slots),
         minibatch_size=job.spec.minibatch_size,
         microbatch_size=job.microbatch_size or settled,
         reduction=job.spec.reduction,
@@ -360,8 +375,25 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
         schedule=job.schedule,
         recompute=job.recompute,
         objective=job.plan_objective,
-        lag_share=_lag_share(state),
+        lag_share=lag_share,
     )
+
+
+def _devices(
+    state: State, vms: Sequence[VmRecord], profile: Profile
+) -> Iterator[Device]:
+    for vm in vms:
+        machine = MachineShape(
+            gpus=vm.num_slots,
+            gpu_memory_bytes=vm.offer.gpu_memory_bytes,
+            speed=gpu_speed(vm.offer, profile, state.job.facts),
+        )
+        yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)
+
+
+def newest_plan(state: State) -> Plan | None:
+    """Return the plan that runs, or ran last."""
+    return state.generation.plan if state.generation else state.previous_plan
 
 
 def plan_computed(transition: Transition, event: PlanComputed) -> None:

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.launch import inspect
-from spottrain.varuna_manager.launch.submit import settings_of
+from spottrain.varuna_manager.launch.submit import job_settings
 from spottrain.varuna_manager.offers.market import own_market
 from spottrain.varuna_manager.offers.ranker import OfferRanker
 from spottrain.wire import ModelFacts, Profile
@@ -73,7 +73,7 @@ def predict(
         known to be too small, or hosts of its own.
     """
     now_s = time.time()
-    settings = settings_of(config, facts, job_dir(config.name), now_s)
+    settings = job_settings(config, facts, job_dir(config.name), now_s)
     limited = settings.has_slo or settings.max_usd is not None
     if config.resources.provider == "ssh" or not limited:
         return None
