@@ -11,8 +11,8 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SETTINGS, Story
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import FleetDecision
-from spottrain.pricing.ranking.cooldowns import Cooldown, scope_of
 from spottrain.pricing.prices.place import offer_key
+from spottrain.pricing.ranking.cooldowns import Cooldown, scope_of
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.allocation import (
     available,
