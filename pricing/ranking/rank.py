@@ -18,7 +18,6 @@ from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking.frictions import (
-    NO_FRICTIONS,
     Frictions,
     Quote,
 )
@@ -75,18 +74,12 @@ class RankingTerms:
     """Training time that going over to another plan costs; a loss costs two of them."""
     lag_steps: float = 0.0
     """Mini-batches done again where nothing but a checkpoint is left."""
-    frictions: Frictions = NO_FRICTIONS
-    """Egress, and the bytes that it is paid for; its times do not count."""
     stored_bytes: float = 0.0
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
     """Data from one zone to another of its region; None: the cloud's list price."""
     held: Place | None = None
     """Where the fleet stands that the machines are to join, if there is one."""
-    checkpoint: Place | None = None
-    """Where the newest one is, if there is one."""
-    copies: frozenset[str] = frozenset()
-    """Clouds that hold the dataset."""
     data_bytes: Mapping[str, float] = field(default_factory=dict)
     """What each VM fetches when it boots, by the cloud that holds it."""
     corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -322,7 +315,6 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     only_checkpoints = (
         slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     )
-    frictions = terms.frictions
     rent = throughput.vms * offer.usd_per_hour
     wasted = Frictions(
         boot_s=priced.boot_s / throughput.vms,
@@ -339,12 +331,9 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S
-    once += frictions.dataset_usd(place.cloud, terms.copies)
     fetched_usd = throughput.vms * terms.fetched_usd(place)
     once += fetched_usd
     again = fetched_usd * priced.losses_per_hour
-    if terms.checkpoint is not None:
-        once += frictions.checkpoint_usd(terms.checkpoint, place)
     crossing = _crossing_usd(throughput, place, terms) / step_s * HOUR_S
     usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
     return Worth(

@@ -21,7 +21,6 @@ from tests.unit.pricing.ranked import (
 )
 
 from spottrain.pricing.prices.place import Place, offer_key
-from spottrain.pricing.ranking.frictions import Frictions
 from spottrain.pricing.ranking.rank import (
     Priced,
     Ranking,
@@ -119,14 +118,6 @@ def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
     stored = replace(TERMS, stored_bytes=73.05e9, storage_usd_per_gb_month=0.1)
     assert worth_of(PACE, priced(), stored).usd == pytest.approx(plain + 0.01 * hours)
     elsewhere = Place("aws", "r", "b", "t")
-    moved = replace(
-        TERMS,
-        checkpoint=elsewhere,
-        copies=frozenset({"gcp"}),
-        frictions=Frictions(checkpoint_bytes=2e9, dataset_bytes=1e11),
-    )
-    once = 2 * 0.01 + 100 * 0.09
-    assert worth_of(PACE, priced(), moved).usd == pytest.approx(plain + once)
     lost = priced(losses_per_hour=0.5)
     before = worth_of(PACE, lost, TERMS).usd
     fetching = replace(TERMS, data_bytes={"gcp": 1e9, "azure": 2e9, "aws": 4e9})
