@@ -201,15 +201,15 @@ def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
 
 
 def home(state: State) -> tuple[str, ...] | None:
-    """Return the place where VMs train together (``place_of``); None if there is none."""
+    """Return the location (``location_of``) where VMs train together; None if there are none."""
     staying = [vm.offer for vm in state.vms.values() if vm.counts]
     coming = [intent.offer for intent in state.intents.values()]
     return cooldowns.home_of([*staying, *coming], state.job.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
-    """Return whether VMs of an offer can train with those at ``where``."""
-    return where is None or cooldowns.place_of(offer, state.job.span) == where
+    """Return whether VMs of an offer can train with those at the location ``where``."""
+    return where is None or cooldowns.location_of(offer, state.job.span) == where
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
@@ -242,7 +242,7 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         offer = next((one for one in best if available(state, one) > 0), None)
         if offer is None:
             return ()
-        where = cooldowns.place_of(offer, state.job.span)
+        where = cooldowns.location_of(offer, state.job.span)
     return tuple(
         vm
         for vm in state.vms.values()
