@@ -1,8 +1,8 @@
-"""When to move to another offer: pure, asked again at every price tick or new hazard.
+"""When to move to another offer: a pure decision, made again at every price or hazard.
 
 After Narayanan's dissertation, section 6.3.2, which moves to whatever is cheapest per
-example and takes moves as free; here what a move costs counts, and so does what an
-offer's interruptions waste.
+example and takes moves as free; here the cost of a move counts, and so does the work that
+an offer's interruptions waste.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from spottrain.pricing.prices.place import Place
 from spottrain.units import GB_BYTES, HOUR_S
 
 _TIE = 1e-9
-"""Relative difference of two costs that is rounding."""
+"""Relative difference of two costs that is taken for rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What training in one place costs and yields at this moment."""
+    """Price and throughput of training in one place now."""
 
     place: Place
     usd_per_hour: float
-    """Of all that ``examples_per_s`` needs."""
+    """Of the whole fleet."""
     examples_per_s: float
-    """Undisturbed; more than 0."""
+    """Without interruptions; more than 0."""
     losses_per_hour: float = 0.0
     """Interruptions to expect."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether its numbers can be: an infinite or unknown one cannot be compared."""
+        """True if its numbers are finite and positive, so that it can be compared."""
         numbers = self.usd_per_hour, self.examples_per_s, self.losses_per_hour
         return all(map(is_amount, numbers)) and self.examples_per_s > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frictions:
-    """What moves and interruptions cost; all zero in the dissertation."""
+    """The costs of moves and interruptions; all zero in the dissertation."""
 
     boot_s: float = 0.0
     """From paying for new machines to training on them."""
     lost_s: float = 0.0
-    """Training time done again after an interruption."""
+    """Training time repeated after an interruption."""
     move_s: float = 0.0
-    """Training time done again, or stood still, in a move of one's own will."""
+    """Training time repeated or lost in a voluntary move."""
     checkpoint_bytes: float = 0.0
     dataset_bytes: float = 0.0
     """Fetched once into each cloud that has no copy yet."""
@@ -58,7 +58,7 @@ class Frictions:
     """Egress out of a zone, a region, a cloud; coming in is free."""
 
     def checkpoint_usd(self, here: Place, there: Place) -> float:
-        """Return what moving the newest checkpoint costs."""
+        """Return the cost of moving the newest checkpoint."""
         if here.cloud != there.cloud:
             usd_per_gb = self.cloud_usd_per_gb
         elif here.region != there.region:
@@ -68,7 +68,7 @@ class Frictions:
         return self.checkpoint_bytes / GB_BYTES * usd_per_gb
 
     def dataset_usd(self, cloud: str, copies: Collection[str]) -> float:
-        """Return what fetching the dataset costs, unless a copy is there already.
+        """Return the cost of fetching the dataset, unless a copy is there already.
 
         Args:
             cloud: Where it is needed.
@@ -79,16 +79,16 @@ class Frictions:
         return self.dataset_bytes / GB_BYTES * self.cloud_usd_per_gb
 
     def throughput(self, quote: Quote) -> float:
-        """Return examples per hour to expect, interruptions counted.
+        """Return the expected examples per hour, interruptions counted.
 
-        Each hour of training is followed by what its interruptions waste: the work done
-        again and the boot of machines in place of the lost ones.
+        Each hour of training is followed by what its interruptions waste: repeated work
+        and the boot of replacements.
         """
         wasted = quote.losses_per_hour * (self.boot_s + self.lost_s) / HOUR_S
         return quote.examples_per_s * HOUR_S / (1.0 + wasted)
 
     def usd_per_example(self, quote: Quote) -> float:
-        """Return what an example costs here, interruptions counted, moves not."""
+        """Return the cost of an example, interruptions counted, moves not."""
         return quote.usd_per_hour / self.throughput(quote)
 
 
@@ -100,14 +100,14 @@ class SwitchingRule:
     """
 
     hysteresis: float = 0.0
-    """Share by which another offer must train more for a dollar."""
+    """Share by which another offer must have more examples per dollar."""
     horizon_s: float | None = None
-    """How long today's prices are believed; a saving counts no further. None: to the
+    """How long today's prices are expected to hold; savings count no further. None: to the
     end of the job."""
 
 
 NO_FRICTIONS, CHEAPEST_NOW = Frictions(), SwitchingRule()
-"""What the dissertation assumes."""
+"""The dissertation's assumptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +116,22 @@ class PlaceDecision:
 
     quote: Quote
     moves: bool
-    """Whether that is elsewhere; the first choice is no move."""
+    """True if that is another place; the first choice is no move."""
     reason: str
     saving_usd: float = 0.0
-    """Of the best other offer, over the horizon, before what the move costs."""
+    """Of the best other offer, over the horizon, before the cost of the move."""
     switch_usd: float = 0.0
-    """What moving to it costs: data, boot and work done again."""
+    """Cost of moving to it: data, boot and repeated work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchingState:
-    """Where a job is and what it still has to do."""
+    """Where a job is and how much work it has left."""
 
     examples: float
-    """Left to do."""
+    """Examples left to train."""
     held: Place | None = None
-    """None before the first choice, or when what was held is gone."""
+    """None before the first choice, or when what was rented is gone."""
     checkpoint: Place | None = None
     """Where the newest one was written; None before the first."""
     copies: frozenset[str] = frozenset()
@@ -146,14 +146,14 @@ def decide(
 ) -> PlaceDecision:
     """Return whether to stay or where to go.
 
-    A move must save more over the horizon than it costs, and the new offer train more
-    for a dollar by the rule's hysteresis. Of several, the one that saves most after its
-    cost; the first of equals. What is held has its say only through its quote: without
-    one it cannot be had any more.
+    A move must save more over the horizon than it costs, and the new offer must have more
+    examples per dollar by the rule's hysteresis. Of several, the one that saves most after
+    its cost; the first of equals. A place without a quote cannot be rented any more, though
+    the job is there.
 
     Args:
-        quotes: What can be had now, in any order; at least one. One with numbers that
-            cannot be, such as a price that is no number, is taken for none.
+        quotes: What can be rented now, in any order; at least one. Those with impossible
+            numbers, such as a price that is not finite, are left out.
         state: Where the job is.
         frictions: What moves and interruptions cost.
         rule: How much better another offer must be.
@@ -175,14 +175,14 @@ def decide(
         _option(held, quote, examples, state, frictions, rule) for quote in others
     ]
     if not options:
-        return PlaceDecision(quote=held, moves=False, reason="nothing else can be had")
+        return PlaceDecision(quote=held, moves=False, reason="nothing else is on offer")
     best = max(options, key=lambda option: (option.enough, option.net_usd))
     return best.decision(held, rule)
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A move that could be made."""
+    """A possible move."""
 
     quote: Quote
     gain: float
@@ -190,25 +190,25 @@ class _Option:
     saving_usd: float
     switch_usd: float
     enough: bool
-    """Whether the gain reaches the hysteresis and is more than rounding."""
+    """True if the gain reaches the hysteresis and is more than rounding."""
 
     @property
     def net_usd(self) -> float:
         return self.saving_usd - self.switch_usd
 
     def decision(self, held: Quote, rule: SwitchingRule) -> PlaceDecision:
-        told = "/".join(self.quote.place)
+        name = "/".join(self.quote.place)
         moves = self.enough and self.net_usd > 0
         if self.gain <= _TIE:
-            reason = f"nothing trains more for a dollar; next is {told}"
+            reason = f"nothing has more examples per dollar; next is {name}"
         elif not self.enough:
             reason = (
-                f"{told} trains {self.gain:.1%} more for a dollar, less than the "
-                f"{rule.hysteresis:.1%} asked for"
+                f"{name} has {self.gain:.1%} more examples per dollar, less than the "
+                f"{rule.hysteresis:.1%} of the hysteresis"
             )
         else:
             reason = (
-                f"{told} saves ${self.saving_usd:.2f}; moving there costs "
+                f"{name} saves ${self.saving_usd:.2f}; moving there costs "
                 f"${self.switch_usd:.2f}"
             )
         return PlaceDecision(
@@ -243,7 +243,7 @@ def _option(
 def _cheapest_of(
     quotes: Sequence[Quote], place: Place | None, frictions: Frictions
 ) -> Quote | None:
-    """Return the best quote of one place: there may be several of a day."""
+    """Return the best quote of one place; there may be several."""
     own = [quote for quote in quotes if quote.place == place]
     return min(own, key=frictions.usd_per_example) if own else None
 
@@ -251,7 +251,7 @@ def _cheapest_of(
 def _first(
     quotes: Sequence[Quote], state: SwitchingState, frictions: Frictions
 ) -> PlaceDecision:
-    """Return where the rest of the job costs least, getting there included."""
+    """Return where the rest of the job costs least, the start there included."""
 
     def total_usd(quote: Quote) -> float:
         usd = frictions.usd_per_example(quote) * state.examples
@@ -261,13 +261,13 @@ def _first(
     return PlaceDecision(
         quote=best,
         moves=False,
-        reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end",
+        reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end of the job",
         switch_usd=_enter_usd(best, state, frictions),
     )
 
 
 def _enter_usd(quote: Quote, state: SwitchingState, frictions: Frictions) -> float:
-    """Return what beginning in a place costs: boot, and data that is not there yet."""
+    """Return the cost of a start in a place: boot, and data that is not there yet."""
     usd = quote.usd_per_hour * frictions.boot_s / HOUR_S
     usd += frictions.dataset_usd(quote.place.cloud, state.copies)
     if state.checkpoint is not None:

@@ -28,8 +28,8 @@ OFFER_LAG_S = 10.0
 
 
 CHEAPER = 0.1
-"""Share by which an offer must be cheaper than when VMs were returned as not worth their
-money, before more are rented."""
+"""Share by which the cheapest offer must have become cheaper before more VMs are rented,
+once some were returned that the plan did not use."""
 
 
 def next_intent(state: State) -> str:
@@ -45,12 +45,12 @@ def cheapest_usd_per_hour(state: State) -> float:
 
 def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
-    enough, most = state.enough, state.most_vms
+    enough, limit = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
-            most = min(most, enough.vms)
-    return most - _count(state)
+            limit = min(limit, enough.vms)
+    return limit - _count(state)
 
 
 def _count(state: State) -> int:
@@ -139,7 +139,7 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
 
 
 def held(state: State) -> tuple[Holdings, ...]:
-    """Return what is rented, or asked for, by offer."""
+    """Return the VMs that are rented or asked for, by offer."""
     ready: Counter[str] = Counter()
     booting: Counter[str] = Counter()
     for vm in state.vms.values():
@@ -158,7 +158,7 @@ def wanted_by_deadline(
 ) -> Callable[[Offer], int]:
     """Return a function: how many more VMs of an offer the deadline policy wants.
 
-    Before it is known what VMs do, none on demand but to begin with.
+    Before the throughput of fleets is known, on demand only what training takes to start.
     """
     have = {one.name: one.ready + one.booting for one in held(state)}
     if replacing is not None and replacing.counts:
@@ -168,8 +168,8 @@ def wanted_by_deadline(
         wanted = dict(decision.wanted)
         return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)
     first = state.job.min_vms - sum(have.values())
-    has_slo, most = state.job.has_slo, state.job.max_vms
-    return lambda offer: first if has_slo and not offer.spot else most
+    has_slo, max_vms = state.job.has_slo, state.job.max_vms
+    return lambda offer: first if has_slo and not offer.spot else max_vms
 
 
 def opens_at_s(state: State, offer: Offer) -> float:
@@ -201,15 +201,15 @@ def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
 
 
 def home(state: State) -> tuple[str, ...] | None:
-    """Return the place where VMs train together (``place_of``); None if there is none."""
+    """Return the location (``location_of``) where VMs train together; None if there are none."""
     staying = [vm.offer for vm in state.vms.values() if vm.counts]
     coming = [intent.offer for intent in state.intents.values()]
     return cooldowns.home_of([*staying, *coming], state.job.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
-    """Return whether VMs of an offer can train with those at ``where``."""
-    return where is None or cooldowns.place_of(offer, state.job.span) == where
+    """Return whether VMs of an offer can train with those at the location ``where``."""
+    return where is None or cooldowns.location_of(offer, state.job.span) == where
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
@@ -242,7 +242,7 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         offer = next((one for one in best if available(state, one) > 0), None)
         if offer is None:
             return ()
-        where = cooldowns.place_of(offer, state.job.span)
+        where = cooldowns.location_of(offer, state.job.span)
     return tuple(
         vm
         for vm in state.vms.values()
@@ -251,8 +251,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
 
 
 def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
-    """Return the offers where the other VMs are. Where there are none, and too few VMs
-    to train, all others: the job moves."""
+    """Return the offers where the other VMs are. If there are none, and those VMs are too
+    few to train, all others: the job moves."""
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
     here = sum(vm.counts for vm in at_home(state)) + sum(
@@ -300,7 +300,7 @@ def _unseen(state: State, offer: Offer) -> list[VmRecord]:
 def affordable(state: State) -> Callable[[Offer], int]:
     """Return a function: how many more VMs of an offer the hourly cap and budget pay for.
 
-    None where they would be too few to train with what there is: they would only cost.
+    None where the fleet would still be too small to train: it would only cost.
     """
     money, job = budget(state), state.job
     lack = job.min_vms - _count(state)

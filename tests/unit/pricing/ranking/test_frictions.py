@@ -73,7 +73,7 @@ def test_an_equal_price_is_no_reason_to_move() -> None:
     quotes = [quote(BESIDE), quote(usd=1.0), quote(OTHER, usd=2.0, rate=2.0)]
     decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert not decision.moves
-    assert decision.reason.startswith("nothing trains more for a dollar")
+    assert decision.reason.startswith("nothing has more examples per dollar")
 
 
 def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
@@ -82,7 +82,7 @@ def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
     off = [quote(usd=1.06), quote(BESIDE)]
     stays = decide(near, state(), NO_FRICTIONS, rule)
     assert not stays.moves
-    assert "4.0% more for a dollar, less than the 5.0%" in stays.reason
+    assert "4.0% more examples per dollar, less than the 5.0%" in stays.reason
     assert decide(off, state(), NO_FRICTIONS, rule).moves
 
 
@@ -166,7 +166,7 @@ def test_what_has_no_quote_any_more_is_replaced() -> None:
 
 def test_alone_there_is_nothing_to_move_to() -> None:
     assert decide([quote()], state(), NO_FRICTIONS, CHEAPEST_NOW).reason == (
-        "nothing else can be had"
+        "nothing else is on offer"
     )
 
 
