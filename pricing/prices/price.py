@@ -15,7 +15,7 @@ SPOT_MAX_AGE_S = DAY_S
 ON_DEMAND_MAX_AGE_S = 90 * DAY_S
 """The same for on-demand prices, which change a few times a year."""
 _MOST_USD_PER_GPU_HOUR = 200.0
-"""What asks for more is a placeholder: the dearest GPU of 2026 costs 18."""
+"""A higher price is a placeholder: the most expensive GPU of 2026 costs 18."""
 PUBLISHED = "published"
 """Source of prices that ship with the package."""
 

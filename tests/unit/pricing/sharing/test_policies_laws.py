@@ -80,13 +80,13 @@ def test_scaled_prices_scale_the_cost(
     drawn: tuple[list[OfferType], list[Demand]], factor: float
 ) -> None:
     types, jobs = drawn
-    dear = [replace(t, usd_per_hour=t.usd_per_hour * factor) for t in types]
+    expensive = [replace(t, usd_per_hour=t.usd_per_hour * factor) for t in types]
     usd = usd_or_none(types, jobs)
-    assert usd_or_none(dear, jobs) == pytest.approx(usd * factor, rel=1e-6)
+    assert usd_or_none(expensive, jobs) == pytest.approx(usd * factor, rel=1e-6)
 
 
 @given(markets())
-def test_what_is_promised_is_done_in_time_and_within_quotas(
+def test_a_solution_is_in_time_and_within_quotas(
     drawn: tuple[list[OfferType], list[Demand]],
 ) -> None:
     types, jobs = drawn
@@ -208,7 +208,7 @@ def test_of_many_jobs_only_the_late_one_is_told_to_wait() -> None:
 
 
 @given(markets())
-def test_fewer_periods_than_deadlines_promise_nothing_that_cannot_be_kept(
+def test_fewer_periods_than_deadlines_give_no_infeasible_solution(
     drawn: tuple[list[OfferType], list[Demand]],
 ) -> None:
     types, jobs = drawn

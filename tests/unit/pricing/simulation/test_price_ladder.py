@@ -80,8 +80,8 @@ def test_the_last_price_stays() -> None:
 
 
 def test_a_multi_gpu_instance_is_paid_by_the_gpu() -> None:
-    dear = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
-    ladder = single_start(dear)
+    expensive = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
+    ladder = single_start(expensive)
     assert first_usd(ladder, Strategy.GPU_TYPE) == pytest.approx(48)
     assert first_usd(ladder, Strategy.MULTI_GPU) == pytest.approx(24)
 
