@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import (
-    Frictions,
-    Quote,
-    SwitchingRule,
-)
+from spottrain.pricing.ranking.frictions import Frictions, Quote
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -26,6 +22,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
+from spottrain.pricing.simulation.switching import SwitchingRule
 
 settings.register_profile("no hurry", deadline=None)
 settings.load_profile("no hurry")
