@@ -97,12 +97,12 @@ def test_each_cloud_bills_by_its_own_unit(
 
 
 def test_a_market_price_counts_where_the_cloud_follows_it() -> None:
-    dearer = replace(AWS, usd_per_hour=7.2)
-    ledger = opened(offer=AWS).priced(dearer, 1100.0)
+    expensive = replace(AWS, usd_per_hour=7.2)
+    ledger = opened(offer=AWS).priced(expensive, 1100.0)
     assert ledger.spent(1200.0).usd == pytest.approx(0.3)
     assert ledger.rate.usd_per_hour == 7.2
-    assert ledger.priced(dearer, 1100.0) is ledger
-    elsewhere = replace(dearer, zone="y", usd_per_hour=99.0)
+    assert ledger.priced(expensive, 1100.0) is ledger
+    elsewhere = replace(expensive, zone="y", usd_per_hour=99.0)
     ledger = ledger.priced(elsewhere, 1100.0)
     assert ledger.spent(1200.0).usd == pytest.approx(0.3)
 
@@ -165,7 +165,7 @@ def test_storage_costs_by_what_lies_there() -> None:
     assert Ledger().storage_rate == FREE
     ledger = Ledger().stored(Rate.of(1.0), 3600.0).stored(Rate.of(2.0), 7200.0)
     assert ledger.stored(Rate.of(2.0), 7200.0) is ledger
-    assert ledger.stored(FREE, 7200.0) is ledger, "the dearer of one moment counts"
+    assert ledger.stored(FREE, 7200.0) is ledger, "the higher rate of one moment counts"
     assert ledger.storage_rate == Rate.of(2.0)
     assert ledger.spending(10800.0).storage.usd == 3.0
     assert ledger.spent(3600.0) == Money()

@@ -1,4 +1,4 @@
-"""Finish and cost to expect: honest where the promise cannot be made."""
+"""Finish and cost to expect, also where nothing can be guaranteed."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def test_every_interval_is_one_and_costs_no_more_than_there_is(
         assert one.low <= one.high
     assert told.finish_s.expected <= told.finish_s.high
     assert usd is None or told.usd.high <= usd
-    promised = allowed and hours is not None
-    if work > 0 and not promised:
+    guaranteed = allowed and hours is not None
+    if work > 0 and not guaranteed:
         assert told.finish_s.high == math.inf

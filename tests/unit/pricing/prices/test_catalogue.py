@@ -89,4 +89,5 @@ def test_names_that_nothing_has_are_refused(
 
 def test_the_data_travels_with_the_package() -> None:
     project = Path(__file__).parents[4] / "pyproject.toml"
-    assert '"spottrain.pricing.prices.price" = ["data/*.csv"]' in project.read_text()
+    package = catalogue.__module__.rpartition(".")[0]
+    assert f'"{package}" = ["data/*.csv"]' in project.read_text()

@@ -179,12 +179,12 @@ def test_what_a_clock_that_was_ahead_has_noted_is_not_believed(
     history: History,
 ) -> None:
     ahead_s = NOW_S + 30 * DAY_S
-    dear = replace(PRICE, usd_per_hour=2 * PRICE.usd_per_hour)
+    expensive = replace(PRICE, usd_per_hour=2 * PRICE.usd_per_hour)
     history.record_prices([replace(PRICE, since_s=ahead_s, seen_s=ahead_s)])
-    history.record_prices([replace(dear, since_s=NOW_S, seen_s=NOW_S)])
+    history.record_prices([replace(expensive, since_s=NOW_S, seen_s=NOW_S)])
     request = PriceRequest(kinds=[P4D])
     (known_now,) = [p for p in known(history, FACTS, request, NOW_S).prices if p.spot]
-    assert (known_now.usd_per_hour, known_now.seen_s) == (dear.usd_per_hour, NOW_S)
+    assert (known_now.usd_per_hour, known_now.seen_s) == (expensive.usd_per_hour, NOW_S)
 
 
 def test_a_price_that_a_wrong_clock_confirmed_was_seen_when_it_began(

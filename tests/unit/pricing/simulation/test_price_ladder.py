@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import (
-    Frictions,
-    Quote,
-    SwitchingRule,
-)
+from spottrain.pricing.ranking.frictions import Frictions, Quote
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -26,6 +22,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
+from spottrain.pricing.simulation.switching import SwitchingRule
 
 settings.register_profile("no hurry", deadline=None)
 settings.load_profile("no hurry")
@@ -80,8 +77,8 @@ def test_the_last_price_stays() -> None:
 
 
 def test_a_multi_gpu_instance_is_paid_by_the_gpu() -> None:
-    dear = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
-    ladder = single_start(dear)
+    expensive = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
+    ladder = single_start(expensive)
     assert first_usd(ladder, Strategy.GPU_TYPE) == pytest.approx(48)
     assert first_usd(ladder, Strategy.MULTI_GPU) == pytest.approx(24)
 
