@@ -14,6 +14,7 @@ from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
@@ -86,19 +87,8 @@ class AwsChecks:
             return self._network.image(region)[0]
 
     def _types(self, region: str) -> str:
-        """Return how many types the region has, and which it lacks.
-
-        Raises:
-            CloudError: it has none that a job would rent.
-        """
-        offered = self._offered(region)
-        told = f"{len(offered)} types can be rented"
-        missing = [t for t in self._settings.instance_types if t not in offered]
-        if not offered:
-            raise CloudError(
-                f"{region} does not rent {', '.join(missing)}; take another region or type"
-            )
-        return f"{told}, but not {', '.join(missing)}" if missing else told
+        wanted = self._settings.instance_types
+        return check_offered(region, wanted, self._offered(region))
 
     def _offered(self, region: str) -> list[str]:
         """Return those of the types wanted that a region has."""

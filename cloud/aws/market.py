@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.prices import spot_prices
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice
+from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
@@ -68,26 +69,21 @@ class AwsMarket:
 
     def prices(self, region: str, since_s: float) -> list[Offer]:
         """Return the spot prices since a moment, the one that held then included."""
-        arguments = requests.price_history(self._settings.instance_types, since_s)
-        ec2 = self._clients.get("ec2", region)
-        with translating_errors(f"asking for spot prices in {region}"):
-            pages = ec2.get_paginator("describe_spot_price_history").paginate(
-                **arguments
-            )
-            rows = [row for page in pages for row in page["SpotPriceHistory"]]
-        zones = self._settings.zones
+        zones, types = self._settings.zones, self._settings.instance_types
         return [
-            requests.offer_of(
+            make_offer(
                 self._facts,
+                cloud=requests.CLOUD,
                 region=region,
-                zone=row["AvailabilityZone"],
-                instance_type=row["InstanceType"],
+                zone=price.zone,
+                instance_type=price.instance_type,
                 spot=True,
-                usd_per_hour=float(row["SpotPrice"]),
-                observed_at_s=row["Timestamp"].timestamp(),
+                usd_per_hour=float(price.usd_per_hour),
+                observed_at_s=price.since_s,
+                family=requests.family_of(price.instance_type),
             )
-            for row in rows
-            if not zones or row["AvailabilityZone"] in zones
+            for price in spot_prices(self._clients, region, types, since_s)
+            if not zones or price.zone in zones
         ]
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:

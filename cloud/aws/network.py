@@ -17,7 +17,7 @@ from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_VPC = "10.79.0.0/16"
 _ZONE_LETTERS = "abcdefghijklmnop"
@@ -280,16 +280,3 @@ def _remove_vpc(ec2: Any, vpc_id: str) -> None:
         ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
         ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
     ec2.delete_vpc(VpcId=vpc_id)
-
-
-def refuse_if_used(job: str, live: list[str]) -> None:
-    """Refuse to remove what VMs still use.
-
-    Raises:
-        CloudError: some are left.
-    """
-    if live:
-        raise CloudError(
-            f"AWS: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
-            "first"
-        )

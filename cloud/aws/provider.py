@@ -10,7 +10,7 @@ from spottrain.cloud.aws import prices, requests
 from spottrain.cloud.aws.checks import AwsChecks
 from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.market import AwsMarket
-from spottrain.cloud.aws.network import AwsNetwork, refuse_if_used
+from spottrain.cloud.aws.network import AwsNetwork
 from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
@@ -18,7 +18,12 @@ from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, check_types
+from spottrain.cloud.port.facts import (
+    CloudFacts,
+    OnDemandPrice,
+    check_types,
+    refuse_if_used,
+)
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -148,9 +153,8 @@ class AwsProvider:
         Raises:
             CloudError: VMs of the job still run, or take minutes to shut down.
         """
-        alive = (VmState.STARTING, VmState.RUNNING)
         vms = self.list_vms(job)
-        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in alive])
+        refuse_if_used("AWS", job, vms)
         for region in self._regions():
             leaving = [
                 requests.split_vm_id(vm.vm_id)[1]

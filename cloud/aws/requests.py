@@ -16,8 +16,8 @@ from typing import Any
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
-from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
+from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 CLOUD = "aws"
 LINUX = "Linux/UNIX"
@@ -149,47 +149,14 @@ def _root_disk(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]
     return {"DeviceName": placement.root_device, "Ebs": disk}
 
 
-def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, Any]:
-    """Return the arguments of DescribeSpotPriceHistory: what has held since then."""
-    return {
-        "InstanceTypes": list(instance_types),
-        "ProductDescriptions": [LINUX],
-        "StartTime": datetime.fromtimestamp(since_s, UTC),
-    }
-
-
-def offer_of(
-    facts: CloudFacts,
-    *,
-    region: str,
-    zone: str,
-    instance_type: str,
-    spot: bool,
-    usd_per_hour: float,
-    observed_at_s: float,
-) -> Offer:
-    """Return an offer; without GPUs where nobody knows anything about the machine."""
-    machine = facts.find(CLOUD, instance_type)
-    return Offer(
-        cloud=CLOUD,
-        region=region,
-        zone=zone,
-        instance_type=instance_type,
-        spot=spot,
-        usd_per_hour=usd_per_hour,
-        observed_at_s=observed_at_s,
-        gpus=0 if machine is None else machine.gpus,
-        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
-        family=_family(instance_type),
-    )
-
-
 def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
     vm_tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
     launched_at_s = instance["LaunchTime"].timestamp()
-    offer = offer_of(
+    offer = make_offer(
         facts,
+        cloud=CLOUD,
+        family=family_of(instance["InstanceType"]),
         region=region,
         zone=instance["Placement"]["AvailabilityZone"],
         instance_type=instance["InstanceType"],
@@ -257,11 +224,12 @@ _QUOTAS = {
 
 def quota_codes(instance_types: Sequence[str]) -> dict[tuple[str, bool], str]:
     """Return the codes of the quotas that bound some types, by (family, spot)."""
-    families = {_family(kind) for kind in instance_types}
+    families = {family_of(kind) for kind in instance_types}
     return {key: code for key, code in _QUOTAS.items() if key[0] in families}
 
 
-def _family(instance_type: str) -> str:
+def family_of(instance_type: str) -> str:
+    """Return the family that one of EC2's quotas bounds."""
     letters = re.match(r"[a-z]+", instance_type)
     name = letters[0] if letters else ""
     return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name

@@ -8,8 +8,8 @@ from typing import Any
 
 from spottrain.cloud.azure import requests
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.provider import Vm, VmState
 
 _STATES = {
     "Creating": VmState.STARTING,
@@ -17,33 +17,6 @@ _STATES = {
     "Failed": VmState.STOPPING,  # it never came to be: on its way out
     "Canceled": VmState.STOPPING,
 }
-
-
-def offer_of(
-    facts: CloudFacts,
-    *,
-    region: str,
-    zone: str,
-    instance_type: str,
-    spot: bool,
-    usd_per_hour: float,
-    observed_at_s: float,
-    family: str = "",
-) -> Offer:
-    """Return an offer; without GPUs where nobody knows anything about the machine."""
-    machine = facts.find(requests.CLOUD, instance_type)
-    return Offer(
-        cloud=requests.CLOUD,
-        region=region,
-        zone=zone,
-        instance_type=instance_type,
-        spot=spot,
-        usd_per_hour=usd_per_hour,
-        observed_at_s=observed_at_s,
-        gpus=0 if machine is None else machine.gpus,
-        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
-        family=requests.SPOT_QUOTA if spot else family,
-    )
 
 
 def vm_of(
@@ -55,12 +28,15 @@ def vm_of(
     made_at = datetime.fromisoformat(properties["timeCreated"]).timestamp()
     region = resource["location"]
     zones: Sequence[str] = resource.get("zones") or ("",)
-    offer = offer_of(
+    spot = properties.get("priority") == "Spot"
+    offer = make_offer(
         facts,
+        cloud=requests.CLOUD,
         region=region,
         zone=requests.zone_of(region, zones[0]),
         instance_type=properties["hardwareProfile"]["vmSize"],
-        spot=properties.get("priority") == "Spot",
+        spot=spot,
+        family=requests.SPOT_QUOTA if spot else "",
         usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
         observed_at_s=made_at,
     )

@@ -12,6 +12,7 @@ from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
+from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
@@ -146,20 +147,8 @@ class AzureChecks:
         return [action for action in due if not _allowed(action, told["value"])]
 
     def _types(self, region: str) -> str:
-        """Return how many types the region has, and which it lacks.
-
-        Raises:
-            MisconfiguredError: it has none that a job would rent.
-        """
-        sizes, wanted = self._market.sizes(region), self._settings.instance_types
-        missing = [kind for kind in wanted if kind not in sizes]
-        if len(missing) == len(wanted):
-            raise MisconfiguredError(
-                f"{region} does not rent {', '.join(missing)} to this subscription; "
-                "take another region or type"
-            )
-        told = f"{len(wanted) - len(missing)} types can be rented"
-        return f"{told}, but not {', '.join(missing)}" if missing else told
+        wanted = self._settings.instance_types
+        return check_offered(region, wanted, self._market.sizes(region))
 
     def _image(self, region: str) -> str:
         """Return the image's name.

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 
-from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.prices import RetailPrice, retail_prices
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.http import TIMEOUT
-from spottrain.cloud.port.facts import CloudFacts
+from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, Quota
 
 SIZES_KEEP_S = 3600.0
@@ -70,15 +70,18 @@ class AzureMarket:
         sizes = self.sizes(region)
         seen_s, prices = self._asked_prices(region)
         return [
-            answers.offer_of(
+            make_offer(
                 self._facts,
+                cloud=requests.CLOUD,
                 region=region,
                 zone=zone,
                 instance_type=price.instance_type,
                 spot=price.spot,
                 usd_per_hour=price.usd_per_hour,
                 observed_at_s=seen_s,
-                family=sizes[price.instance_type].family,
+                family=requests.SPOT_QUOTA
+                if price.spot
+                else sizes[price.instance_type].family,
             )
             for price in prices
             if price.usd_per_hour > 0

@@ -27,7 +27,7 @@ from spottrain.cloud.port.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.port.facts import CloudFacts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -42,8 +42,6 @@ from spottrain.cloud.ssh_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these it is known that there is no VM."""
-
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
 class AzureProvider:
@@ -207,13 +205,7 @@ class AzureProvider:
         Raises:
             CloudError: VMs of the job still run, or the removal takes long.
         """
-        vms = self.list_vms(job)
-        alive = [vm.vm_id for vm in vms if vm.state in _ALIVE]
-        if alive:
-            raise CloudError(
-                f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
-                "terminate them first"
-            )
+        refuse_if_used("Azure", job, self.list_vms(job))
         with translating_errors(f"removing what job {job} used"):
             self._network.release(job)
 

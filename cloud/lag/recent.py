@@ -15,7 +15,6 @@ from spottrain.cloud.port.provider import Vm, VmState
 
 KEEP_S = 180.0
 """How long our own memory outweighs a list."""
-_ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
 
 class RecentCalls:
@@ -85,7 +84,7 @@ class RecentCalls:
             return tuple(self._corrected(vm) for vm in (*listed, *there))
 
     def _corrected(self, vm: Vm) -> Vm:
-        if vm.vm_id in self._terminated and vm.state not in _ENDED:
+        if vm.vm_id in self._terminated and vm.state.is_alive:
             return replace(vm, state=VmState.STOPPING)
         return vm
 

@@ -95,7 +95,7 @@ class LocalCloud:
             VmNotFoundError: it is unknown or gone.
         """
         vm = self.vms.get(vm_id)
-        if vm is None or vm.state in (VmState.STOPPING, VmState.TERMINATED):
+        if vm is None or not vm.state.is_alive:
             raise VmNotFoundError(f"VM {vm_id} is {vm.state if vm else 'unknown'}")
         return vm
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from spottrain.cloud.port.errors import MisconfiguredError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.provider import Offer, Vm
 
 
 class GpuFacts(Protocol):
@@ -58,3 +59,59 @@ def check_types(
 
 OnDemandPrice = Callable[[str, str], float | None]
 """(region, instance type) -> USD per hour, None where it is not known."""
+
+
+def make_offer(
+    facts: CloudFacts,
+    *,
+    cloud: str,
+    region: str,
+    zone: str,
+    instance_type: str,
+    spot: bool,
+    usd_per_hour: float,
+    observed_at_s: float,
+    family: str,
+) -> Offer:
+    """Return an offer; it has no GPUs if the catalogue does not know the type."""
+    machine = facts.find(cloud, instance_type)
+    return Offer(
+        cloud=cloud,
+        region=region,
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at_s=observed_at_s,
+        gpus=0 if machine is None else machine.gpus,
+        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+        family=family,
+    )
+
+
+def check_offered(region: str, wanted: Sequence[str], offered: Collection[str]) -> str:
+    """Return how many of the wanted types a region offers, and which it lacks.
+
+    Raises:
+        MisconfiguredError: it offers none of them.
+    """
+    missing = [name for name in wanted if name not in offered]
+    if len(missing) == len(wanted):
+        raise MisconfiguredError(
+            f"{region} does not rent {', '.join(missing)}; use another region or type"
+        )
+    detail = f"{len(wanted) - len(missing)} types can be rented"
+    return f"{detail}, but not {', '.join(missing)}" if missing else detail
+
+
+def refuse_if_used(title: str, job: str, vms: Iterable[Vm]) -> None:
+    """Refuse to remove what live VMs of a job still use.
+
+    Raises:
+        CloudError: some VMs are alive.
+    """
+    alive = sorted(vm.vm_id for vm in vms if vm.state.is_alive)
+    if alive:
+        raise CloudError(
+            f"{title}: job {job} still has VMs: {', '.join(alive)}; terminate them first"
+        )

@@ -22,6 +22,11 @@ class VmState(StrEnum):
     STOPPING = "stopping"
     TERMINATED = "terminated"
 
+    @property
+    def is_alive(self) -> bool:
+        """True until the VM begins to end."""
+        return self in (VmState.STARTING, VmState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:

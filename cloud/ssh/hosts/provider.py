@@ -30,6 +30,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
+from spottrain.cloud.port.stored import with_current_names
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.transport.connection import HostConnection
@@ -253,7 +254,7 @@ class SshProvider:
                 if rented.host == connection.host.name and vm_id != here:
                     record.end(vm_id)
             if claim is not None and here not in record.rented:
-                record.rented[claim["vm_id"]] = _vm_from_claim(connection.host, claim)
+                record.rented[claim["vm_id"]] = vm_from_claim(connection.host, claim)
         self._seen[connection.host.name] = here
 
     def _count_as_ended(self, connection: HostConnection) -> None:
@@ -389,14 +390,14 @@ def _offer(host: Host, now_s: float) -> Offer:
     )
 
 
-def _vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
+def vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
     """Return the VM that a claim on a host makes."""
     vm = Vm(
         vm_id=claim["vm_id"],
         job=claim["job"],
         intent=claim["intent"],
         state=VmState.RUNNING,
-        offer=Offer(**claim["offer"]),
+        offer=Offer(**with_current_names(claim["offer"])),
         private_address=claim["private_address"],
         launched_at_s=claim["launched_at"],
     )

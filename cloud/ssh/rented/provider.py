@@ -65,7 +65,6 @@ _LOGS_S = 10.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 _MAX_UNFIT = 2
 """VMs of one type that turn out unfit, one after another, before none is rented more."""
-_ENDED = (VmState.STOPPING, VmState.TERMINATED)
 
 
 class RentedVmProvider(ForwardsAbilities):
@@ -248,7 +247,7 @@ class RentedVmProvider(ForwardsAbilities):
             if self._closing:
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
-            living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
+            living = {vm.vm_id: vm for vm in ours if vm.state.is_alive}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
                 rented_vm.mark_given_back()
