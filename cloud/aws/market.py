@@ -1,4 +1,4 @@
-"""What EC2 has to rent, at which prices, how likely it is to be had, and how much of it."""
+"""Offers, spot prices, placement scores and quotas of EC2."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
-"""The manager looks every second; prices change every few minutes at most."""
+"""The manager polls every second; prices change every few minutes at most."""
 
 
 class AwsMarket:
-    """The market as one account sees it.
+    """The market of one account.
 
     Args:
-        clients: Whom to ask.
-        settings: Which types, regions and zones count.
-        facts: What machines there are.
-        on_demand: What they cost on demand.
+        clients: Clients of the account.
+        settings: Types, regions and zones.
+        facts: The catalogue.
+        on_demand: On-demand prices.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AwsMarket:
         self._kept: dict[str, tuple[float, list[Offer]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
-        """Return what has a spot price now, and the same on demand if that is known."""
+        """Return spot offers, and on-demand offers where their price is known."""
         asked_at_s, kept = self._kept.get(region, (-OFFERS_KEEP_S, []))
         if time.monotonic() - asked_at_s < OFFERS_KEEP_S:
             return kept
@@ -68,7 +68,7 @@ class AwsMarket:
         return found
 
     def prices(self, region: str, since_s: float) -> list[Offer]:
-        """Return the spot prices since a moment, the one that held then included."""
+        """Return the spot prices since a time, including the one valid then."""
         zones, types = self._settings.zones, self._settings.instance_types
         return [
             make_offer(
@@ -87,7 +87,7 @@ class AwsMarket:
         ]
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
-        """Return the spot placement score of each zone, which EC2 gives from 1 to 10."""
+        """Return the spot placement score of each zone (EC2's 1 to 10, scaled to 1)."""
         regions: Sequence[str] = self._settings.regions
         ec2 = self._clients.get("ec2", regions[0])
         with translating_errors(f"asking for placement scores of {instance_type}"):
@@ -109,7 +109,7 @@ class AwsMarket:
         ]
 
     def quotas(self, region: str) -> list[Quota]:
-        """Return the quotas that bound the types we rent, in virtual CPUs."""
+        """Return the quotas of our types, in virtual CPUs."""
         client = self._clients.get("service-quotas", region)
         codes = requests.quota_codes(self._settings.instance_types)
         found = []
@@ -124,7 +124,7 @@ class AwsMarket:
         return found
 
     def _zone_names(self, region: str) -> dict[str, str]:
-        """Return this account's names of zones by the id that all accounts share."""
+        """Return this account's zone names by zone id."""
         ec2 = self._clients.get("ec2", region)
         zones = ec2.describe_availability_zones()["AvailabilityZones"]
         return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}

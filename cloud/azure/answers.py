@@ -1,4 +1,4 @@
-"""What the answers of Azure Resource Manager mean; pure."""
+"""Interpretation of the answers of Azure Resource Manager; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 _STATES = {
     "Creating": VmState.STARTING,
     "Deleting": VmState.STOPPING,
-    "Failed": VmState.STOPPING,  # it never came to be: on its way out
+    "Failed": VmState.STOPPING,  # it was never created: it will be deleted
     "Canceled": VmState.STOPPING,
 }
 
@@ -22,7 +22,7 @@ _STATES = {
 def vm_of(
     resource: Mapping[str, Any], facts: CloudFacts, private_address: str = ""
 ) -> Vm:
-    """Return a VM as the port knows it."""
+    """Return a VM of Azure as a ``Vm``."""
     group_name, name = requests.split_resource_id(resource["id"])
     vm_tags, properties = resource.get("tags") or {}, resource["properties"]
     made_at = datetime.fromisoformat(properties["timeCreated"]).timestamp()
@@ -52,10 +52,10 @@ def vm_of(
 
 
 def has_failed(resource: Mapping[str, Any]) -> bool:
-    """Return whether a VM never came to be, though Azure still keeps it."""
+    """Return True if the creation of a VM failed, although Azure still lists it."""
     return resource["properties"].get("provisioningState") in ("Failed", "Canceled")
 
 
 def is_leaving(resource: Mapping[str, Any]) -> bool:
-    """Return whether a VM is being deleted."""
+    """Return True if a VM is being deleted."""
     return bool(resource["properties"].get("provisioningState") == "Deleting")

@@ -1,4 +1,4 @@
-"""What an adapter needs to be told about the kinds of machines, and by whom."""
+"""The catalogue of instance types as adapters see it, and what they share to use it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from spottrain.cloud.port.provider import Offer, Vm
 
 
 class GpuFacts(Protocol):
-    """A kind of GPU."""
+    """A GPU model."""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one."""
+        """Memory of one GPU."""
 
 
 class MachineFacts(Protocol):
-    """A kind of machine."""
+    """An instance type."""
 
     @property
     def gpu(self) -> GpuFacts:
-        """Its GPUs are alike."""
+        """The model of all its GPUs."""
 
     @property
     def gpus(self) -> int:
-        """How many it has."""
+        """Number of GPUs."""
 
 
 class CloudFacts(Protocol):
-    """Knows the kinds of machines; ``pricing.catalogue.Catalogue`` is one."""
+    """A catalogue of instance types, such as ``pricing.prices.catalogue.Catalogue``."""
 
     def find(self, cloud: str, instance_type: str) -> MachineFacts | None:
-        """Return a kind of machine, None if it is not known."""
+        """Return an instance type, None if it is unknown."""
 
 
 def check_types(
     facts: CloudFacts, cloud: str, title: str, names: Iterable[str]
 ) -> None:
-    """Refuse kinds of machines that nothing is known of.
+    """Refuse instance types that the catalogue does not know.
 
     Args:
-        facts: Who knows.
-        cloud: Whose kinds they are, as ``facts`` names it.
-        title: The same for people.
-        names: The kinds.
+        facts: The catalogue.
+        cloud: Name of the cloud in the catalogue.
+        title: Name of the cloud in messages.
+        names: The types.
 
     Raises:
-        MisconfiguredError: some are not known.
+        MisconfiguredError: some are unknown.
     """
     unknown = [name for name in names if facts.find(cloud, name) is None]
     if unknown:
@@ -58,7 +58,7 @@ def check_types(
 
 
 OnDemandPrice = Callable[[str, str], float | None]
-"""(region, instance type) -> USD per hour, None where it is not known."""
+"""(region, instance type) -> USD per hour, None if unknown."""
 
 
 def make_offer(

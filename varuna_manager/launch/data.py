@@ -51,7 +51,7 @@ def ready(config: JobConfig, say: Say) -> dict[str, float]:
 
     Raises:
         ConfigError: A dataset does not exist, or VMs' disks are too small.
-        DataError, DataAwayError: As ``have``.
+        DataError, DataUnavailableError: As ``have``.
     """
     wanted = [wish for wish in data_requests(config.data) if wish.url]
     with ThreadPoolExecutor(_LOOKS, "look") as threads:
@@ -106,7 +106,7 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
 
     Raises:
         DataError: The local provider's data cannot be had.
-        DataAwayError: Nor can it now.
+        DataUnavailableError: Nor can it now.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
