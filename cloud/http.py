@@ -1,4 +1,4 @@
-"""Asks a price API over HTTP: retried where that may help, explained where it does not."""
+"""Requests to price APIs over HTTP, with retries and one-line errors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX_WAIT_S = 20.0
 
 
 class PriceSourceError(CloudError):
-    """A price API is down, refuses, or answers what cannot be read."""
+    """A price API is down, refuses, or gives an unreadable answer."""
 
 
 class _RetryableError(Exception):
-    """A refusal that may pass."""
+    """A failure that may pass."""
 
     def __init__(self, why: str, wait_s: float | None) -> None:
         super().__init__(why)
@@ -38,7 +38,7 @@ def get_json(
     Throttling (429, with its Retry-After), 5xx and broken connections are tried again.
 
     Raises:
-        PriceSourceError: it could not be had; names the host and why.
+        PriceSourceError: the request failed; names the host and the reason.
     """
     host = httpx.URL(url).host
     try:
@@ -47,13 +47,13 @@ def get_json(
         )
     except (httpx.HTTPError, _RetryableError) as error:
         why = str(error) or type(error).__name__
-        raise PriceSourceError(f"{host} cannot be asked: {why}") from error
+        raise PriceSourceError(f"request to {host} failed: {why}") from error
     try:
         document = response.json()
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise PriceSourceError(f"{host} answered something other than a JSON object")
+        raise PriceSourceError(f"{host} did not answer with a JSON object")
     return document
 
 
@@ -64,7 +64,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
         after = response.headers.get("Retry-After", "")
         raise _RetryableError(why, float(after) if after.isdigit() else None)
     if not response.is_success:
-        raise PriceSourceError(f"{response.url.host} refuses: {why}")
+        raise PriceSourceError(f"{response.url.host} refused the request: {why}")
     return response
 
 

@@ -1,7 +1,8 @@
-"""Several clouds as one provider: what one offers is asked of that one, the rest of all.
+"""Several clouds as one provider.
 
-A cloud that is down, throttled or without credentials costs what it alone could give.
-Ids of VMs begin with their cloud's name, so that they lead back to it whoever asks.
+Calls about an offer or a VM go to its cloud, others to all clouds. A cloud that is down,
+throttled or without credentials does not stop the others. VM ids begin with the name of
+their cloud.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from spottrain.errors import SpottrainError
 logger = logging.getLogger(__name__)
 
 REOPEN_S = 60.0
-"""From one try to open a cloud that could not be opened to the next."""
+"""Time between two attempts to open a cloud."""
 
 T = TypeVar("T")
 Opener = Callable[[], CloudProvider]
 
 
 class UnusedCloudError(CloudError):
-    """A cloud cannot be opened, and nothing of the job can be there."""
+    """A cloud cannot be opened, and the job has nothing there."""
 
 
 class NamespacedProvider(ForwardsAbilities):
-    """One cloud among several: its VMs' ids begin with its name.
+    """One cloud of several: the ids of its VMs begin with its name.
 
     It has every optional ability that the cloud has.
 
@@ -75,21 +76,21 @@ class NamespacedProvider(ForwardsAbilities):
         self._inner.terminate([own for cloud, own in split if cloud == self.name])
 
     def close(self) -> None:
-        """Leave the cloud, where there is anything to leave."""
+        """Close the cloud if it can be closed."""
         _close(self._inner)
 
     def _named(self, vm: Vm) -> Vm:
         return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
     def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        """Make a method whose VM ids are ours outside and the cloud's own inside."""
+        """Return a method that takes our VM ids and calls the cloud with its own."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
             given = arguments_by_name(method, args, kwargs)
             if "vm_id" in given:
                 cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
                 if cloud != self.name:
-                    raise VmNotFoundError(f"VM {wanted} is gone or unknown")
+                    raise VmNotFoundError(f"VM {wanted} is unknown or has ended")
             found = getattr(self._inner, method.__name__)(**given)
             if isinstance(found, Sequence):
                 return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
@@ -101,17 +102,17 @@ class NamespacedProvider(ForwardsAbilities):
 class MultiCloudProvider(ForwardsAbilities):
     """Clouds of one job; see ``HasParts``.
 
-    It has each optional ability that one of its clouds has. What is asked of all clouds
-    alike is answered by those that answer.
+    It has each optional ability that one of its clouds has. Calls to all clouds return the
+    answers of those that succeed.
 
     Args:
-        openers: By the name of each cloud, what opens it; ids of VMs are ``NamespacedProvider``'s.
-        unused: Clouds that were never asked for anything. As long as they cannot be
-            opened, there is nothing of the job to be listed or removed there.
+        openers: Opens each cloud, by name; VM ids are those of ``NamespacedProvider``.
+        unused: Clouds that the job never used. While they cannot be opened, the job has
+            nothing to be listed or removed there.
 
     Raises:
-        SpottrainError: not one can be opened; what the first one's opener says. Those
-            that cannot are tried again whenever they are needed.
+        SpottrainError: no cloud can be opened; the error of the first. If some can, the
+            others are retried when they are needed.
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class MultiCloudProvider(ForwardsAbilities):
                 part.open_error for part in self._parts.values() if part.open_error
             )
         for name, error in failures.items():
-            logger.warning("goes on without %s until it can be opened: %s", name, error)
+            logger.warning(
+                "continuing without %s until it can be opened: %s", name, error
+            )
         self._forward_abilities(
             lambda ability: any(isinstance(x, ability) for x in opened.values()),
             self._forward,
@@ -141,15 +144,15 @@ class MultiCloudProvider(ForwardsAbilities):
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what those clouds offer that answer.
+        """Return the offers of the clouds that answer.
 
         Raises:
-            SpottrainError: none answers.
+            SpottrainError: no cloud answers.
         """
         return self._union(_Part.offers)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Ask the offer's cloud; see ``CloudProvider``."""
+        """Launch in the offer's cloud; see ``CloudProvider``."""
         part = self._parts.get(request.offer.cloud)
         if part is None:
             raise MisconfiguredError(f"{request.offer.cloud}: not a cloud of this job")
@@ -159,14 +162,14 @@ class MultiCloudProvider(ForwardsAbilities):
         """Return the VMs of all clouds.
 
         Raises:
-            SpottrainError: a cloud does not answer: its VMs are not known.
+            SpottrainError: a cloud does not answer, so its VMs are unknown.
         """
         found, failures = self._each(lambda part: part.list_vms(job))
         _raise_first(failures)
         return tuple(vm for vms in found.values() for vm in vms)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Return once every VM's cloud was asked; see ``CloudProvider``."""
+        """Request termination from every VM's cloud; see ``CloudProvider``."""
         wanted: dict[str, list[str]] = {}
         for vm_id in vm_ids:
             if (name := split_vm_id(vm_id)[0]) in self._parts:
@@ -178,20 +181,20 @@ class MultiCloudProvider(ForwardsAbilities):
     # --- What else a manager needs ----------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Carry calls to this manager from now on; see ``ForwardsCalls``."""
+        """Forward calls to this manager from now on; see ``ForwardsCalls``."""
         for part in self._parts.values():
             part.serve(manager_url)
 
     def unreachable_vms(self) -> Collection[str]:
-        """Return the VMs that cannot call now; see ``ReportsUnreachableVms``."""
+        """Return the unreachable VMs; see ``ReportsUnreachableVms``."""
         return tuple(i for part in self._parts.values() for i in part.unreachable_vms())
 
     def close(self) -> None:
-        """Leave all clouds; VMs go on."""
+        """Close all clouds; VMs keep running."""
         self._each(_Part.close)
 
     def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        """Make a method that asks a VM's cloud, or all clouds that have the ability."""
+        """Return a method that calls a VM's cloud, or all clouds that have the ability."""
         name = method.__name__
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -199,7 +202,9 @@ class MultiCloudProvider(ForwardsAbilities):
             if "vm_id" in given:
                 part = self._parts.get(split_vm_id(given["vm_id"])[0])
                 if part is None:
-                    raise VmNotFoundError(f"VM {given['vm_id']} is gone or unknown")
+                    raise VmNotFoundError(
+                        f"VM {given['vm_id']} is unknown or has ended"
+                    )
                 return part.ask(name, given)
 
             def answer(part: _Part) -> Any:
@@ -208,14 +213,14 @@ class MultiCloudProvider(ForwardsAbilities):
                 except UnusedCloudError:
                     return ()
 
-            if name == "release":  # half of it is not done
+            if name == "release":  # a partial release is a failure
                 _raise_first(self._each(answer)[1])
                 return None
             return self._union(answer)
 
         return call
 
-    # --- Asking several ---------------------------------------------------------------
+    # --- Calls to several clouds --------------------------------------------------------
 
     def _union(self, ask: Callable[[_Part], Sequence[T]]) -> Sequence[T]:
         found, failures = self._each(ask)
@@ -228,7 +233,7 @@ class MultiCloudProvider(ForwardsAbilities):
     def _each(
         self, ask: Callable[[_Part], T], names: Collection[str] | None = None
     ) -> tuple[dict[str, T], dict[str, SpottrainError]]:
-        """Ask clouds at the same time; return answers and failures by name."""
+        """Call clouds in parallel; return results and failures by name."""
         found: dict[str, T] = {}
         failures: dict[str, SpottrainError] = {}
         parts = [p for p in self._parts.values() if names is None or p.name in names]
@@ -243,13 +248,13 @@ class MultiCloudProvider(ForwardsAbilities):
 
 
 class _Part:
-    """One cloud of several, opened when it can be."""
+    """One cloud of several, opened when possible."""
 
     def __init__(self, name: str, opener: Opener, *, unused: bool) -> None:
         self.name = name
         self._unused = unused
         self.open_error: SpottrainError | None = None
-        """What kept it from being opened."""
+        """Why it could not be opened."""
         self._cloud: CloudProvider | None = None
         self._opener = opener
         self._lock = threading.Lock()
@@ -261,12 +266,12 @@ class _Part:
         """Return the cloud.
 
         Raises:
-            UnusedCloudError: it cannot be opened, and never was.
-            CloudError: what keeps it from being opened.
+            UnusedCloudError: it cannot be opened and was never used.
+            CloudError: it cannot be opened.
         """
         with self._lock:
             if self._cloud is None and self._closed:
-                raise CloudError(f"{self.name}: is closed already")
+                raise CloudError(f"{self.name}: is already closed")
             if self._cloud is None and time.monotonic() >= self._again_at_s:
                 self._open()
             if self._cloud is not None:
@@ -303,7 +308,7 @@ class _Part:
         self.opened().terminate(vm_ids)
 
     def can(self, method: str) -> bool:
-        """Return whether the cloud has a method.
+        """Return True if the cloud has a method.
 
         Raises:
             CloudError: it cannot be opened.
@@ -314,14 +319,14 @@ class _Part:
         """Call an ability's method.
 
         Raises:
-            CloudError: the cloud has none, or what it says.
+            CloudError: the cloud lacks the ability, or its own error.
         """
         if not self.can(method):
             raise CloudError(f"{self.name}: cannot {method.replace('_', ' ')}")
         return getattr(self.opened(), method)(**given)
 
     def unreachable_vms(self) -> Collection[str]:
-        cloud = self._cloud  # without waiting for one that is just opened
+        cloud = self._cloud  # without waiting while it is being opened
         return (
             cloud.unreachable_vms() if isinstance(cloud, ReportsUnreachableVms) else ()
         )
@@ -340,12 +345,12 @@ class _Part:
 
 
 def vm_id_of(cloud: str, own_id: str) -> str:
-    """Return what a VM is called among those of several clouds."""
+    """Return the id of a VM among several clouds."""
     return f"{cloud}.{own_id}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
-    """Return the cloud of a VM among several, and its id there; empty if it has none."""
+    """Return (cloud, id in that cloud); the cloud is empty if the id names none."""
     cloud, dot, own = vm_id.partition(".")
     return (cloud, own) if dot else ("", vm_id)
 

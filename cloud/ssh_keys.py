@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 
 def new_host_key() -> tuple[str, str]:
-    """Return (private, public) of a new key in OpenSSH's format."""
+    """Return (private, public) of a new key pair in OpenSSH's format."""
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -25,10 +25,10 @@ def new_host_key() -> tuple[str, str]:
 
 
 def ensure_key(folder: Path) -> tuple[Path, str]:
-    """Return a job's private key file and its public half; made on the first call.
+    """Return a job's private key file and public key; created on the first call.
 
     Args:
-        folder: Of the job's cloud; the private key never leaves it.
+        folder: The job's cloud folder; the private key never leaves it.
 
     Returns:
         The file, and ``type base64 comment`` as in an authorized_keys file.
@@ -45,13 +45,13 @@ def ensure_key(folder: Path) -> tuple[Path, str]:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Write a whole file unless somebody was faster."""
+    """Write a file atomically unless it exists."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
         f.write(data)
     try:
         os.link(draft, path)
     except FileExistsError:
-        pass  # theirs is the job's key
+        pass  # another process made the job's key
     finally:
         draft.unlink()

@@ -1,7 +1,7 @@
-"""What a job's VMs share: subnets, a security group, a key pair; and the image.
+"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the image.
 
-All of it is found or made, by name or tag, at the first launch, and removed by
-``release``. Whatever was made is found again after a crash between any two calls.
+They are found or created, by name or tag, at the first launch, and removed by ``release``.
+After a crash between any two calls they are found again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_VPC = "10.79.0.0/16"
 _ZONE_LETTERS = "abcdefghijklmnop"
 
 
 class AwsNetwork:
-    """What is shared by the VMs of each job.
+    """The shared resources of each job's VMs.
 
     Args:
-        clients: Whom to ask.
-        settings: What exists already and what is wished.
+        clients: Clients of the account.
+        settings: Existing resources to use, and options of our own.
     """
 
     def __init__(self, clients: AwsClients, settings: AwsSettings) -> None:
@@ -38,26 +38,26 @@ class AwsNetwork:
         self._placements: dict[tuple[str, str, str], AwsPlacement] = {}
 
     def placement(self, job: str, region: str, zone: str) -> AwsPlacement:
-        """Return where VMs of a job are made in a zone; made if it is not there yet.
+        """Return the placement of a job's VMs in a zone; created if needed.
 
         Raises:
             MisconfiguredError: there is no such image, subnet or zone.
         """
         key = job, region, zone
-        with self._lock:  # else two launches at once would make everything twice
+        with self._lock:  # else parallel launches would create everything twice
             if key not in self._placements:
                 self._placements[key] = self._make_placement(job, region, zone)
             return self._placements[key]
 
     def forget(self, job: str) -> None:
-        """Look anew before the next launch: something may have been removed."""
+        """Check the resources again before the next launch: some may have been removed."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
 
     def release(self, job: str, region: str) -> None:
-        """Remove what the VMs of a job shared; its VMs must be gone."""
+        """Remove a job's shared resources; its VMs must have ended."""
         ec2 = self._clients.get("ec2", region)
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
@@ -70,7 +70,7 @@ class AwsNetwork:
                 ec2.delete_key_pair(KeyName=pair["KeyName"])
             for vpc in _list(ec2, "describe_vpcs", "Vpcs", mine):
                 _remove_vpc(ec2, vpc["VpcId"])
-            # A gateway that no VPC had yet when whoever made it died.
+            # A gateway that was created but not attached before a crash.
             for gateway in _list(
                 ec2, "describe_internet_gateways", "InternetGateways", mine
             ):
@@ -79,7 +79,7 @@ class AwsNetwork:
                 )
 
     def image(self, region: str) -> tuple[str, str]:
-        """Return an image's id and the device of its root disk.
+        """Return the image's id and its root device.
 
         Raises:
             MisconfiguredError: there is none.
@@ -125,7 +125,7 @@ class AwsNetwork:
     # --- the network ------------------------------------------------------------------
 
     def _subnet(self, ec2: Any, job: str, zone: str) -> dict[str, Any]:
-        """Return the zone's subnet: the one named, its default one, or our own."""
+        """Return the zone's subnet: the named one, the default one, or our own."""
         named = self._settings.subnets.get(zone)
         if named is not None:
             return _list_named(ec2, "describe_subnets", "Subnets", [named])[0]
@@ -154,7 +154,7 @@ class AwsNetwork:
         return made
 
     def _own_vpc(self, ec2: Any, job: str) -> str:
-        """Return a network of the job's own, with its way to the internet."""
+        """Return the job's own VPC, with an internet gateway."""
         mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
         vpcs = _list(ec2, "describe_vpcs", "Vpcs", mine)
         if not vpcs:
@@ -189,7 +189,7 @@ class AwsNetwork:
         return vpc_id
 
     def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
-        """Return the job's security group, its rules as they should be."""
+        """Return the job's security group, with its rules in place."""
         mine = [
             requests.by_tag(tags.JOB, job),
             {"Name": "vpc-id", "Values": [vpc_id]},
@@ -214,7 +214,7 @@ class AwsNetwork:
         return group_id
 
     def _key_pair(self, ec2: Any, job: str) -> str:
-        """Return the name of the job's key pair; the same key has the same name."""
+        """Return the name of the job's key pair, which depends on the key."""
         key = self._settings.public_key
         if not key:
             return ""
@@ -230,7 +230,7 @@ class AwsNetwork:
 def _list(
     ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what a paged call lists."""
+    """Return all items of a paginated call."""
     pages = ec2.get_paginator(call).paginate(Filters=filters)
     return [item for page in pages for item in page[key]]
 
@@ -238,10 +238,10 @@ def _list(
 def _list_named(
     ec2: Any, call: str, key: str, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what the user has named.
+    """Return the resources that the job file names.
 
     Raises:
-        MisconfiguredError: some of it does not exist.
+        MisconfiguredError: some do not exist.
     """
     name = {"Subnets": "subnet-id", "SecurityGroups": "group-id"}[key]
     found = _list(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
@@ -254,7 +254,7 @@ def _list_named(
 
 
 def _ignoring(code: str, call: Any) -> Any:
-    """Return a call that does not mind one error: what it says has been done before."""
+    """Return a call that ignores one error code: the work is already done."""
     from botocore.exceptions import ClientError
 
     def tolerant(**arguments: Any) -> None:
@@ -268,7 +268,7 @@ def _ignoring(code: str, call: Any) -> Any:
 
 
 def _remove_vpc(ec2: Any, vpc_id: str) -> None:
-    """Remove a network of our own with all that is in it."""
+    """Remove our own VPC with all its resources."""
     inside = [{"Name": "vpc-id", "Values": [vpc_id]}]
     attached = [{"Name": "attachment.vpc-id", "Values": [vpc_id]}]
     for subnet in _list(ec2, "describe_subnets", "Subnets", inside):
@@ -280,16 +280,3 @@ def _remove_vpc(ec2: Any, vpc_id: str) -> None:
         ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
         ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
     ec2.delete_vpc(VpcId=vpc_id)
-
-
-def refuse_if_used(job: str, live: list[str]) -> None:
-    """Refuse to remove what VMs still use.
-
-    Raises:
-        CloudError: some are left.
-    """
-    if live:
-        raise CloudError(
-            f"AWS: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
-            "first"
-        )

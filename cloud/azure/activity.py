@@ -1,6 +1,6 @@
-"""What Azure's Activity Log says of VMs: when each was made, and when it was gone; pure.
+"""VM lifetimes from Azure's Activity Log; pure.
 
-Every change of a resource is kept there for 90 days, minutes after it happened. Source:
+The log has every change of a resource, minutes later, for 90 days. Source:
 "Activity Logs - List" of Azure's REST reference, api-version 2015-04-01.
 """
 
@@ -23,9 +23,9 @@ FIELDS = (
     "resourceId",
     "status",
 )
-"""What is asked for of each event."""
+"""Requested fields of each event."""
 _MAX_SPAN_S = 89 * 86400.0
-"""A question may span so much; the log holds a day more."""
+"""Maximum span of a query; the log has one day more."""
 _VM = "microsoft.compute/virtualmachines"
 _MADE = f"{_VM}/write"
 _ENDS = frozenset(
@@ -39,31 +39,31 @@ class ActivityEvent:
 
     event_id: str
     change: str
-    """Id that all steps of one change have."""
+    """Id shared by all steps of one change."""
     at_s: float
     vm_id: str
     ends: bool
-    """Whether the change ends the VM; else it makes it."""
+    """True if the change ends the VM, False if it creates it."""
     step: str
     """Such as ``Started``, ``Accepted``, ``Succeeded`` or ``Failed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class VmLifetime:
-    """A VM that is gone, in seconds since the epoch."""
+    """Lifetime of an ended VM, in seconds since the epoch."""
 
     from_s: float | None
-    """When it was asked for; None: before all that the log was asked for."""
+    """When it was requested; None: before the queried span."""
     until_s: float
 
 
 def events_url(subscription: str, group: str, since_s: float) -> str:
-    """Return the path and query by which the events of a group are asked for.
+    """Return path and query of the events of a group.
 
     Args:
-        subscription: Its id.
+        subscription: Id of the subscription.
         group: Name of a resource group.
-        since_s: Not those before, in seconds since the epoch.
+        since_s: Start of the span, in seconds since the epoch.
     """
     wanted = (
         f"eventTimestamp ge '{_iso_time(since_s)}' and "
@@ -76,9 +76,9 @@ def events_url(subscription: str, group: str, since_s: float) -> str:
 
 
 def event_of(entry: Mapping[str, Any]) -> ActivityEvent | None:
-    """Return an event as Azure writes it; None if it neither makes nor ends a VM.
+    """Parse an event of Azure; None if it neither creates nor ends a VM.
 
-    The case of its names is left to chance, and ours have small letters alone.
+    Azure's case of names varies; ours are lower case.
     """
     change = str(entry.get("operationName", {}).get("value", "")).lower()
     resource = str(entry.get("resourceId", ""))
@@ -95,10 +95,10 @@ def event_of(entry: Mapping[str, Any]) -> ActivityEvent | None:
 
 
 def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
-    """Return the last life of each VM that is gone, by our name of it.
+    """Return the last lifetime of each ended VM, by our id.
 
-    A VM that Azure agreed to make and had no machine for has not lived. Of a VM that
-    was evicted and then deleted the first counts.
+    A VM that Azure accepted but could not allocate has no lifetime. The eviction counts
+    as the end of a VM that was evicted and then deleted.
     """
     begun: dict[str, ActivityEvent] = {}
     over: dict[str, VmLifetime] = {}

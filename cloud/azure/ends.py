@@ -1,7 +1,7 @@
-"""When VMs ended that Azure no longer lists, as its Activity Log tells.
+"""End times of VMs that Azure no longer lists, from its Activity Log.
 
-The log needs a permission that no rental needs. Without it, and until it tells, a VM is
-simply listed no more.
+The log requires a permission of its own. Without it, and until the log has the event, an
+ended VM is simply not listed.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from spottrain.cloud.port.provider import Vm
 logger = logging.getLogger(__name__)
 
 RECALL_S = 14 * 86400.0
-"""How far back a new process asks."""
+"""How far back a new process queries."""
 LAG_S = 1800.0
-"""How much later than the moment that it tells of an event may appear in the log."""
+"""How late an event may appear in the log."""
 RETRY_S = 30.0
-"""From one question about the same missing VMs to the next."""
+"""Time between two queries for the same missing VMs."""
 STARTUP_S = 120.0
-"""For so long a new process may be asked for what an earlier one had begun to launch."""
+"""How long after its start a process may be repeating launches of an earlier one."""
 _DENIED_S = 3600.0
-"""How long nothing is asked where Azure does not allow it."""
+"""How long no query is made after Azure denied one."""
 _PAGES = 100
-"""The most that one question reads; the newest come first."""
+"""Maximum number of pages per query; the newest come first."""
 
 
 @dataclass
 class _Group:
-    """What is known of one resource group."""
+    """State of one resource group."""
 
     since_s: float
     events: dict[str, ActivityEvent] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
-    """VMs that were asked about before."""
+    """VMs of the last query."""
     next_s: float = 0.0
-    """When they may be asked about again, by the clock."""
+    """When they may be queried again, by the clock."""
 
 
 class AzureEndTimes:
-    """Finds out when VMs ended, and remembers it.
+    """Looks up and remembers when VMs ended.
 
     Args:
-        clients: Whom to ask.
-        settings: Whose subscription.
-        clock: Seconds, never going back.
+        clients: Clients of the subscription.
+        settings: Settings of the subscription.
+        clock: Monotonic clock (seconds).
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class AzureEndTimes:
         self._known = EndedVms(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
-        """Note VMs that exist."""
+        """Record VMs that exist."""
         self._known.note(vms)
 
     def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return what is listed of a job and what was, of late; without an answer from
-        the log what is listed alone.
+        """Return the listed VMs of a job and, if the log answers, those that ended
+        recently.
         """
         return self._known.add(job, listed)
 
     def lifetimes_of_launch(
         self, job: str, token: str, names: Iterable[str]
     ) -> dict[str, VmLifetime]:
-        """Return, by Azure's names, VMs of a launch that were made and are gone.
+        """Return the ended VMs of a launch, by Azure's names.
 
-        Only a launch that may have been tried before can have such: by this process, or
-        by one that died, whose launches a new manager repeats at once.
+        Only a repeated launch can have such: repeated by this process, or by a new manager
+        after a crash.
 
         Raises:
-            CloudError: it may have, and the log cannot be asked; ask again.
+            CloudError: the launch is repeated and the log does not answer; retry.
         """
         group = requests.group_of(job, self._settings)
         with self._lock:
@@ -116,7 +116,7 @@ class AzureEndTimes:
         }
 
     def _recall(self, job: str) -> list[Vm] | None:
-        """Return the VMs of a job that ended before this process looked."""
+        """Return the VMs of a job that ended before this process started."""
         group, prefix = requests.group_of(job, self._settings), requests.prefix(job)
         lifetimes, region = self._lifetimes_or_none(group), self._settings.regions[0]
         if lifetimes is None:
@@ -130,7 +130,7 @@ class AzureEndTimes:
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:
-        """Return those that have ended; about the others the log lags behind."""
+        """Return those that have ended, as far as the log shows."""
         name, ids = requests.group_of(job, self._settings), {vm.vm_id for vm in missing}
         now_s = self._clock()
         with self._lock:
@@ -146,18 +146,18 @@ class AzureEndTimes:
         ]
 
     def _lifetimes_or_none(self, group: str) -> dict[str, VmLifetime] | None:
-        """Return the VMs of a group that are gone, None if that cannot be told now."""
+        """Return the ended VMs of a group, None if they are unknown now."""
         try:
             return self._ask_lifetimes(group)
         except CloudError as error:
-            logger.info("when VMs ended is asked again later: %s", error)
+            logger.info("end times of VMs are unknown for now: %s", error)
             return None
 
     def _ask_lifetimes(self, name: str) -> dict[str, VmLifetime] | None:
-        """Return the VMs of a group that are gone, None if we may not know.
+        """Return the ended VMs of a group, None if the log may not be read.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         with self._lock:
             if self._clock() < self._denied_until_s:
@@ -167,7 +167,7 @@ class AzureEndTimes:
         try:
             found = self._ask(name, since_s)
         except AuthError as error:
-            logger.info("VMs end when a look misses them: %s", error)
+            logger.info("a VM counts as ended once it is no longer listed: %s", error)
             self._denied_until_s = self._clock() + _DENIED_S
             return None
         with self._lock:

@@ -27,7 +27,7 @@ from spottrain.cloud.port.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.port.facts import CloudFacts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -41,19 +41,17 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.ssh_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
-"""After these it is known that there is no VM."""
-
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
+"""After these errors no VM exists."""
 
 
 class AzureProvider:
-    """Rents Azure VMs; each of many threads may make a call.
+    """Rents Azure VMs; thread-safe.
 
     Args:
-        settings: Where and how.
-        facts: What machines there are.
-        clients: Of the same subscription, to share; its own if not given.
-        clock: Seconds, never going back.
+        settings: Settings of the subscription and of VMs.
+        facts: The catalogue.
+        clients: Clients to share; None: its own.
+        clock: Monotonic clock (seconds).
     """
 
     name = CLOUD
@@ -79,24 +77,24 @@ class AzureProvider:
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what has a price and is open to the subscription, by zone.
+        """Return offers of sizes that have a price and are open to us, by zone.
 
         Raises:
-            CloudError: Azure or its price list cannot be asked.
+            CloudError: Azure or its price list does not answer.
         """
         return flat_map_parallel(self._market.offers, self._settings.regions)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Make VMs whose names follow from the request's token.
+        """Launch VMs whose names derive from the request's token.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
             QuotaExceededError, PriceTooHighError, AuthError, ThrottledError: as named.
             MisconfiguredError: there is no such image, network or type.
-            CloudError: it is not known what happened; asking again is safe.
+            CloudError: the outcome is unknown; a retry is safe.
         """
         if not self._settings.public_key:
-            raise MisconfiguredError("Azure: no VM is made without a public key")
+            raise MisconfiguredError("Azure: launching a VM requires a public key")
         offer = request.offer
         doing = f"launching {request.count} {offer.instance_type} in {offer.zone}"
         try:
@@ -114,7 +112,7 @@ class AzureProvider:
         past = self._ends.lifetimes_of_launch(request.job, request.token, names)
 
         def make(name: str) -> Vm | CloudError:
-            if lifetime := past.get(name):  # a name is used for one machine alone
+            if lifetime := past.get(name):  # a name is never reused
                 vm_id = requests.vm_id_of(group, name)
                 from_s = (
                     lifetime.until_s if lifetime.from_s is None else lifetime.from_s
@@ -144,7 +142,7 @@ class AzureProvider:
         self._ends.note(vm for vm in vms if vm.ended_at_s is None)
         for error in errors:
             if not isinstance(error, _REFUSALS):
-                # Asked again with the same token, it finds what came of the others.
+                # A retry with the same token finds the other VMs.
                 self._network.forget(request.job)
                 raise error
         if not vms:
@@ -152,13 +150,12 @@ class AzureProvider:
         return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job; one that is gone is listed for an hour more once the
-        Activity Log tells when it ended, else no more.
+        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports them.
 
-        What Azure failed to make though it had agreed to is deleted on the way.
+        VMs whose creation failed are deleted on the way.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         group = requests.group_of(job, self._settings)
         listed = [
@@ -173,10 +170,10 @@ class AzureProvider:
         return self._ends.add(job, self._recent.reconcile(job, vms, self._still_there))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Ask for the end of VMs; unknown and gone ones are no error.
+        """Request termination; unknown and ended VMs are not an error.
 
         Raises:
-            CloudError: it cannot be asked for.
+            CloudError: a request failed.
         """
         ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
         for vm_id, error in run_parallel(self._end, ours):
@@ -188,7 +185,7 @@ class AzureProvider:
         """Return the VMs of all jobs in every region and group of the subscription.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         with translating_errors("listing VMs"):
             listed = self._clients.compute.virtual_machines.list_all()
@@ -199,21 +196,15 @@ class AzureProvider:
             if tags.JOB in _tags_of(each)
         )
 
-    # --- What not every cloud can do --------------------------------------------------
+    # --- Optional abilities -----------------------------------------------------------
 
     def release(self, job: str) -> None:
-        """Remove the job's resource group, or what the job left in the one named.
+        """Remove the job's resource group, or its resources in the named one.
 
         Raises:
-            CloudError: VMs of the job still run, or the removal takes long.
+            CloudError: VMs of the job still run, or the removal takes too long.
         """
-        vms = self.list_vms(job)
-        alive = [vm.vm_id for vm in vms if vm.state in _ALIVE]
-        if alive:
-            raise CloudError(
-                f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
-                "terminate them first"
-            )
+        refuse_if_used("Azure", job, self.list_vms(job))
         with translating_errors(f"removing what job {job} used"):
             self._network.release(job)
 
@@ -221,32 +212,32 @@ class AzureProvider:
         """Return the quotas of our families, in virtual CPUs.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         return flat_map_parallel(self._market.quotas, self._settings.regions)
 
     def check(self) -> Sequence[Finding]:
-        """Return whether a job could rent, found out without renting."""
+        """Check whether a job could rent, without renting."""
         return tuple(AzureChecks(self._clients, self._settings, self._market).run())
 
     def interrupt(self, vm_id: str) -> None:
-        """Have Azure evict a spot VM within half an hour, its notice included.
+        """Have Azure evict a spot VM within half an hour, with its usual notice.
 
         Raises:
-            VmNotFoundError: the VM is gone.
-            CloudError: it is no spot VM.
+            VmNotFoundError: the VM has ended.
+            CloudError: it is not a spot VM.
         """
         group, name = self._live_name(vm_id)
         with translating_errors(f"interrupting {vm_id}"):
             self._clients.compute.virtual_machines.simulate_eviction(group, name)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how to enter a VM, None until it has an address.
+        """Return how to log in to a VM, None until it has an address.
 
-        Its host key is the one that it was made with; a tag tells the public half.
+        We generated its host key; a tag has the public key.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
         resource = self._live_resource(vm_id)
         address = self._address_of(resource)
@@ -260,10 +251,10 @@ class AzureProvider:
             port=self._settings.ssh_port,
         )
 
-    # --- How Azure is asked -----------------------------------------------------------
+    # --- Calls to Azure ---------------------------------------------------------------
 
     def _listed(self, group: str) -> list[Resource]:
-        """Return the VMs of a group as Azure lists them; none if there is no group."""
+        """Return the VMs of a group in Azure's JSON; none if there is no group."""
         from azure.core.exceptions import HttpResponseError
 
         with translating_errors(f"listing VMs of {group}"):
@@ -276,7 +267,7 @@ class AzureProvider:
                 return []
 
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
-        """Return listed VMs with their private addresses, which stand elsewhere."""
+        """Return listed VMs with their private addresses, which are listed separately."""
         vms = [answers.vm_of(resource, self._facts) for resource in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
@@ -291,7 +282,7 @@ class AzureProvider:
         ]
 
     def _address_of(self, resource: Resource) -> str:
-        """Return where a VM is reached, empty while it has no address."""
+        """Return the address of a VM, empty while it has none."""
         cards = (
             resource["properties"].get("networkProfile", {}).get("networkInterfaces")
         )
@@ -309,15 +300,15 @@ class AzureProvider:
         return str(public.get("ipAddress", ""))
 
     def _still_there(self, vm: Vm) -> Vm | None:
-        """Return a VM that is not listed, None if it really is gone."""
+        """Return an unlisted VM, None if it has really ended."""
         resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
         return None if resource is None else answers.vm_of(resource, self._facts)
 
     def _live_name(self, vm_id: str) -> tuple[str, str]:
-        """Return (group, name) of a VM that lives.
+        """Return (group, name) of a live VM.
 
         Raises:
-            VmNotFoundError: it does not.
+            VmNotFoundError: it has ended.
         """
         self._live_resource(vm_id)
         return requests.split_vm_id(vm_id)
@@ -326,7 +317,7 @@ class AzureProvider:
         group, name = requests.split_vm_id(vm_id)
         resource = self._launches.get(group, name) if group else None
         if resource is None or answers.is_leaving(resource):
-            raise VmNotFoundError(f"Azure: VM {vm_id} is gone or was never there")
+            raise VmNotFoundError(f"Azure: VM {vm_id} has ended or never existed")
         return resource
 
     def _end(self, vm_id: str) -> tuple[str, CloudError | None]:
@@ -338,16 +329,16 @@ class AzureProvider:
 
 
 def _check(settings: AzureSettings, facts: CloudFacts) -> None:
-    """Refuse what cannot work before anything is asked.
+    """Validate the settings without calling Azure.
 
     Raises:
-        MisconfiguredError: it cannot.
+        MisconfiguredError: they cannot work.
     """
     check_types(facts, CLOUD, "Azure", settings.instance_types)
     if not settings.image.startswith("/") and settings.image.count(":") != 3:
         raise MisconfiguredError(
-            "Azure: an image is publisher:offer:sku:version or a resource id: got "
-            f"{settings.image}"
+            "Azure: image must be publisher:offer:sku:version or a resource id: "
+            f"got {settings.image}"
         )
     bare = [region for region in settings.regions if region not in settings.subnets]
     if bare and not settings.public_addresses:

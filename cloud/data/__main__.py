@@ -1,7 +1,7 @@
-"""``python -m spottrain.cloud.data FOLDER LIMIT_S < requests``: brings a job's data.
+"""``python -m spottrain.cloud.data FOLDER LIMIT_S < requests``: prepares a job's data.
 
-Says how far it is, a line each time; the last line is the environment as JSON, or what
-went wrong. Exit codes: 0 done, 3 the job's author must act, 75 it may go right later.
+Prints progress, one line each; the last line is the environment as JSON, or the error.
+Exit codes: 0 done, 3 the job's author must act, 75 a retry may succeed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRY_AGAIN_LATER = os.EX_TEMPFAIL
 
 
 def main(argv: Sequence[str]) -> int:
-    """Bring what stdin wishes for into the folder ``argv[0]``, in ``argv[1]`` seconds."""
+    """Prepare the data requested on stdin; ``argv`` is cache folder and limit in seconds."""
     limit_s = float(argv[1])
     limit = threading.Timer(limit_s, _give_up, (limit_s,))
     limit.daemon = True
@@ -48,7 +48,7 @@ def _print(line: str) -> None:
 
 def _give_up(limit_s: float) -> None:
     _print(f"data: took longer than {limit_s:g} s; raise data_limit_s")
-    os._exit(DataError.exit_code)  # whatever a thread waits for
+    os._exit(DataError.exit_code)  # even if a thread hangs
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The process on a host that brings data, as whoever started it sees it; see host_agent."""
+"""The process on a host that prepares data; started by ``ssh.on_vm.host_agent``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TAIL_BYTES = 4096
 
 
 class BackgroundPreparation:
-    """Brings data, and dies with its VM, by the mark in its environment.
+    """Prepares data in a process that dies with its VM, by the marker in its environment.
 
     Args:
         cache: Folder where data is kept.
-        log: What it says is appended there.
+        log: Its output is appended there.
         environment: Of the process.
-        requests: What to bring, see ``request.to_json``.
+        requests: The data, see ``request.to_json``.
         limit_s: How long it may take.
     """
 
@@ -48,7 +48,7 @@ class BackgroundPreparation:
             stdin.write(requests)
 
     def poll(self, wait_s: float) -> dict[str, Any]:
-        """Wait for its end for a while; return its exit code, if any, and last line."""
+        """Wait for its end at most ``wait_s``; return exit code (or None) and last line."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(wait_s)

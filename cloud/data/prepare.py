@@ -1,4 +1,4 @@
-"""Brings all data that a job wants to this machine."""
+"""Prepares all data of a job on this machine: fetched, mounted, or found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_ANSWERED = (
     "temporar",
     "resolve",
 )
-"""What ``mount`` says when the other side may answer later."""
+"""Parts of messages of ``mount`` after which a retry may succeed."""
 
 
 def fetch_data(
@@ -35,19 +35,19 @@ def fetch_data(
     cache: Cache,
     report: ReportProgress = lambda line: None,
 ) -> dict[str, str]:
-    """Have everything on this machine.
+    """Fetch, mount or find each dataset.
 
     Args:
-        requests: What is wanted.
-        cache: Where it is kept.
-        report: Told how far it is.
+        requests: The datasets.
+        cache: Where fetched data is kept.
+        report: Called with progress.
 
     Returns:
-        The environment variables by which the user's code finds it.
+        The environment variables by which user code finds the data.
 
     Raises:
-        DataError: something cannot be had as the job file says it.
-        DataAwayError: something cannot be had now.
+        DataError: some data cannot be provided as the job file specifies.
+        DataUnavailableError: some data is unavailable now.
     """
     remote = [request for request in requests if request.url]
     with ThreadPoolExecutor(_SOURCE_THREADS, "data-source") as threads:
@@ -57,7 +57,7 @@ def fetch_data(
         if request.url:
             path = cache.ensure(request, sources[request], report)
         elif request.mount:
-            # Not in the cache: what makes room there must never reach what is mounted.
+            # Outside the cache, whose eviction must never delete mounted files.
             path = mount(request, cache.folder.with_name(f"{cache.folder.name}-mounts"))
         else:
             path = _existing_path(request)
@@ -66,23 +66,23 @@ def fetch_data(
 
 
 def _existing_path(request: DataRequest) -> Path:
-    """Return what a machine is said to have.
+    """Return the path of data that the machine already has.
 
     Raises:
-        DataError: it has not.
+        DataError: it does not exist.
     """
     path = Path(request.path).expanduser()
     if not path.exists():
-        raise DataError(f"{request.what}: is not there; check the path")
+        raise DataError(f"{request.what}: does not exist; check the path")
     return path
 
 
 def mount(request: DataRequest, folder: Path) -> Path:
-    """Mount a file system below ``folder`` unless it is; return where.
+    """Mount a file system below ``folder`` unless it is mounted; return its path.
 
     Raises:
         DataError: it cannot be mounted here.
-        DataAwayError: its server does not answer now.
+        DataUnavailableError: its server does not answer now.
     """
     target = folder / short_hash(request.mount, request.type, request.options)
     if os.path.ismount(target):

@@ -20,9 +20,8 @@ from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm, VmState
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
 
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 _ATTEMPTS_PER_LISTING = 8
 """Tries of one launch whose operations are looked for together."""
 
@@ -75,7 +74,7 @@ class GcpLaunches:
             failed = bool(operation.get("error"))
             nothing = failed and not answers.created(operation)
             vms = () if nothing else self._made(request, operation)
-            if not failed or any(vm.state in _ALIVE for vm in vms):
+            if not failed or any(vm.state.is_alive for vm in vms):
                 return _result(request, vms)
             if not before:
                 raise_failed(operation)

@@ -12,7 +12,7 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpInstanceKind
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts
+from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
@@ -48,17 +48,25 @@ class GcpMarket:
         """Return what our zones have and has a price, spot before on demand."""
         now_s = time.time()
         return tuple(
-            answers.offer_of(
-                self._facts,
-                zone=zone,
-                instance_type=instance_type,
-                spot=spot,
-                usd_per_hour=usd,
-                observed_at_s=now_s,
-            )
+            self._offer(zone, instance_type, spot, usd, now_s)
             for zone, instance_type in self.places()
             for spot in (True, False)
             if (usd := self._price(zone, instance_type, spot)) is not None
+        )
+
+    def _offer(
+        self, zone: str, instance_type: str, spot: bool, usd: float, at_s: float
+    ) -> Offer:
+        return make_offer(
+            self._facts,
+            cloud=requests.CLOUD,
+            region=requests.region_of(zone),
+            zone=zone,
+            instance_type=instance_type,
+            spot=spot,
+            usd_per_hour=usd,
+            observed_at_s=at_s,
+            family=answers.family_of(instance_type),
         )
 
     def places(self) -> list[tuple[str, str]]:
@@ -146,14 +154,7 @@ class GcpMarket:
                 if ended_s is not None and ended_s <= since_s:
                     continue
                 found += [
-                    answers.offer_of(
-                        self._facts,
-                        zone=zone,
-                        instance_type=instance_type,
-                        spot=True,
-                        usd_per_hour=usd,
-                        observed_at_s=began_s,
-                    )
+                    self._offer(zone, instance_type, True, usd, began_s)
                     for zone in zones
                 ]
         return found

@@ -16,7 +16,7 @@ from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
 _SUBNET_BITS = 20
@@ -218,16 +218,3 @@ def _free(taken: Iterable[str]) -> str:
     used = set(taken)
     subnets = _OWN_NETWORKS.subnets(new_prefix=_SUBNET_BITS)
     return next(str(subnet) for subnet in subnets if str(subnet) not in used)
-
-
-def refuse_if_used(job: str, live: list[str]) -> None:
-    """Refuse to remove what VMs still use.
-
-    Raises:
-        CloudError: some are left.
-    """
-    if live:
-        raise CloudError(
-            f"GCP: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
-            "first"
-        )

@@ -12,7 +12,7 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.ends import GcpEndTimes
 from spottrain.cloud.gcp.launches import GcpLaunches
 from spottrain.cloud.gcp.market import GcpMarket
-from spottrain.cloud.gcp.network import GcpNetwork, refuse_if_used
+from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.requests import CLOUD
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
@@ -20,7 +20,7 @@ from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import CloudFacts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -32,8 +32,6 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
 class GcpProvider:
@@ -140,7 +138,7 @@ class GcpProvider:
             CloudError: VMs of the job still run.
         """
         vms = self.list_vms(job)
-        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in _ALIVE])
+        refuse_if_used("GCP", job, vms)
         with translating_errors(f"removing what job {job} used"):
             for vm in vms:
                 if vm.state is VmState.STOPPING:
@@ -233,7 +231,7 @@ class GcpProvider:
             with translating_errors(f"looking for {vm_id}"):
                 arguments = self._named(zone, name)
                 instance = self._clients.call("instances", "get", arguments)
-            if answers.vm_of(instance, self._facts).state in _ALIVE:
+            if answers.vm_of(instance, self._facts).state.is_alive:
                 return zone, instance
         raise VmNotFoundError(f"GCP: VM {vm_id} is gone or was never there")
 

@@ -4,8 +4,8 @@
     GET  /vms                           POST /terminate   POST /shutdown
     GET  /metadata/{vm_id}/interruption POST /market
 
-A refusal is 409 with ``{"error": class name, "message": one line}``; 503 means that the
-process is about to end: ask the next one.
+An error is 409 with ``{"error": class name, "message": one line}``; 503 means that the
+process is ending: retry with the next one.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
 
 _GRACE_S = 2
-"""How long requests in flight may take when the process ends."""
+"""Time for requests in flight when the process ends."""
 
 
 def run(folder: LocalFolder, ready_fd: int | None) -> None:
-    """Be the cloud of ``folder`` until nobody needs it.
+    """Serve the cloud of ``folder`` until nobody needs it.
 
     Args:
-        folder: With the settings in it.
-        ready_fd: A pipe; one byte is written to it when clients may connect.
+        folder: Contains the settings.
+        ready_fd: A pipe; one byte is written to it when clients can connect.
     """
     folder.lock_for_life()
     record = folder.recover()
@@ -76,7 +76,7 @@ def _listen(folder: LocalFolder) -> socket.socket:
 async def _serve(
     folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
 ) -> None:
-    """Serve and play the market until idle or told to end."""
+    """Serve and play the market until idle or shut down."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         vms = LocalVms(folder, cloud, tasks)
@@ -100,11 +100,11 @@ async def _serve(
         server.should_exit = True
         await serving
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()  # the market and timers of VMs that are gone
+            task.cancel()  # the market and timers of ended VMs
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signal handling to us."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
 
 
 class _Api:
-    """What can be asked of a host: one method a route, each returning plain data."""
+    """The HTTP API: one method per route, each returning plain data."""
 
     def __init__(self, vms: LocalVms) -> None:
         self._vms = vms
@@ -154,7 +154,7 @@ class _Api:
 
 
 def application(vms: LocalVms) -> Starlette:
-    """Return the HTTP side of a host."""
+    """Return the HTTP application."""
 
     def route(
         path: str, method: str, answer: Callable[[Request], Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""Brings the local cloud's VMs to life and ends them, as its rules and its market say."""
+"""Starts and ends the VMs of the local cloud, by the rules of ``state`` and the market."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from spottrain.cloud.process.tree import (
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.02
-"""A VM that is slow runs for a part of every such time."""
+"""Period in which a slowed VM runs for a part of the time."""
 _SCAN_S = 1.0
-"""How often it is looked for new processes of a slow VM."""
+"""Time between two scans for new processes of a slowed VM."""
 
 
 class LocalVms:
-    """The cloud's hands: every method runs on one event loop, in the main thread.
+    """The processes of the cloud's VMs; methods run on one event loop, in the main thread.
 
     Args:
-        folder: Where state, logs and work folders lie.
-        cloud: What is known; nobody else changes it.
-        tasks: Carries what goes on in the background; it failing ends the process.
+        folder: For state, logs and work folders.
+        cloud: The state, changed only by this class.
+        tasks: Runs background tasks; a failure ends the process.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LocalVms:
     ) -> None:
         self.cloud = cloud
         self.closing = False
-        """Whether the process ends: nothing may be launched any more."""
+        """True while the process ends: nothing may be launched any more."""
         self._folder = folder
         self._tasks = tasks
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
@@ -70,10 +70,10 @@ class LocalVms:
         self._changed = asyncio.Event()
         self._last_call_s = time.monotonic()
 
-    # --- What clients ask for ------------------------------------------------------
+    # --- Requests of clients -------------------------------------------------------
 
     def touch(self) -> None:
-        """Note that somebody needs the cloud."""
+        """Record that a client needs the cloud."""
         self._last_call_s = time.monotonic()
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
@@ -92,7 +92,7 @@ class LocalVms:
         """Start the VM's agent, once; waits while the VM boots.
 
         Raises:
-            VmNotFoundError: the VM is unknown or gone.
+            VmNotFoundError: the VM is unknown or has ended.
         """
         while self.cloud.vm(vm_id).state == VmState.STARTING:
             await self._changed.wait()
@@ -105,7 +105,7 @@ class LocalVms:
     def _spawn_agent(
         self, vm_id: str, bootstrap: AgentBootstrap
     ) -> subprocess.Popen[bytes]:
-        """Start the agent from the main thread, whose death is to end it."""
+        """Start the agent from the main thread: it dies with that thread."""
         folder = self._folder.vm(vm_id)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         agent_json = self._write_agent(vm_id, bootstrap)
@@ -123,7 +123,7 @@ class LocalVms:
             )
 
     def _write_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Path:
-        """Write what the agent must know; a VM's metadata service is the cloud's."""
+        """Write the agent's settings; the cloud is its metadata service."""
         vm = self.cloud.vm(vm_id)
         notices = {"kind": "local", "socket": str(self._folder.socket), "vm_id": vm_id}
         path = self._folder.vm(vm_id) / "agent.json"
@@ -140,22 +140,22 @@ class LocalVms:
         return path
 
     async def terminate(self, vm_ids: Collection[str]) -> None:
-        """End VMs; returns when nothing is left of them."""
+        """End VMs; returns when all their processes have ended."""
         known = [vm_id for vm_id in self.cloud.alive if vm_id in vm_ids]
         self._end(*known)
-        if known:  # going on even if the client hangs up: no VM may stay half alive
+        if known:  # continues even if the client disconnects
             await asyncio.wait({self._endings[vm_id] for vm_id in known})
 
     async def interruption(
         self, vm_id: str, after: int, wait_s: float
     ) -> LocalNotice | None:
-        """Return the VM's notice, once there is one with a number above ``after``.
+        """Return the VM's notice with a number above ``after``.
 
         Returns:
-            ``None`` if there is none within ``wait_s``.
+            None if there is none within ``wait_s``.
 
         Raises:
-            VmNotFoundError: the VM is unknown or gone.
+            VmNotFoundError: the VM is unknown or has ended.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -167,17 +167,17 @@ class LocalVms:
                     await self._changed.wait()
         return None
 
-    # --- What the market does ------------------------------------------------------
+    # --- The market ----------------------------------------------------------------
 
     async def play(self) -> None:
-        """Let the market take its course; it opens now."""
+        """Play the market; it opens now."""
         opened_s = time.monotonic()
         for event in stream(self.cloud.settings.market):
             await asyncio.sleep(opened_s + event.at_s - time.monotonic())
             await self.apply(event)
 
     async def apply(self, event: MarketEvent) -> tuple[str, ...]:
-        """Let the market do something now; return the VMs that it hit."""
+        """Apply a market event now; return the affected VMs."""
         victims = self.cloud.apply(event, time.time())
         self._commit()
         for vm_id in victims:
@@ -196,11 +196,11 @@ class LocalVms:
             try:
                 await asyncio.to_thread(stop_all, *self._markers_and_sessions(victims))
             except CloudError:
-                _log.exception("VMs %s are silent but for some processes", victims)
+                _log.exception("VMs %s are silenced except for some processes", victims)
         return victims
 
     async def _slow_down(self, vm_id: str, factor: float) -> None:
-        """Let a VM's processes run for one part in ``factor`` of the time, for ever."""
+        """Let a VM's processes run for 1 / ``factor`` of the time, until cancelled."""
         while True:
             found = await asyncio.to_thread(
                 groups, *self._markers_and_sessions([vm_id])
@@ -213,7 +213,7 @@ class LocalVms:
                 await asyncio.sleep(_PERIOD_S / factor)
 
     def _stop_slowing(self, vm_ids: Collection[str]) -> None:
-        """Slow VMs down no more: they end, or stand still for good."""
+        """Stop slowing VMs down: they end or are silenced."""
         for vm_id in vm_ids:
             if vm_id in self._slowing:
                 self._slowing.pop(vm_id).cancel()
@@ -222,7 +222,7 @@ class LocalVms:
         self.cloud.booted(vm_id)
         self._commit()
 
-    # --- How a VM ends -------------------------------------------------------------
+    # --- Ending VMs ----------------------------------------------------------------
 
     def _agent_exited(self, vm_id: str, handle: int) -> None:
         asyncio.get_running_loop().remove_reader(handle)
@@ -231,7 +231,7 @@ class LocalVms:
         self._end(vm_id)
 
     def _end(self, *vm_ids: str) -> None:
-        """Begin to end VMs, all at once, unless they are ending already."""
+        """Begin to end VMs in parallel, unless they are already ending."""
         new = [vm_id for vm_id in vm_ids if vm_id not in self._endings]
         if new:
             ending = self._tasks.create_task(self._finish(new))
@@ -245,7 +245,7 @@ class LocalVms:
         try:
             await asyncio.to_thread(kill_all, *self._markers_and_sessions(vm_ids))
         except CloudError:
-            _log.exception("VMs %s ended but for some processes", vm_ids)
+            _log.exception("VMs %s ended except for some processes", vm_ids)
         for vm_id in vm_ids:
             await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
             self.cloud.ended(vm_id, time.time())
@@ -258,10 +258,10 @@ class LocalVms:
         agents = [self._agents[vm_id].pid for vm_id in vm_ids if vm_id in self._agents]
         return [marker(self.cloud.settings.job, vm_id) for vm_id in vm_ids], agents
 
-    # --- The life of the process ---------------------------------------------------
+    # --- Life of the process -------------------------------------------------------
 
     async def until_idle(self) -> None:
-        """Return, and take no more requests, once nobody needs the cloud."""
+        """Return, and accept no more requests, once nobody needs the cloud."""
         while self.cloud.alive or not self.closing:
             rest_s = self._last_call_s + self.cloud.settings.idle_s - time.monotonic()
             if not self.cloud.alive and rest_s <= 0:
@@ -272,13 +272,13 @@ class LocalVms:
                     await self._changed.wait()
 
     async def close(self) -> None:
-        """End all VMs and take no more requests."""
+        """End all VMs and accept no more requests."""
         self.closing = True
         await self.terminate(self.cloud.alive)
         self._announce()
 
     def _later(self, delay_s: float, act: Callable[[str], object], vm_id: str) -> None:
-        """Do something to a VM after a while."""
+        """Call ``act`` for a VM after a delay."""
 
         async def wait_and_act() -> None:
             await asyncio.sleep(delay_s)
@@ -287,12 +287,12 @@ class LocalVms:
         self._tasks.create_task(wait_and_act())
 
     def _commit(self) -> None:
-        """Keep what changed and tell who waits for it."""
+        """Save the state and wake up waiting requests."""
         record = LocalRecord(tuple(self.cloud.vms.values()), self.cloud.tokens)
         try:
             self._folder.save(record)
         except OSError:
-            # A full disk must not end VMs; the next change is kept again.
+            # A full disk must not end VMs; the next change is saved again.
             _log.exception("cannot save the state of the local cloud")
         self._announce()
 

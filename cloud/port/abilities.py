@@ -42,7 +42,7 @@ ABILITIES: Mapping[str, type] = {
         StartsAgents,
     )
 }
-"""The abilities that wrappers forward. Not ``CarriesCalls`` and ``ExcusesSilence``:
+"""The abilities that wrappers forward. Not ``ForwardsCalls`` and ``ReportsUnreachableVms``:
 connections to VMs belong to the manager's own process."""
 
 

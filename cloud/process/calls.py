@@ -1,7 +1,7 @@
-"""What goes between a provider in a child process and its stand-in: JSON, no pickle.
+"""Protocol between a provider in a child process and its proxy: JSON, no pickle.
 
-Every method of the cloud port goes over by name. Its own annotations say how arguments
-and results become JSON and come back; errors keep their class and fields.
+Methods of the cloud port are called by name. Their annotations define how arguments and
+results are converted to JSON and back; errors keep their class and fields.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProviderCall:
         return {name: to_jsonable_python(value) for name, value in bound.items()}
 
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that ``pack`` has packed."""
+        """Return the arguments that ``pack`` packed."""
         return {
             name: self.arguments[name].validate_python(value)
             for name, value in arguments.items()
@@ -65,7 +65,7 @@ def call_of(function: types.FunctionType) -> ProviderCall:
 
 
 def _plain(hint: Any) -> Any:
-    """Return what JSON can tell from others: any run of items is a tuple."""
+    """Return a type that JSON can represent: a tuple for any sequence or collection."""
     if get_origin(hint) in (Sequence, Collection):
         return types.GenericAlias(tuple, (get_args(hint)[0], ...))
     return hint
@@ -82,7 +82,7 @@ _ERRORS = {kind.__name__: kind for kind in _errors()}
 
 
 def pack_error(error: SpottrainError) -> dict[str, Any]:
-    """Return an error as JSON; one of a class that nobody else knows as its parent."""
+    """Return an error as JSON; a private class is packed as its public base class."""
     kind = next(k for k in type(error).__mro__ if _ERRORS.get(k.__name__) is k)
     fields = inspect.signature(kind.__init__).parameters.keys() & vars(error).keys()
     return {
@@ -93,6 +93,6 @@ def pack_error(error: SpottrainError) -> dict[str, Any]:
 
 
 def unpack_error(packed: Mapping[str, Any]) -> SpottrainError:
-    """Return the error that was packed; one that is unknown here is a ``CloudError``."""
+    """Return the packed error; one of an unknown class becomes a ``CloudError``."""
     kind = _ERRORS.get(packed["kind"], CloudError)
     return kind(packed["message"], **packed["fields"])

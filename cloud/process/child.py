@@ -1,9 +1,9 @@
 """A provider whose SDK lives in a child process, with the same protocols.
 
-SDKs take seconds to import, leak memory and hang; none of it reaches the manager.
-Calls run at the same time, each with a deadline. A child that dies or hangs fails its
-calls with ``CloudError`` (asking again, with the same token, is safe) and is started
-again by the next one. A child never outlives whoever started it.
+SDKs take seconds to import, leak memory and hang; the child keeps that away from the
+manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its calls
+fail with ``CloudError`` (a retry with the same token is safe) and the next call starts it
+again. A child never outlives its parent.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
-"""How long a call may take: less than the manager's own patience (errands)."""
+"""How long a call may take: less than the manager's own timeout (daemon.effects)."""
 SLOW_S: Mapping[str, float] = {"release": 600.0, "list_all": 300.0, "check": 300.0}
-"""Calls that may take longer, by name."""
+"""Limits of calls that may take longer, by name."""
 _START_S = 60.0
 _END_S = 5.0
 _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
 
 
 class ChildProvider(ForwardsAbilities):
-    """A stand-in for a provider in a child process; made by ``in_child``.
+    """A proxy of a provider in a child process; created by ``in_child``.
 
-    It has the port's methods, and those of each ability that the provider has.
+    It has the abilities of the provider.
     """
 
     def __init__(self, recipe: str, first: _Child, answer_s: float | None) -> None:
@@ -74,12 +74,12 @@ class ChildProvider(ForwardsAbilities):
 
     @property
     def pid(self) -> int | None:
-        """The child's process; None while there is none."""
+        """Process id of the child; None while there is none."""
         child = self._child
         return child.pid if child is not None and child.alive else None
 
     def close(self) -> None:
-        """End the child; calls under way fail, and so does every later one."""
+        """End the child; calls in flight and all later ones fail."""
         with self._lock:
             self._closed = True
             if self._child is not None:
@@ -101,7 +101,7 @@ class ChildProvider(ForwardsAbilities):
     def _live_child(self) -> _Child:
         with self._lock:
             if self._closed:
-                raise CloudError(f"{self.name}: is closed already")
+                raise CloudError(f"{self.name}: is already closed")
             if self._child is None or not self._child.alive:
                 self._child = None
                 self._child = _Child(self._recipe)
@@ -109,10 +109,10 @@ class ChildProvider(ForwardsAbilities):
 
 
 class _Child:
-    """One life of a child process.
+    """One run of a child process.
 
     Args:
-        recipe: Which provider to make, as JSON.
+        recipe: The provider to create, as JSON.
 
     Raises:
         SpottrainError: what making it has raised, or that it gave no sign of life.
@@ -139,15 +139,15 @@ class _Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still answer."""
+        """True while it can answer."""
         return not self._silent and self._process.poll() is None
 
     def ask(self, method: str, arguments: dict[str, Any], limit_s: float) -> Any:
-        """Return the answer as JSON.
+        """Return the result as JSON.
 
         Raises:
-            SpottrainError: what the provider has raised.
-            CloudError: the child died, or gave no answer in time.
+            SpottrainError: the provider's error.
+            CloudError: the child died or did not answer in time.
         """
         with self._lock:
             if not self.alive:
@@ -159,7 +159,7 @@ class _Child:
         return self._wait(number, method, limit_s)
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
@@ -176,10 +176,10 @@ class _Child:
         try:
             answer = self._waiting[number].result(limit_s)
         except FutureTimeoutError as error:
-            # Whatever it waits for, it would wait for ever: nothing is lost with it.
+            # It hangs: killing it loses nothing.
             self.end()
             raise CloudError(
-                f"{self.name}: {method}: no answer in {limit_s:g} s; will be asked again"
+                f"{self.name}: {method}: no answer in {limit_s:g} s; will be retried"
             ) from error
         finally:
             with self._lock:
@@ -189,7 +189,7 @@ class _Child:
         return answer["result"]
 
     def _listen(self) -> None:
-        """Hand answers out until the child is gone; then fail whoever still waits."""
+        """Deliver answers until the child ends; then fail the calls that still wait."""
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             for line in stream:
@@ -212,26 +212,26 @@ class _Child:
             try:
                 self._process.stdin.close()
             except OSError:
-                return  # what was still to be sent has nobody to read it
+                return  # nothing reads the rest any more
 
     def _ended_error(self) -> CloudError:
         return CloudError(
-            f"{self.name}: the process of its SDK has ended; will be asked again"
+            f"{self.name}: the process of its SDK has ended; will be retried"
         )
 
 
 def in_child(
     factory: str, settings: Mapping[str, Any], *, answer_s: float | None = None
 ) -> ChildProvider:
-    """Return a provider that lives in a child process of this one.
+    """Return a provider that runs in a child process.
 
     Args:
         factory: ``module:function``, called in the child with ``settings``.
-        settings: Plain JSON; no secrets but those that the environment holds anyway.
-        answer_s: How long every call may take, instead of ``ANSWER_S`` and ``SLOW_S``.
+        settings: Plain JSON without secrets; SDKs find credentials by themselves.
+        answer_s: Limit of every call, instead of ``ANSWER_S`` and ``SLOW_S``.
 
     Raises:
-        SpottrainError: what the factory raises.
+        SpottrainError: the factory's error.
         CloudError: the child does not start.
     """
     recipe = json.dumps({"factory": factory, "settings": dict(settings)})

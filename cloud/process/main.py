@@ -1,7 +1,7 @@
-"""The child process in which a cloud's SDK lives; see ``child.in_child``.
+"""The child process that runs a cloud's SDK; see ``child.in_child``.
 
-It reads a line of JSON a call and answers each with one, in any order. It ends as soon
-as nobody can call it any more: whoever started it is gone.
+It reads one line of JSON for each call and answers with one line, in any order. It ends
+with its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _THREADS = 32
 
 
 class _Replies:
-    """Writes answers, whole, from many threads."""
+    """Writes whole answers from many threads."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class _Replies:
 
 
 def _own_streams() -> tuple[IO[str], IO[str]]:
-    """Return (calls, answers); what an SDK prints or reads goes elsewhere from now on."""
+    """Return (calls, answers); SDKs no longer read from or print to these streams."""
     calls, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -77,16 +77,16 @@ def _serve_call(
     except Exception as error:
         logger.exception("%s.%s", provider.name, call.name)
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        bug = CloudError(f"{provider.name}: {call.name} failed inside: {what}")
+        bug = CloudError(f"{provider.name}: {call.name} failed unexpectedly: {what}")
         answers.send(number, error=pack_error(bug))
     else:
         answers.send(number, result=data)
 
 
 def main() -> None:
-    """Make the provider that the first line asks for, then answer until the end."""
+    """Create the provider that the first line describes, then serve calls."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     calls, stream = _own_streams()
     answers = _Replies(stream)
     try:
@@ -102,7 +102,7 @@ def main() -> None:
     for line in calls:
         request = json.loads(line)
         pool.submit(_serve_call, provider, known[request["method"]], request, answers)
-    os._exit(0)  # what is still asked of the cloud has nobody to tell
+    os._exit(0)  # nobody waits for the calls in flight
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
 
     Raises:
         ConfigError: A dataset does not exist, or VMs' disks are too small.
-        DataError, DataAwayError: As ``ensure_data``.
+        DataError, DataUnavailableError: As ``ensure_data``.
     """
     wanted = [request for request in data_requests(config.data) if request.url]
     with ThreadPoolExecutor(_THREADS, "look") as threads:
@@ -108,7 +108,7 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
 
     Raises:
         DataError: The local provider's data cannot be had.
-        DataAwayError: Nor can it now.
+        DataUnavailableError: Nor can it now.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}

@@ -1,4 +1,4 @@
-"""From a host that was taken to an agent that runs; every step may be repeated."""
+"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is idempotent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _CHECK_THREADS = 32
 _SLOWEST_BYTES_PER_S = 250_000
 _DATA_POLL_S = 5.0
-"""From one look at data that arrives to the next."""
+"""Time between two polls of data preparation."""
 _NEEDED = ("torch", "numpy", "safetensors")
 _MUST_MATCH = ("machine", "python", "torch", "cuda", "nccl")
 
@@ -41,27 +41,27 @@ def bring_up(
     fleet_software: Callable[[dict[str, str]], dict[str, str]],
     report: Callable[[str], None] = lambda doing: None,
 ) -> None:
-    """Bring our software, the user's code and the agent to a host.
+    """Send our software and the user's code to a host and start the agent.
 
     Args:
         connection: To the host.
-        vm_id: The VM that the host is.
-        bootstrap: What the agent is given.
-        announce: Has the agent know where its calls are taken; called before it is started.
-        payload: What the host is given.
-        fleet_software: Given a host's software, returns what all hosts must have.
-        report: Told what is under way, when it is the job's own.
+        vm_id: The VM on that host.
+        bootstrap: How the agent reaches the manager.
+        announce: Sets the address for the agent's calls; called before it is started.
+        payload: The job's files and settings.
+        fleet_software: Given a host's software, returns the versions that all hosts must have.
+        report: Called with the current step of the job's own preparation.
 
     Raises:
-        VmNotFoundError: the VM is gone.
-        SetupError: the user's setup failed, or data is not what the job file says.
-        UnfitHostError: the host lacks something, or differs from the others.
+        VmNotFoundError: the VM has ended.
+        SetupError: the user's setup failed, or data differs from the job file.
+        UnfitHostError: the host lacks software, or differs from the others.
         CloudError: it cannot be reached.
     """
     host, session = connection.host, connection.session()
     claim, state = connection.status()
     if claim is None or claim["vm_id"] != vm_id or state == "over":
-        raise VmNotFoundError(f"VM {vm_id} is not on {host.place} any more")
+        raise VmNotFoundError(f"VM {vm_id} is no longer on {host.place}")
     if state == "running":
         announce()
         return
@@ -89,10 +89,10 @@ def bring_up(
 def _prepare(
     session: Session, vm_id: str, payload: Payload, report: Callable[[str], None]
 ) -> tuple[str, Payload]:
-    """Have on the host all that agents and workers need.
+    """Send to the host everything that agents and workers need.
 
     Returns:
-        Our software's folder, and the payload with the variables that lead to data.
+        Our software's folder, and the payload with the variables for data.
     """
     folder = _deliver(session, vm_id, payload)
     if payload.data:
@@ -105,7 +105,7 @@ def _prepare(
 
 
 def _deliver(session: Session, vm_id: str, payload: Payload) -> str:
-    """Bring our software and the workdir; return the software's folder."""
+    """Send our software and the workdir; return the software's folder."""
     ours = package(payload.buckets and carries_obstore(session.call("probe")))
     folder, workdir = f"package-{ours.sha256[:12]}", f"{vm_id}/workdir"
     has_package, has_workdir = session.call("has", names=[folder, workdir])
@@ -129,7 +129,7 @@ def _bring_data(
     payload: Payload,
     report: Callable[[str], None],
 ) -> dict[str, str]:
-    """Have the job's data on a host; return the variables that lead to it."""
+    """Prepare the job's data on a host; return the environment variables for it."""
     place, last_line = session.host.place, ""
     while True:
         seen = session.call(
@@ -145,12 +145,12 @@ def _bring_data(
         code, line = seen["code"], seen["line"]
         if code == 0:
             found: dict[str, str] = json.loads(line)
-            logger.info("%s: data is there: %s", place, ", ".join(found))
+            logger.info("%s: data is ready: %s", place, ", ".join(found))
             return found
         if code == SetupError.exit_code:
             raise SetupError(f"{place}: {line}")
         if code is not None:
-            raise CloudError(f"{place}: data is not there yet: {line or code}")
+            raise CloudError(f"{place}: data is not ready yet: {line or code}")
         if line != last_line:
             logger.info("%s: data %s", place, line)
             report(f"data {line}")
@@ -159,7 +159,7 @@ def _bring_data(
 
 def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
     place, limit_s = session.host.place, payload.setup_limit_s
-    logger.info("%s: setup begins", place)
+    logger.info("%s: setup started", place)
     done = session.call(
         "setup",
         limit_s + CALL_S,
@@ -169,14 +169,14 @@ def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
         limit_s=limit_s,
     )
     if done["code"] == 0:
-        logger.info("%s: setup is done", place)
+        logger.info("%s: setup finished", place)
         return
     last = (done["output"].strip().splitlines() or ["no output"])[-1]
     how = f"ended with {done['code']}"
     if done["code"] is None:
         how = f"took longer than {limit_s:g} s"
     raise SetupError(
-        f"{place}: setup {how}: {last}; mend setup: in the job file", done["output"]
+        f"{place}: setup {how}: {last}; fix setup: in the job file", done["output"]
     )
 
 
@@ -186,16 +186,16 @@ def check_software(
     fleet_software: Callable[[dict[str, str]], Mapping[str, str]],
     buckets: bool = False,
 ) -> None:
-    """Check that a host has what workers need, in the versions that the fleet has.
+    """Check that a host has the software that workers need, in the fleet's versions.
 
     Args:
-        place: The host, for errors.
-        found: What ``probe`` found there.
-        fleet_software: Given that, returns what all hosts must have.
-        buckets: Whether it needs obstore, its own or ours.
+        place: Name of the host in errors.
+        found: Its software, by ``HostAgent.probe``.
+        fleet_software: Given that, returns the versions that all hosts must have.
+        buckets: The job needs obstore, the host's own or ours.
 
     Raises:
-        UnfitHostError: it has not.
+        UnfitHostError: it lacks software or has other versions.
     """
     needed: tuple[str, ...] = _NEEDED
     if buckets and not carries_obstore(found):
@@ -211,7 +211,7 @@ def check_software(
         if found[name] != wanted[name]:
             raise UnfitHostError(
                 f"{place}: has {name} {found[name] or 'none'}, the other hosts have "
-                f"{wanted[name] or 'none'}; all must have the same"
+                f"{wanted[name] or 'none'}; all hosts must have the same"
             )
 
 
@@ -222,19 +222,19 @@ def check_hosts(
     needs_software: bool,
     buckets: bool = False,
 ) -> list[str]:
-    """Try all hosts at the same time; return what to tell the user, a line each.
+    """Check all hosts in parallel; return lines for the user.
 
-    One that does not answer may do so later; one that answers wrongly never will.
+    A host that does not answer may do so later; an unsuitable one is an error.
 
     Args:
-        hosts: To try.
-        min_hosts: How many must answer.
-        needs_software: Whether they must have what workers need already.
-        buckets: Whether that includes what talks to a bucket.
+        hosts: To check.
+        min_hosts: Minimum number that must answer.
+        needs_software: They must already have the software that workers need.
+        buckets: That includes obstore.
 
     Raises:
-        CloudError: the first host that is not what it should be.
-        CapacityError: too few answer.
+        CloudError: a host is unsuitable; the first one's error.
+        CapacityError: too few hosts answer.
     """
     with ThreadPoolExecutor(_CHECK_THREADS, "ssh-check") as threads:
         answers = list(threads.map(_probe, hosts))
@@ -255,7 +255,7 @@ def check_hosts(
 
 
 def _probe(host: Host) -> dict[str, str] | UnreachableHostError:
-    """Return a host's software, or why it does not answer."""
+    """Return a host's software, or the error if it does not answer."""
     try:
         session = Session(host)
     except UnreachableHostError as error:

@@ -1,18 +1,19 @@
-"""Our hands on a host, as long as somebody is connected; standard library only.
+"""The host agent: serves a manager's requests on a host while it is connected.
+Standard library only.
 
 Its source is sent over the SSH connection and run by the host's own Python. It answers
-requests, one JSON line each, from stdin to stdout:
+requests on stdin, one JSON line each, on stdout:
 
     {"id": 7, "op": "claim", ...}  ->  {"id": 7, "ok": ...} or {"id": 7, "error": "..."}
 
 A host is one VM at a time. Its folder holds
 
-    claim.json      whose VM this is; made by whoever comes first
+    claim.json      the VM and its owner; written by the first to claim the host
     <vm_id>/        the VM's own: agent.json, workdir/, logs, vm.lock held by its keeper
     package-<sha>/  our software
 
-and is removed when the VM has ended and its logs were fetched. Whoever changes a claim
-holds a lock on the folder that ours lies in.
+and is removed when the VM has ended and its logs were fetched. Changing a claim takes a
+lock on the parent folder.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _LOG_BYTES = 256 * 1024
-"""How much of the end of each log is kept."""
+"""Size of the part of each log that is kept, at its end."""
 _KEEPER_S = 30.0
 
 
 class RefusedError(Exception):
-    """What was asked cannot be done; the message is for the user."""
+    """A request cannot be carried out; the message is for the user."""
 
 
 class HostAgent:
-    """Does on this host what it is asked for: one method an operation.
+    """Operations on this host, one method each.
 
     Args:
         root: Our folder.
@@ -59,33 +60,34 @@ class HostAgent:
         self._keepers: list[subprocess.Popen[bytes]] = []
         self._data: Any = None
 
-    # --- whose the host is ----------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return the claim and how its VM is: free, claimed, running or over."""
+        """Return the claim and its state: free, claimed, running or over."""
         with self._locked():
             claim = self._claim()
             return {"claim": claim, "state": self._state(claim)}
 
     def claim(self, claim: dict[str, Any]) -> Any:
-        """Take the host unless somebody has it; return the claim that stands now."""
+        """Claim the host unless it is taken; return the current claim."""
         with self._locked():
-            standing = self._claim()
-            state = self._state(standing)
-            if state == "over" and standing["owner"] != claim["owner"]:
-                self._clear(standing["vm_id"])
+            current = self._claim()
+            state = self._state(current)
+            if state == "over" and current["owner"] != claim["owner"]:
+                self._clear(current["vm_id"])
                 state = "free"
             if state != "free":
-                return standing
+                return current
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_claim(claim)
             return claim
 
     def forward_calls(self, vm_id: str, port: int, relay_at: str = "") -> str:
-        """Have calls travel over this connection, from ``port`` on; return from where.
+        """Forward the agent's calls over this connection; return the address for calls.
 
-        The connection that did before is ended. At ``relay_at``, a private address, the
-        calls of other VMs are taken as well.
+        ``port`` is the forwarded port on loopback. The connection that forwarded calls
+        before is ended. With ``relay_at``, a private address, calls of other VMs are
+        accepted there as well.
         """
         with self._locked():
             claim, ours = self._claim_of(vm_id), os.getppid()
@@ -105,13 +107,13 @@ class HostAgent:
         return address
 
     def set_manager_address(self, vm_id: str, address: str) -> None:
-        """Tell the VM's agent where its calls are taken from now on."""
+        """Set the address to which the VM's agent calls from now on."""
         with self._locked():
             self._claim_of(vm_id)
             _write_private(self._root / vm_id / "manager.address", address.encode())
 
     def end(self, vm_id: str) -> dict[str, str]:
-        """End a VM, give the host back, and return the VM's logs by name."""
+        """End a VM, free the host, and return the VM's logs by name."""
         with self._locked():
             claim = self._claim()
             if claim is None or claim["vm_id"] != vm_id:
@@ -126,16 +128,18 @@ class HostAgent:
         }
         shutil.rmtree(self._root, ignore_errors=True)
         if self._claim_file.exists():
-            raise RefusedError(f"{self._root} cannot be removed; look at whose it is")
+            raise RefusedError(
+                f"{self._root} cannot be removed; check who owns its files"
+            )
         return logs
 
     def _kill(self, vm_id: str) -> None:
         if not any(self._root.glob("package-*")):
-            return  # no process of the VM's can have been started
+            return  # no process of the VM was ever started
         self._import("spottrain.cloud.process.tree").kill_all([vm_id])
 
     def _import(self, name: str) -> Any:
-        """Return a module of our software that was brought here."""
+        """Return a module of our software that was sent here."""
         sys.path.insert(0, str(min(self._root.glob("package-*"))))
         try:
             return importlib.import_module(name)
@@ -160,7 +164,7 @@ class HostAgent:
     def _claim_of(self, vm_id: str) -> dict[str, Any]:
         claim: dict[str, Any] | None = self._claim()
         if claim is None or claim["vm_id"] != vm_id or self._state(claim) == "over":
-            raise RefusedError(f"gone: VM {vm_id} is not on this host any more")
+            raise RefusedError(f"gone: VM {vm_id} is no longer on this host")
         return claim
 
     def _write_claim(self, claim: dict[str, Any]) -> None:
@@ -176,15 +180,15 @@ class HostAgent:
         given_up = claim.get("started") or time.time() > claim["expires_at"]
         return "over" if given_up else "claimed"
 
-    # --- what it is given -----------------------------------------------------------
+    # --- preparation and start ------------------------------------------------------
 
     def unpack(self, vm_id: str, name: str, archive: Path) -> None:
-        """Unpack an archive that was put into ``name``, whole or not at all."""
+        """Unpack an archive into ``name`` atomically."""
         draft = archive.with_suffix(".draft")
         try:
             self._extract(vm_id, archive, draft)
             with self._locked():
-                self._claim_of(vm_id)  # it may have ended meanwhile
+                self._claim_of(vm_id)  # the VM may have ended meanwhile
                 target = self._root / name
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.rmtree(target, ignore_errors=True)
@@ -207,13 +211,13 @@ class HostAgent:
                 tar.extractall(draft)
 
     def has(self, names: list[str]) -> list[bool]:
-        """Return which of some folders are there."""
+        """Return for each folder whether it exists."""
         return [(self._root / name).is_dir() for name in names]
 
     def setup(
         self, vm_id: str, script: str, environment: dict[str, str], limit_s: float
     ) -> dict[str, Any]:
-        """Run the user's setup, once a VM; return its exit code and last output."""
+        """Run the user's setup once per VM; return its exit code and last output."""
         self._claim_of(vm_id)
         folder = self._root / vm_id
         done, log = folder / "setup.done", folder / "setup.log"
@@ -235,11 +239,11 @@ class HostAgent:
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                # What it left in the background would run into the training.
+                # Background processes of setup would disturb training.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        with self._locked():  # whoever kills it to end the VM is done by then
+        with self._locked():  # wait for an ``end`` that killed setup
             self._claim_of(vm_id)
             if code == 0:
                 done.touch()
@@ -248,12 +252,14 @@ class HostAgent:
     def data(
         self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
     ) -> Any:
-        """Bring the job's data; return how far that is, see ``cloud.data.background``."""
+        """Prepare the job's data; return the progress, see ``cloud.data.background``."""
         self._claim_of(vm_id)
         wait_s = arguments.pop("wait_s")
         if self._data is None:
             given = self._environment(vm_id, environment, package)
-            cache = self._root.with_name(f"{self._root.name}-data")  # it stays here
+            cache = self._root.with_name(
+                f"{self._root.name}-data"
+            )  # it stays on the host
             running = self._import(
                 "spottrain.cloud.data.background"
             ).BackgroundPreparation
@@ -261,11 +267,11 @@ class HostAgent:
             self._data = running(cache=cache, log=log, environment=given, **arguments)
         seen = self._data.poll(wait_s)
         if seen["code"] is not None:
-            self._data = None  # whoever asks again has it tried again
+            self._data = None  # the next request tries again
         return seen
 
     def probe(self) -> dict[str, str]:
-        """Return the versions that all hosts of a fleet must share; '' if absent."""
+        """Return the software versions; '' if absent."""
         importlib.invalidate_caches()
         torch = importlib.util.find_spec("torch")
         cuda = ""
@@ -294,7 +300,7 @@ class HostAgent:
         agent: dict[str, Any],
         environment: dict[str, str],
     ) -> None:
-        """Start the VM's agent, detached; nothing if it runs."""
+        """Start the VM's agent, detached, unless it runs."""
         with self._locked():
             claim = self._claim_of(vm_id)
             if self._state(claim) == "running":
@@ -338,7 +344,7 @@ class HostAgent:
     def _environment(
         self, vm_id: str, given: dict[str, str], package: str = ""
     ) -> dict[str, str]:
-        """Return what a VM's processes find in their environment; ours with a package."""
+        """Return the environment of a VM's processes; with our package if it is named."""
         ours = os.path.dirname(sys.executable)
         path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         marker = {"SPOTTRAIN_VM": vm_id, "OMP_NUM_THREADS": "1"}
@@ -350,7 +356,7 @@ class HostAgent:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
-    """Answer requests until nobody is connected any more."""
+    """Answer requests until the connection ends."""
     agent, write_lock = HostAgent(root), threading.Lock()
 
     def reply(answer: dict[str, Any]) -> None:
@@ -366,8 +372,8 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         except RefusedError as error:
             reply({"id": number, "error": str(error)})
         except BrokenPipeError:
-            pass  # nobody listens any more
-        except Exception as error:  # noqa: BLE001 - it is told to whoever asked
+            pass  # the connection has ended
+        except Exception as error:  # noqa: BLE001 - sent to the caller
             reply({"id": number, "error": f"{type(error).__name__}: {error}"})
 
     reply({"id": 0, "ok": hello(root)})
@@ -375,7 +381,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         arguments = json.loads(line)
         number, name = arguments.pop("id"), arguments.pop("op")
         if name == "unpack":
-            # Its bytes follow the line, so it is taken from stdin before the next one.
+            # The archive follows the line on stdin.
             arguments["archive"] = _receive(
                 requests, root, arguments.pop("bytes"), number
             )
@@ -385,7 +391,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
 
 
 def hello(root: Path) -> dict[str, str]:
-    """Return what must be known of a host first."""
+    """Return the host's address; exit if the host is unsuitable."""
     if platform.system() != "Linux":
         raise SystemExit(f"unfit: runs {platform.system()}, needs Linux")
     if not os.access(root.parent, os.W_OK):
@@ -422,7 +428,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _started_at(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks; '' if there is none."""
+    """Return a process's start time in kernel ticks; '' if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

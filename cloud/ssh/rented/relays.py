@@ -1,8 +1,8 @@
-"""Which VM of each region takes the calls of the region's agents: its relay.
+"""Relays: one VM of each region forwards the calls of the region's agents.
 
-The manager keeps one connection a region. The VM at its other end hands the calls of the
-others on (``relay``); these are told where it listens over connections of a moment. When
-a relay is gone, one of them takes its place, and the rest are told again.
+The manager keeps one connection per region, to the relay (``on_vm.relay``). The other VMs
+get the relay's address over short connections. When a relay is lost, another VM takes its
+place, and the others get the new address.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from spottrain.cloud.ssh.transport.connection import HostConnection
 logger = logging.getLogger(__name__)
 
 _CANDIDATES = 3
-"""VMs of a region that are tried at a time while it has no relay."""
+"""VMs that are tried in parallel as relay of a region."""
 _SYNC_S = 1.0
-"""From one look around to the next."""
+"""Time between two synchronisations."""
 _ELECTION_S = 3.0
-"""How long one that is about to become the relay keeps others from it."""
+"""How long a candidate may take to become the relay before others try as well."""
 _PING_AFTER_S, _PING_S = 1.0, 4.0
-"""A relay that was quiet for so long is asked; so long it may take to answer."""
+"""A relay silent for this long is pinged; time limit of a ping."""
 _SILENT_S = 2.5
-"""A relay that was quiet for longer may be gone: its region's silence says nothing."""
+"""A relay silent for longer may be lost: its region's silence proves nothing."""
 OUTAGE_S = 30.0
-"""How long a region without a relay excuses the silence of its VMs."""
+"""How long the loss of a relay explains the silence of its region's VMs."""
 _SETTLE_S = 20.0
-"""How long agents may take to find a new relay."""
+"""How long agents may take to switch to a new relay."""
 
 
 @dataclass(eq=False, slots=True)
 class Region:
-    """How the calls of one region come."""
+    """The relay of one region and its state."""
 
     relay: RentedVm | None = None
     address: str = ""
-    """Where the relay takes calls."""
+    """Address where the relay accepts calls."""
     changed_s: float = 0.0
     """When it became the relay (monotonic)."""
     down_since_s: float | None = None
     election: threading.Lock = field(default_factory=threading.Lock)
-    """Held by who is about to become the relay."""
+    """Held by the VM that is becoming the relay."""
     ping: Future[None] | None = None
 
     @property
     def is_up(self) -> bool:
-        """Whether calls travel, as far as we know."""
+        """True if calls are forwarded, as far as is known."""
         connection = (
             None
             if self.relay is None or self.relay.given_back
@@ -63,12 +63,12 @@ class Region:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has been heard from the relay."""
+        """Time since the relay was last heard from."""
         connection = None if self.relay is None else self.relay.connection
         return math.inf if connection is None else connection.silent_s
 
     def may_cause_silence(self, now_s: float) -> bool:
-        """Whether silence in this region may be the fault of its relay."""
+        """Return True if the relay may be the cause of silence in this region."""
         if self.is_up and self.silent_s < _SILENT_S:
             self.down_since_s = None
             return now_s - self.changed_s < _SETTLE_S
@@ -81,9 +81,9 @@ class Relays:
     """The relays of one job, by region.
 
     Args:
-        running: Returns the VMs that run.
-        submit: Has something done for each of some VMs; nothing once we hang up.
-        enter: Returns the line to a VM, if its cloud can say already how to enter it.
+        running: Returns the running VMs.
+        submit: Submits a task for each of some VMs; none once we are closing.
+        enter: Returns the connection to a VM, None while its address is unknown.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Relays:
         self._stopped = threading.Event()
 
     def serve(self, manager: tuple[str, int]) -> None:
-        """Have all agents that run call this manager from now on, until ``close``."""
+        """Direct all running agents to this manager until ``close``."""
         self._manager = manager
         if self._thread is None:
             self._thread = threading.Thread(
@@ -114,7 +114,7 @@ class Relays:
             self._thread.start()
 
     def close(self) -> None:
-        """Care no more."""
+        """Stop maintaining relays."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -124,7 +124,7 @@ class Relays:
             self.sync()
 
     def sync(self) -> None:
-        """See that the calls of all agents that run are carried; does not block."""
+        """Start what keeps the calls of all running agents forwarded; does not block."""
         if self._manager is None:
             return
         with self._sync_lock:
@@ -137,7 +137,7 @@ class Relays:
                         region.ping = ping
 
     def unreachable_vms(self) -> list[str]:
-        """Return the VMs whose silence may be the fault of their relay."""
+        """Return the VMs whose silence their relay may cause."""
         if self._manager is None or is_direct(self._manager):
             return []
         now_s = time.monotonic()
@@ -152,14 +152,14 @@ class Relays:
         ]
 
     def may_hang_up(self, rented_vm: RentedVm) -> bool:
-        """Whether nobody's calls travel over the connection to a VM."""
+        """Return True if no calls are forwarded over the connection to a VM."""
         region = self._region(rented_vm)
         return rented_vm.manager_address != "" and not (
             region.relay is rented_vm and region.is_up
         )
 
     def _poll(self, rented_vm: RentedVm) -> None:
-        """Have an agent that runs know where to call, be it from before our time."""
+        """Give a running agent the address for its calls, also after our restart."""
         runs = rented_vm.manager_address != ""
         with rented_vm.in_use(self.may_hang_up):
             try:
@@ -180,21 +180,21 @@ class Relays:
     def announce_address(
         self, rented_vm: RentedVm, connection: HostConnection, manager: tuple[str, int]
     ) -> None:
-        """Tell a VM's agent where its calls are taken; make the VM the relay if none is.
+        """Give a VM's agent the address for its calls; make the VM the relay if there is none.
 
         Args:
             rented_vm: The VM.
             connection: To it.
-            manager: Address and port to which the region's calls shall come.
+            manager: Address and port of the manager.
 
         Raises:
-            CloudError: it cannot be told, or its host forwards nothing.
+            CloudError: the VM is unreachable, or its host forbids forwarding.
         """
         region = self._region(rented_vm)
         if is_direct(manager):
             self._send_address(rented_vm, connection, f"{manager[0]}:{manager[1]}")
             return
-        # Who takes long to become the relay may never be: then others try as well.
+        # A slow candidate may never become the relay: then others try as well.
         mine = region.election.acquire(timeout=_ELECTION_S)
         try:
             if not region.is_up:
@@ -225,15 +225,15 @@ class Relays:
         address = connection.forward_calls(rented_vm.vm.vm_id, manager, relay=True)
         with self._lock:
             if region.is_up:
-                return  # another one was faster
+                return  # another VM was faster
             region.relay, region.address = rented_vm, address
             region.changed_s = time.monotonic()
         logger.info(
-            "%s: carries the calls of %s", rented_vm.place, rented_vm.vm.offer.region
+            "%s: relays the calls of %s", rented_vm.place, rented_vm.vm.offer.region
         )
 
     def _to_poll(self) -> list[RentedVm]:
-        """Return the VMs to look at now; only the best ones while none is the relay."""
+        """Return the VMs to poll now; only the best candidates where there is no relay."""
         manager = self._manager
         direct = manager and is_direct(manager) and f"{manager[0]}:{manager[1]}"
         found: list[RentedVm] = []
@@ -253,7 +253,7 @@ class Relays:
         return found
 
     def _silent_regions(self) -> list[Region]:
-        """Return the regions whose relay must be asked whether it is there."""
+        """Return the regions whose relay must be pinged."""
         with self._lock:
             regions = tuple(self._regions.values())
         return [
@@ -266,21 +266,21 @@ class Relays:
 
 
 def is_direct(manager: tuple[str, int]) -> bool:
-    """Whether agents reach the manager by themselves, by its address and port."""
+    """Return True if agents can reach the manager's address directly."""
     return manager[0] not in ("localhost", "127.0.0.1")
 
 
 def _ping(rented_vm: RentedVm) -> None:
-    """Ask a relay for a sign of life; without one its connection is given up."""
+    """Ping a relay; its connection is dropped if it does not answer."""
     try:
         if rented_vm.connection is not None:
             rented_vm.connection.status(_PING_S)
     except CloudError as error:
-        logger.warning("%s: carries no calls any more: %s", rented_vm.place, error)
+        logger.warning("%s: no longer relays calls: %s", rented_vm.place, error)
 
 
 def _rank(rented_vm: RentedVm) -> tuple[bool, bool, float]:
-    """Sort by who will be there longest, those in trouble last."""
+    """Sort key: the VMs likely to last longest first, failing ones last."""
     last_error = (
         rented_vm.connection is not None and rented_vm.connection.last_error is not None
     )

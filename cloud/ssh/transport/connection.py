@@ -1,4 +1,4 @@
-"""One host of the fleet: its connection while it lasts, and what was last seen of it."""
+"""The connection to one host, and its last known state."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ logger = logging.getLogger(__name__)
 
 _STATUS_S = 10.0
 _END_S = 60.0
-"""How long the processes of a VM may take to die, and its logs to arrive."""
+"""Time limit for killing the processes of a VM and fetching its logs."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 
 
 class HostConnection:
-    """The manager's line to one host; opened on need, and again when it broke.
+    """The manager's connection to one host; opened on demand, and again when it breaks.
 
-    ``lock`` is held over whatever looks at the host and notes what it saw, so that
-    nobody notes what is out of date.
+    ``lock`` is held while the host is polled and the result recorded, so that no stale
+    state is recorded.
 
     Args:
-        host: To reach.
-        dial: How bytes get there.
+        host: The host.
+        dial: Opens the TCP connection.
     """
 
     def __init__(self, host: Host, dial: Dial = dial) -> None:
@@ -40,13 +40,13 @@ class HostConnection:
         self._dial = dial
         self.lock = threading.RLock()
         self.last_error: CloudError | None = None
-        """Why the host cannot be used now."""
+        """Why the host is unavailable now."""
         self.unfit_error: CloudError | None = None
-        """Why it cannot be used at all."""
+        """Why the host is unsuitable for the job."""
         self.unreachable_since_s: float | None = None
-        """When it was first missed (monotonic), if it cannot be reached."""
+        """Since when it is unreachable (monotonic), if it is."""
         self.taken_by = ""
-        """Who has it, as last seen; nobody if empty."""
+        """Who uses the host, as last seen; empty if it is free."""
         self._session: Session | None = None
         self._tunnel: Tunnel | None = None
         self._port: int | None = None
@@ -57,34 +57,34 @@ class HostConnection:
 
     @property
     def free(self) -> bool:
-        """Whether it could be taken, as far as is known."""
+        """True if the host could be claimed, as far as is known."""
         return self.connected and not (
             self.last_error or self.unfit_error or self.taken_by
         )
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """True while connected."""
         session = self._session
         return session is not None and session.alive
 
     @property
     def forwards_calls(self) -> bool:
-        """Whether calls of agents travel over it now."""
+        """True while it forwards calls of agents."""
         return self.connected and self._forward_address != ""
 
     @property
     def silent_s(self) -> float:
-        """How long nothing has come over it, as far as calls travel over it."""
+        """Time since data was last received over it."""
         tunnel = self._tunnel
         last_received_s = self._answered_s if tunnel is None else tunnel.last_received_s
         return time.monotonic() - max(last_received_s, self._answered_s)
 
     def session(self) -> Session:
-        """Return the connection.
+        """Return the session, connecting if needed.
 
         Raises:
-            CloudError: there is none; the next try may be due later.
+            CloudError: not connected; the next attempt may be due later.
         """
         with self.lock:
             if self._session is not None and self._session.alive:
@@ -109,7 +109,7 @@ class HostConnection:
         self.last_error = error
         if self.unreachable_since_s is None:
             self.unreachable_since_s = time.monotonic()
-        # Whoever refuses our key may ban us if we go on asking.
+        # A host that refuses our key may ban us if we keep trying.
         refused = isinstance(error, AuthError | UnfitHostError)
         self._pause_s = _MAX_PAUSE_S if refused else self._pause_s
         self._next_try_s = time.monotonic() + self._pause_s
@@ -132,7 +132,7 @@ class HostConnection:
         return seen["claim"], seen["state"]
 
     def end(self, vm_id: str, timeout_s: float = _END_S) -> dict[str, str]:
-        """End a VM and give the host back; return the VM's logs by name.
+        """End a VM and free the host; return the VM's logs by name.
 
         Raises:
             CloudError: it cannot be ended now.
@@ -145,18 +145,18 @@ class HostConnection:
     def forward_calls(
         self, vm_id: str, manager: tuple[str, int], *, relay: bool = False
     ) -> str:
-        """Carry calls to the manager from now on; the VM's agent is told.
+        """Forward calls to the manager from now on, and give the agent the address.
 
         Args:
             vm_id: The VM on this host.
-            manager: Its address and port.
-            relay: Take the calls of other VMs as well, at the host's private address.
+            manager: Address and port of the manager.
+            relay: Accept calls of other VMs as well, at the host's private address.
 
         Returns:
-            Address and port where calls are taken.
+            Address and port that accept calls.
 
         Raises:
-            CloudError: the host does not let us.
+            CloudError: the host is unreachable or forbids forwarding.
         """
         with self.lock:
             session = self.session()
@@ -180,7 +180,7 @@ class HostConnection:
             return self._forward_address
 
     def hang_up(self) -> None:
-        """Close the connection; what runs on the host goes on."""
+        """Close the connection; processes on the host keep running."""
         with self.lock:
             if self._session is not None:
                 self._session.close()

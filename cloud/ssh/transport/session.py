@@ -1,6 +1,6 @@
-"""One SSH connection to a host, and our hands at its other end; every wait is bounded.
+"""One SSH connection to a host and its host agent; every wait has a deadline.
 
-No host key is ever learnt: the host proves itself by a key that was known before.
+Host keys are never trusted on first use: the key must be known beforehand.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from spottrain.cloud.ssh.transport.hosts import (
 )
 
 CONNECT_S = 10.0
-"""How long each step to a connection may take."""
+"""Time limit of each step of connecting."""
 CALL_S = 30.0
-"""How long a host may take to answer."""
+"""Time limit of an answer."""
 _KEEPALIVE_S = 15
 _LOADER = """
 import sys
@@ -50,7 +50,7 @@ import pathlib, sys
 serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
 """
 
-# Its own words about a connection that fails reach the user as our errors.
+# Connection failures are reported as our own errors.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
@@ -58,7 +58,7 @@ def dial(host: Host) -> socket.socket | paramiko.Channel:
     """Return a TCP connection to a host's SSH server.
 
     Raises:
-        OSError: nobody answers.
+        OSError: no answer.
     """
     connection = socket.create_connection((host.address, host.port), CONNECT_S)
     connection.setsockopt(
@@ -68,20 +68,20 @@ def dial(host: Host) -> socket.socket | paramiko.Channel:
 
 
 Dial = Callable[[Host], socket.socket | paramiko.Channel]
-"""How bytes get to a host: ``dial``, or by way of another (``bastion``)."""
+"""Opens the connection to a host: ``dial``, or through a bastion."""
 
 
 class Session:
-    """A connection that answers; ``close`` it in the end.
+    """A connection to a running host agent; ``close`` it at the end.
 
     Args:
-        host: Where to.
-        dial: How bytes get there.
+        host: The host.
+        dial: Opens the TCP connection.
 
     Raises:
         UnreachableHostError: it does not answer in time.
-        HostKeyError: it cannot prove who it is.
-        AuthError: it does not let us in.
+        HostKeyError: its host key is unknown or wrong.
+        AuthError: it refuses us.
         UnfitHostError: it has no suitable Python.
     """
 
@@ -99,23 +99,23 @@ class Session:
             self._client.close()
             raise
         self.private_address = host.private_address or hello["address"] or host.address
-        """Where other hosts of the fleet reach this one."""
+        """Address of this host for the others."""
 
     @property
     def alive(self) -> bool:
-        """Whether the host is still connected."""
+        """True while connected."""
         return not self._dead.is_set()
 
     def close(self) -> None:
-        """Hang up; what runs on the host goes on."""
+        """Close the connection; processes on the host keep running."""
         self._client.close()
 
     def call(self, operation: str, timeout_s: float = CALL_S, **arguments: Any) -> Any:
-        """Return what the host answers to an operation of ``host_agent.HostAgent``.
+        """Return the result of an operation of ``host_agent.HostAgent``.
 
         Raises:
-            VmNotFoundError: the VM that it is for is not on the host any more.
-            UnfitHostError: the host cannot do it.
+            VmNotFoundError: the VM is no longer on the host.
+            UnfitHostError: the operation failed.
             UnreachableHostError: no answer in time.
         """
         return self._wait(self._send(operation, arguments), operation, timeout_s)
@@ -132,10 +132,10 @@ class Session:
         )
 
     def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
-        """Have the host listen on its loopback; return the port, None if refused.
+        """Make the host listen on its loopback; return the port, None if refused.
 
         Args:
-            handler: Given each connection; must not block.
+            handler: Called with each connection; must not block.
         """
         transport = self._client.get_transport()
         if transport is None:
@@ -148,17 +148,17 @@ class Session:
             return None
 
     def stop_forwarding(self, port: int) -> None:
-        """Have the host listen on that port no more."""
+        """Make the host stop listening on a port."""
         transport = self._client.get_transport()
         if transport is not None and transport.is_active():
             with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 transport.cancel_port_forward("127.0.0.1", port)
 
     def _start_host_agent(self) -> paramiko.Channel:
-        """Run ``host_agent`` at the other end; its first answer has the number 0."""
+        """Start the host agent; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
-        # exec: the connection's own process is then its parent.
+        # exec: its parent is then the sshd process of this connection.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
         try:
             transport = self._client.get_transport()
@@ -189,7 +189,7 @@ class Session:
                 self._channel.sendall(line)
                 self._channel.sendall(data)
             except (OSError, EOFError) as error:
-                self._client.close()  # half a request cannot be taken back
+                self._client.close()  # half a request may have been sent
                 self._waiting.pop(number, None)
                 raise UnreachableHostError(
                     f"{self.host.place}: connection lost: {error or 'closed'}"
@@ -209,14 +209,14 @@ class Session:
             self._waiting.pop(number, None)
 
     def _read(self, channel: paramiko.Channel) -> None:
-        """Take answers until there are no more."""
+        """Read answers until the connection ends."""
         channel_lines = channel.makefile("rb")
         try:
             for line in channel_lines:
                 answer = json.loads(line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None:
-                    continue  # nobody waits for it any more
+                    continue  # its call has timed out
                 if "error" in answer:
                     waiting.set_exception(self._refusal(answer["error"]))
                 else:
@@ -239,9 +239,9 @@ class Session:
                 waiting.set_exception(error)
 
     def _end_reason(self, channel: paramiko.Channel) -> CloudError:
-        """Tell a host without a suitable Python from a lost connection."""
+        """Return the error for the end of the connection, such as no suitable Python."""
         place, python = self.host.place, self.host.python
-        channel.status_event.wait(1.0)  # it follows the end of the output
+        channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status
         said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
             errors="replace"
@@ -268,10 +268,10 @@ def _recv_stderr(channel: paramiko.Channel) -> bytes:
 
 
 def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
-    """Return a connection to a host that has proved to be the one that was meant.
+    """Return an authenticated connection to a host whose key was checked.
 
     Raises:
-        CloudError: it does not answer, is another, or does not let us in.
+        CloudError: it does not answer, has a wrong key, or refuses us.
     """
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -300,15 +300,15 @@ def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
 
 
 def _known_as(host: Host) -> str:
-    """Return the host's name in a known_hosts file."""
+    """Return a host's name in known_hosts files."""
     return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
 
 
 def trusted_keys(host: Host) -> list[paramiko.PKey]:
-    """Return the keys by one of which the host must prove itself.
+    """Return the host keys to accept.
 
     Raises:
-        HostKeyError: ``host_key`` is no public key.
+        HostKeyError: ``host_key`` is not a public key.
     """
     if host.host_keys:
         return _cloud_keys(host)
@@ -333,7 +333,7 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
 
 
 def _cloud_keys(host: Host) -> list[paramiko.PKey]:
-    """Return those keys shown by a cloud that are of a kind that we know."""
+    """Return the keys reported by a cloud that have a supported type."""
     keys = []
     for line in host.host_keys:
         kind, data = line.split()[:2]
@@ -341,13 +341,13 @@ def _cloud_keys(host: Host) -> list[paramiko.PKey]:
             binascii.Error, paramiko.SSHException, paramiko.pkey.UnknownKeyType
         ):
             keys.append(paramiko.PKey.from_type_string(kind, base64.b64decode(data)))
-    # The first kind is what the host is asked for: the shortest to compute.
+    # The first type is requested from the host: ed25519 is the fastest.
     keys.sort(key=lambda key: key.get_name() != "ssh-ed25519")
     return keys
 
 
 def _translate(host: Host, error: Exception) -> CloudError:
-    """Return our error for what went wrong on the way to a connection."""
+    """Return our error for a failed connection."""
     place = host.place
     match error:
         case paramiko.BadHostKeyException():
@@ -355,14 +355,14 @@ def _translate(host: Host, error: Exception) -> CloudError:
             wanted = error.expected_key.fingerprint
             if host.host_keys:
                 return HostKeyError(
-                    f"{place}: its host key is not the one that its cloud shows: got "
-                    f"{got}, expected {wanted}; somebody may stand in between"
+                    f"{place}: its host key is not the one that its cloud reports: got "
+                    f"{got}, expected {wanted}; possible man-in-the-middle attack"
                 )
             where = "host_key" if host.host_key else str(host.known_hosts)
             return HostKeyError(
                 f"{place}: its host key is not the known one: got {got}, expected "
-                f"{wanted}; if it was really installed anew, change {where}, else "
-                "somebody stands in between"
+                f"{wanted}; if the host was reinstalled, change {where}; "
+                "otherwise this is a possible man-in-the-middle attack"
             )
         case paramiko.PasswordRequiredException():
             return AuthError(
@@ -371,14 +371,14 @@ def _translate(host: Host, error: Exception) -> CloudError:
             )
         case paramiko.AuthenticationException():
             return AuthError(
-                f"{place}: does not let {host.user} in with "
+                f"{place}: does not accept {host.user} with "
                 f"{host.key_file or 'any key of the SSH agent or ~/.ssh'}; check user and "
                 "key_file"
             )
         case paramiko.SSHException() if "not found in known_hosts" in str(error):
             return HostKeyError(
-                f"{place}: its host key is unknown; give host_key:, or add it to "
-                f"{host.known_hosts} once it has been compared"
+                f"{place}: its host key is unknown; give host_key:, or compare the key "
+                f"and add it to {host.known_hosts}"
             )
         case OSError() if host.key_file and error.filename == str(host.key_file):
             return AuthError(f"{host.key_file}: {error.strerror}; check key_file")

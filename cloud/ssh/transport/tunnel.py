@@ -1,9 +1,9 @@
-"""Carries the calls of a host's agent to the manager, over the connection that is there.
+"""Forwards calls of a host's agent to the manager, over the SSH connection.
 
 The host's sshd listens on the host's loopback; each connection there becomes a channel,
-and this thread moves bytes between channels and the manager's port. It never waits for
-one of them: what an end does not take yet is held, and no more is read for it until it
-has.
+and one thread copies data between channels and the manager's port. It never blocks on one
+of them: data that an endpoint does not accept yet is kept, and nothing more is read for it
+until it has been sent.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import paramiko
 
 _CHUNK_BYTES = 64 * 1024
 _SEND_S = 30.0
-"""How long one end may refuse to take what the other sent."""
+"""How long one endpoint may block the data of the other."""
 _RETRY_S = 0.02
-"""How often an end that takes nothing is tried: channels do not say when they do."""
+"""Retry interval of a blocked endpoint: channels give no write readiness."""
 
 _Endpoint = socket.socket | paramiko.Channel
 
 
 @dataclass(eq=False, slots=True)
 class _Flow:
-    """One direction of a call."""
+    """One direction of a connection."""
 
     source: _Endpoint
     target: _Endpoint
     pending: bytes = b""
-    """What the target has not taken yet; nothing is read meanwhile."""
+    """Data not sent to the target yet; nothing is read meanwhile."""
     last_sent_s: float = 0.0
-    """When the target last took something (monotonic)."""
+    """When data was last sent to the target (monotonic)."""
 
     def move(self) -> bool:
-        """Move what there is; return False once either end hangs up."""
+        """Copy available data; return False once either end has closed."""
         try:
             self.pending = self.source.recv(_CHUNK_BYTES)
         except (BlockingIOError, TimeoutError):
@@ -50,7 +50,7 @@ class _Flow:
         return bool(self.pending) and self.push()
 
     def push(self) -> bool:
-        """Have the target take what it can; return False once it will take no more."""
+        """Send pending data; return False once the target has closed or timed out."""
         try:
             while self.pending:
                 taken = self.target.send(self.pending)
@@ -66,17 +66,17 @@ class _Flow:
 
 
 class Tunnel:
-    """The way from one host to the manager; ends with its connection.
+    """A tunnel from one host to the manager; ends with its connection.
 
     Args:
         target: Address and port of the manager.
-        name: Of the host.
+        name: Name of the host.
     """
 
     def __init__(self, target: tuple[str, int], name: str) -> None:
         self._target = target
         self.last_received_s = time.monotonic()
-        """When something last came from the host."""
+        """When data last came from the host (monotonic)."""
         self._arrived: queue.SimpleQueue[paramiko.Channel | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(
@@ -85,7 +85,7 @@ class Tunnel:
         self._thread.start()
 
     def take(self, channel: paramiko.Channel) -> None:
-        """Take a connection that the host accepted; returns at once."""
+        """Take over a connection that the host accepted; returns at once."""
         self._arrived.put(channel)
         self._wake.send(b"1")
 
@@ -125,7 +125,7 @@ class Tunnel:
             pending.add(flow)
 
     def _accept(self, selector: selectors.BaseSelector) -> bool:
-        """Connect what has arrived; return False if there will be no more."""
+        """Connect a new channel; return False if the tunnel is closed."""
         self._woken.recv(1)
         channel = self._arrived.get()
         if channel is None:
@@ -142,7 +142,7 @@ class Tunnel:
 
 
 def _push(selector: selectors.BaseSelector, flow: _Flow, pending: set[_Flow]) -> None:
-    """Try again what was held; go on reading once all is taken."""
+    """Retry pending data; resume reading once all is sent."""
     goes_on = flow.push()
     if goes_on and flow.pending:
         return
@@ -158,7 +158,7 @@ def _flows(selector: selectors.BaseSelector) -> list[_Flow]:
 
 
 def _close_flow(selector: selectors.BaseSelector, flow: _Flow) -> None:
-    """Hang up at both ends; the other direction notices by itself."""
+    """Close both endpoints, which ends the other direction too."""
     for end in (flow.source, flow.target):
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(end)

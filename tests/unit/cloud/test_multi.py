@@ -117,7 +117,7 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
     one.close()
     assert aws.closed
     assert gcp.closed
-    with pytest.raises(CloudError, match="closed already"):
+    with pytest.raises(CloudError, match="already closed"):
         one.offers()
 
 

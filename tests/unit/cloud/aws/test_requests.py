@@ -14,6 +14,7 @@ from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest, VmState
 
 FACTS = FakeFacts()
@@ -22,8 +23,10 @@ PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 
 
 def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
-    offer = requests.offer_of(
+    offer = make_offer(
         FACTS,
+        cloud="aws",
+        family="G and VT",
         region="us-east-1",
         zone="us-east-1a",
         instance_type="g5.xlarge",

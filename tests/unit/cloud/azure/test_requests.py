@@ -17,6 +17,7 @@ from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest
 from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
@@ -31,8 +32,10 @@ FACTS = catalogue()
 def wish(
     spot: bool = True, token: str = "t", usd: float = 0.4, zone: str = "eastus-2"
 ) -> LaunchRequest:
-    offer = answers.offer_of(
+    offer = make_offer(
         FACTS,
+        cloud="azure",
+        family="",
         region="eastus",
         zone=zone,
         instance_type=KIND,

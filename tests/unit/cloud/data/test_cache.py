@@ -127,7 +127,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
         def fetch(self, file: SourceFile, target: Path) -> None:
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; make room"):
+    with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; free space"):
         ensure(Cache(tmp_path), Full({"a": b"1"}))
 
 
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
 def test_names_that_no_files_can_have_are_told(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(DataError, match=r"cannot be kept under its names: .*rename it"):
+    with pytest.raises(DataError, match=r"a name cannot be used here: .*rename it"):
         ensure(Cache(tmp_path), Shelf(dict.fromkeys(names, b"1")))
 
 
@@ -166,7 +166,7 @@ def test_room_is_made_by_what_was_unused_for_longest(
         assert [p.exists() for p in (*paths, third)] == [False, True, True]
         assert (tmp_path / "not-ours").exists()
     else:
-        with pytest.raises(DataError, match="make room"):
+        with pytest.raises(DataError, match="free space"):
             ensure(cache, Shelf({"third": b"x" * 50}))
         assert all(p.exists() for p in paths)
 
@@ -177,7 +177,7 @@ def test_what_the_job_uses_itself_makes_no_room(
     cache = Cache(tmp_path, may_evict=True)
     ensure(cache, Shelf({"a": b"1"}), DataRequest(name="a", url="s3://bucket/a/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0))
-    with pytest.raises(DataError, match="make room"):
+    with pytest.raises(DataError, match="free space"):
         ensure(cache, Shelf({"b": b"1"}))
     assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
 
@@ -212,14 +212,14 @@ def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
-    with pytest.raises(DataError, match="is no tar or zip archive"):
+    with pytest.raises(DataError, match="is not a tar or zip archive"):
         ensure(Cache(tmp_path), shelf, UNPACKED)
 
 
 def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     data = archive(tmp_path, "gz")
     shelf = Shelf({"images.tar": data[: len(data) // 2]}, is_folder=False)
-    with pytest.raises(DataError, match=r"no tar or zip archive|cannot be unpacked"):
+    with pytest.raises(DataError, match=r"not a tar or zip archive|cannot be unpacked"):
         ensure(Cache(tmp_path), shelf, UNPACKED)
 
 

@@ -38,7 +38,7 @@ def test_wishes_travel_as_json() -> None:
         DataRequest(name="c", mount="server:/", type="nfs4", options="ro"),
     )
     assert from_json(to_json(requests)) == requests
-    with pytest.raises(DataError, match="is the software here another"):
+    with pytest.raises(DataError, match="another version of spottrain"):
         from_json('[{"name": "a", "colour": "red"}]')
 
 
@@ -55,7 +55,7 @@ def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data own \(/nowhere\): is not there"):
+    with pytest.raises(DataError, match=r"data own \(/nowhere\): does not exist"):
         fetch_data([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
 
 
@@ -73,8 +73,8 @@ def test_its_process_says_the_environment_last(web: Web, tmp_path: Path) -> None
     code, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}/a"))
     assert code == 0
     assert lines[:-1] == [
-        "web: 0 bytes of 12 bytes are here",
-        "web: 12 bytes of 12 bytes are here",
+        "web: 0 bytes of 12 bytes received",
+        "web: 12 bytes of 12 bytes received",
     ]
     path = Path(json.loads(lines[-1])["SPOTTRAIN_DATA_WEB"])
     assert path.read_bytes() == b"from the web"
@@ -90,7 +90,7 @@ def test_its_exit_code_says_whether_it_may_be_tried_again(
     got, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}{path}"))
     assert got == code
     assert len(lines) == 1
-    assert lines[0].startswith(f"data web ({web.url}{path}): its server says")
+    assert lines[0].startswith(f"data web ({web.url}{path}): its server answered")
 
 
 def test_it_does_not_take_longer_than_it_may(tmp_path: Path) -> None:

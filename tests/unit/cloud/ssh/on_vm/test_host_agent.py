@@ -72,7 +72,7 @@ def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
     root.mkdir()
     archive = root / "arriving"
     archive.write_bytes(b"")
-    with pytest.raises(RefusedError, match="gone: VM a-1 is not on this host any more"):
+    with pytest.raises(RefusedError, match="gone: VM a-1 is no longer on this host"):
         HostAgent(root).unpack("a-1", "a-1/workdir", archive)
     assert not root.exists()
 

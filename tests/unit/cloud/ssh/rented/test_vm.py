@@ -63,7 +63,7 @@ def test_a_vm_that_was_given_back_is_gone() -> None:
     rented_vm.check_not_given_back()
     rented_vm.mark_given_back()
     assert rented_vm.woken.is_set()
-    with pytest.raises(VmNotFoundError, match="was given back"):
+    with pytest.raises(VmNotFoundError, match="was terminated"):
         rented_vm.check_not_given_back()
 
 
