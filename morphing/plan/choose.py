@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.adapt.policy import handicap
+from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
@@ -289,7 +289,7 @@ class Search:
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return the cost of a plan: time or money of a mini-batch."""
         share = self.inputs.lag_share
-        cost = step_s * handicap(depth, width, share) if share else step_s
+        cost = step_s * capped_slowdown(depth, width, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
     def _preference(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import LENGTH, REPEATS, RUNS, START
 from spottrain.morphing.schedules.types import Codes, Numbers
@@ -15,7 +15,7 @@ to go backward, has come; forwards and backwards begun; quanta left of the runni
 recompute and backward; tasks in its list so far."""
 
 
-@part
+@jitable
 def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
     """Return how often the tasks since ``then`` repeat, leaving one more to be played.
 

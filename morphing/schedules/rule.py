@@ -6,7 +6,7 @@ directly, so that what is simulated is what runs. numba compiles everything here
 
 from __future__ import annotations
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 
 FORWARD, RECOMPUTE, BACKWARD = range(3)
 """Works, as the schedule's codes name them: a code is 3 times the chunk plus the work."""
@@ -16,7 +16,7 @@ OPPORTUNISTIC, STRICT, ORIGINAL = range(3)
 """Order policies: see ``schedule.OrderPolicy``."""
 
 
-@part
+@jitable
 def decide(
     order_policy: int,
     listed: int,
@@ -59,7 +59,7 @@ def decide(
     return BACKWARD if can_backward else NOTHING
 
 
-@part
+@jitable
 def keeps_graph(
     order_policy: int,
     listed: int,
@@ -86,7 +86,7 @@ def keeps_graph(
     )
 
 
-@part
+@jitable
 def expects_forward(
     order_policy: int,
     listed: int,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
-from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.lists import Schedule, pack
 from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
 from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
@@ -140,7 +140,7 @@ def simulate_pipeline(
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
-    rows, _ = fast(play, schedule.num_tasks)(
+    rows, _ = jitted(play, schedule.num_tasks)(
         schedule.codes,
         schedule.runs,
         bound or 0,
@@ -340,7 +340,7 @@ def _play_original(
             f"the original's conditions play every task, {MAX_PLAYED_TASKS:.0e} at most: got "
             f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
         )
-    rows: Numbers = fast(play_original, schedule.num_tasks)(
+    rows: Numbers = jitted(play_original, schedule.num_tasks)(
         schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
     )
     return rows
