@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import (
     BACKWARD,
     FORWARD,
@@ -54,7 +54,7 @@ ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 """Of a chunk: arrived, arrived, done, done."""
 
 
-@part
+@jitable
 def peaks(codes: Codes, runs: Numbers) -> Numbers:
     """Return each stage's maximum micro-batches in flight if it follows its list."""
     peak = np.zeros(len(runs), np.int64)
@@ -77,7 +77,7 @@ def peaks(codes: Codes, runs: Numbers) -> Numbers:
     return peak
 
 
-@part
+@jitable
 def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
     """Return the rows of stages that have done nothing yet.
 
@@ -98,7 +98,7 @@ def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
     return stages
 
 
-@part
+@jitable
 def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
     """Return the rows of chunks: the first reads its input, the last has its loss."""
     counts = np.zeros((depth, chunks, COUNTS), np.int64)
@@ -107,7 +107,7 @@ def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
     return counts
 
 
-@part
+@jitable
 def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
     """Pass the entries of the list that are done or no longer needed."""
     while stage[RUN] < RUNS:
@@ -130,7 +130,7 @@ def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
     stage[LISTED] = NOTHING
 
 
-@part
+@jitable
 def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
     """Return the code after the listed one, or ``NOTHING``."""
     run = runs[stage[RUN]]
@@ -144,7 +144,7 @@ def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
     return NOTHING
 
 
-@part
+@jitable
 def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     """Return the code of the task to run now, or ``NOTHING``."""
     listed = stage[LISTED]
@@ -165,7 +165,7 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     return NOTHING if work == NOTHING else 3 * chunk + work
 
 
-@part
+@jitable
 def complete(
     order_policy: int,
     stage: Numbers,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
-from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.lists import Schedule, pack
 from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
 from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
@@ -78,7 +78,7 @@ class Conditions(StrEnum):
     carries one message at a time; all that happens at an instant is known before
     anything starts."""
     STRICT = "in-order"
-    """The same but for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
+    """The same except for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
     ORIGINAL = "original"
     """As the simulator that Varuna's authors published: ``OrderPolicy.ORIGINAL``; whole
     microseconds; a stage has up to 4 messages under way at once, all at full speed and
@@ -115,7 +115,7 @@ def simulate_pipeline(
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
-        stages: One a stage. The chunks of an interleaved schedule take equal shares, or
+        stages: One per stage. The chunks of an interleaved schedule take equal shares, or
             what the stage's times say for each of them.
         links: One between each two neighbouring stages, and for an interleaved schedule
             one from the last stage to the first; as slow as the slowest if not given.
@@ -140,7 +140,7 @@ def simulate_pipeline(
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
-    rows, _ = fast(play, schedule.num_tasks)(
+    rows, _ = jitted(play, schedule.num_tasks)(
         schedule.codes,
         schedule.runs,
         bound or 0,
@@ -340,7 +340,7 @@ def _play_original(
             f"the original's conditions play every task, {MAX_PLAYED_TASKS:.0e} at most: got "
             f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
         )
-    rows: Numbers = fast(play_original, schedule.num_tasks)(
+    rows: Numbers = jitted(play_original, schedule.num_tasks)(
         schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
     )
     return rows

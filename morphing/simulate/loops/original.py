@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import (
     BACKWARD,
     FORWARD,
@@ -54,7 +54,7 @@ WORD = 0xFFFFFFFF
 DEGREE, SEPARATION = 31, 3
 
 
-@part
+@jitable
 def make_random() -> Numbers:
     """Return the state of glibc's ``random()`` before its first number (seed 1)."""
     state = np.zeros(DEGREE + 1, np.int64)
@@ -66,7 +66,7 @@ def make_random() -> Numbers:
     return state
 
 
-@part
+@jitable
 def draw(state: Numbers) -> int:
     """Return the next number: an additive feedback generator over the last 31 words."""
     at = state[DEGREE]
@@ -76,8 +76,8 @@ def draw(state: Numbers) -> int:
     return int(state[front] >> 1)
 
 
-@part
-def taken(heap: Numbers, time: int) -> bool:
+@jitable
+def is_taken(heap: Numbers, time: int) -> bool:
     """Return whether an event is to happen at just that nanosecond."""
     found = False
     for event in range(1, heap[0, 0] + 1):
@@ -85,18 +85,18 @@ def taken(heap: Numbers, time: int) -> bool:
     return found
 
 
-@part
+@jitable
 def plan(heap: Numbers, random: Numbers, time: int, what: int) -> Numbers:
     """Add an event, put off if its time is taken; returns the heap."""
     at = time
     tries = 0
-    while taken(heap, at) and tries < PUT_OFF_TRIES:
+    while is_taken(heap, at) and tries < PUT_OFF_TRIES:
         at = time + draw(random) % MICROSECOND
         tries += 1
     return push(heap, at, what)
 
 
-@part
+@jitable
 def act(
     p: int,
     depth: int,

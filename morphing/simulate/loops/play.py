@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
@@ -44,7 +44,7 @@ FIRST_CHECK = 16
 doubling a new moment is remembered (Brent's cycle detection)."""
 
 
-@part
+@jitable
 def start(
     order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
 ) -> bool:
@@ -60,7 +60,7 @@ def start(
     return True
 
 
-@part
+@jitable
 def send(
     p: int,
     code: int,

@@ -304,7 +304,7 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
         STRICT,
         0,
     )
-    rows, instants = compiled.fast(play, 10**9)(*arguments)
+    rows, instants = compiled.jitted(play, 10**9)(*arguments)
     written, as_many = play(*arguments)
     assert rows.tolist() == written.tolist()
     assert instants == as_many
