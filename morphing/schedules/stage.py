@@ -37,7 +37,6 @@ START, LENGTH, REPEATS = range(3)
     _PASSED_RECOMPUTES,
     _PASSED_BACKWARDS,
     GRAPH_KEPT,
-    PROMISED,
     RUNNING,
     UNTIL,
     BUSY,
@@ -46,7 +45,7 @@ START, LENGTH, REPEATS = range(3)
     BOUND,
     RECOMPUTES,
     FIELDS,
-) = range(20)
+) = range(19)
 """Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
 RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
 the list before the next task. RUNNING: the code of the running task, UNTIL then."""
@@ -153,7 +152,7 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     chunk = listed // 3
     work = decide(
         order_policy,
-        FORWARD if stage[PROMISED] else listed % 3,
+        listed % 3,
         counts[chunk, CHUNK_FORWARDS],
         counts[chunk, CHUNK_BACKWARDS],
         counts[chunk, ACTIVATIONS],
@@ -167,12 +166,7 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
 
 @jitable
 def complete(
-    order_policy: int,
-    stage: Numbers,
-    counts: Numbers,
-    runs: Numbers,
-    codes: Codes,
-    now: int,
+    stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int
 ) -> int:
     """Note that the running task is done and return its code."""
     code = stage[RUNNING]
@@ -181,7 +175,6 @@ def complete(
     stage[FINISH] = now
     if work == FORWARD:
         if stage[RECOMPUTES] and keeps_graph(
-            order_policy,
             stage[LISTED] % 3,
             following(stage, runs, codes) % 3,
             stage[FORWARDS],
@@ -190,7 +183,6 @@ def complete(
         ):
             stage[GRAPH_KEPT] = 1
             stage[RECOMPUTED] += 1
-        stage[PROMISED] = 0
         stage[FORWARDS] += 1
         counts[chunk, CHUNK_FORWARDS] += 1
         stage[PEAK] = max(stage[PEAK], stage[FORWARDS] - stage[BACKWARDS])

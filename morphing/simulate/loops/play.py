@@ -165,7 +165,7 @@ def play(
             if what % KINDS != DONE:
                 counts[p, to // depth, what % KINDS] += 1
                 continue
-            code = complete(order_policy, stages[p], counts[p], runs[p], codes, now)
+            code = complete(stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
                 heap = send(p, code, counts, wires, (free, latest), heap, now)
             checks = checks or p == watched
