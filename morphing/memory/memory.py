@@ -103,7 +103,7 @@ def stage_bytes(
     Args:
         facts: Bytes of parameters, gradients and optimizer state.
         measured: Bytes of activations of all sections for one micro-batch.
-        runs: The stage's runs of consecutive sections, one a chunk.
+        runs: The stage's runs of consecutive sections, one per chunk.
         load: Micro-batches at once.
         virtual_nodes_apart: Virtual nodes whose gradients are kept apart.
         width: Replicas, which share the writing of checkpoints.

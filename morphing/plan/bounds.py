@@ -118,7 +118,7 @@ def make_pipe(
 
     Args:
         times: On a device of speed 1.
-        bounds: Of the runs, several a stage if interleaved.
+        bounds: Of the runs, several per stage if interleaved.
         depth: Stages.
         recompute: Whether all runs but the last recompute.
         link: One that no link is faster than.
@@ -245,7 +245,7 @@ def replica_counts(
         widths: Numbers of replicas; there are devices enough for each.
 
     Returns:
-        Replicas of equal devices and mixed ones: a row a width, a column a speed, from
+        Replicas of equal devices and mixed ones: a row per width, a column per speed, from
         fast to slow; a mixed one by its slowest device.
     """
     fleet = np.sort(np.array(speeds))[::-1]

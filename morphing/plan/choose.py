@@ -115,8 +115,8 @@ def choose_plan(inputs: PlanInputs) -> Choice:
 def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
     """Return the same inputs in a canonical order and with canonical names of VMs.
 
-    So a choice depends on nothing but what devices are. VMs are numbered: those with a
-    part in the present plan come first in the order of its ranks, then large before
+    So a choice depends only on the properties of devices. VMs are numbered: those with
+    a part in the present plan come first in the order of its ranks, then large before
     small, fast before slow, more memory before less, cheap before expensive. Only VMs
     that are equal in all of that are told apart by their names.
 

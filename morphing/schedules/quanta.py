@@ -19,8 +19,8 @@ recompute and backward; tasks in its list so far."""
 def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
     """Return how often the tasks since ``then`` repeat, leaving one more to be played.
 
-    They do if the state is the same but for the micro-batches that went through. Only
-    the first stage meets the end of the mini-batch, as the others wait for it.
+    They do if the state is the same except for the micro-batches that went through.
+    Only the first stage meets the end of the mini-batch, as the others wait for it.
     """
     for p in range(len(stages)):
         a, b = then[p], stages[p]

@@ -31,7 +31,7 @@ def decide(
     """Return the work to run now, or ``NOTHING``; see ``schedule.next_task``.
 
     Args:
-        order_policy: How far the stage may depart from its list.
+        order_policy: How strictly the stage follows its list.
         listed: Work of the list's next task.
         forwards: Done so far; this and the next three of the listed task's chunk.
         backwards: Done so far.
@@ -71,7 +71,7 @@ def keeps_graph(
     """Return whether the forward that the list has next is to keep its tensors.
 
     Args:
-        order_policy: How far the stage may depart from its list.
+        order_policy: How strictly the stage follows its list.
         listed: Work of the list's next task.
         following: Work of the task after it.
         forwards: Done so far.
@@ -95,7 +95,7 @@ def expects_forward(
     gradients: int,
     num_microbatches: int,
 ) -> bool:
-    """Return whether a stage puts its next forward before the listed recompute for good.
+    """Return whether a stage permanently puts its next forward before a recompute.
 
     The original simulator does so while the gradient is missing and forwards are left,
     whether or not the activation has arrived. The stage then waits for that forward.

@@ -1,6 +1,6 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
-A schedule is one list of tasks a stage, made before the mini-batch begins (``lists`` makes
+A schedule is one list of tasks per stage, made before the mini-batch begins (``lists`` makes
 it). ``next_task`` reads a stage's list and ``StageProgress`` and says what to run now. The
 executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
 that what is simulated is what runs.

@@ -78,7 +78,7 @@ class Conditions(StrEnum):
     carries one message at a time; all that happens at an instant is known before
     anything starts."""
     STRICT = "in-order"
-    """The same but for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
+    """The same except for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
     ORIGINAL = "original"
     """As the simulator that Varuna's authors published: ``OrderPolicy.ORIGINAL``; whole
     microseconds; a stage has up to 4 messages under way at once, all at full speed and
@@ -115,7 +115,7 @@ def simulate_pipeline(
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
-        stages: One a stage. The chunks of an interleaved schedule take equal shares, or
+        stages: One per stage. The chunks of an interleaved schedule take equal shares, or
             what the stage's times say for each of them.
         links: One between each two neighbouring stages, and for an interleaved schedule
             one from the last stage to the first; as slow as the slowest if not given.

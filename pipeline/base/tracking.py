@@ -1,9 +1,9 @@
 """Counts the bytes of a stage's tensors, to check the planner's memory model.
 
-Counted: what lies in the arenas, and every storage from when a worker makes or receives
-it until nothing refers to it any more. Never resident set size, which also counts the
-interpreter and the allocator's reserve. What is not a tensor of this process's own code,
-such as scratch memory of kernels and of collectives, is not seen.
+Counted are the arenas, and every storage from when a worker makes or receives it until
+nothing refers to it any more. Never resident set size, which also counts the
+interpreter and the allocator's reserve. Memory other than tensors of this process's own
+code, such as scratch memory of kernels and of collectives, is not seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fast-forwards over a pipeline's steady state, which a long mini-batch repeats.
 
 When everything that decides what happens next is the same as at an earlier moment, the
-events between repeat. "Everything" is equal but for counts; a count that has changed
+events between repeat. "Everything" is equal except for counts; a count that has changed
 must stay clear of the bounds that it is compared with during all repetitions. So a
 fast-forward ends in the state of the run without it, to the nanosecond.
 """
