@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -38,7 +38,6 @@ from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
-from spottrain.pricing.prices.history import VmLife
 from spottrain.storage.store import StorageError, open_store
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -108,11 +107,11 @@ class EffectRunner:
         self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
         self._newest_plan = ""
-        self._market = MarketWatch(sink)
+        self.market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
             provider.parts() if isinstance(provider, HasParts) else {"": provider}
         )
-        self.poller = CloudPoller(sink, self._parts, self._call, self._market)
+        self.poller = CloudPoller(sink, self._parts, self._call, self.market)
 
     def close(self) -> None:
         """Cancel what has not begun and wait for what has: no cloud is called afterwards."""
@@ -333,10 +332,6 @@ class EffectRunner:
                 reason=str(error),
             )
         )
-
-    async def vms_ended(self, lives: Sequence[VmLife]) -> None:
-        """Record how VMs have ended."""
-        await self._market.ended(lives)
 
     # --- checkpoints and profiles ---------------------------------------------------------
 

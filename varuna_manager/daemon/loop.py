@@ -177,7 +177,7 @@ class ManagerLoop:
         await self._write(events)
         self.state = state
         if ended := self._lives.take_ended():
-            self._start(self._effects.vms_ended(ended))
+            self._start(self._effects.market.ended(ended))
         for vm_id in self.sessions.admitted - state.vms.keys():
             self.sessions.revoke(vm_id)
         return commands
