@@ -297,11 +297,7 @@ def min_finish_s(
 
 
 def _whole_virtual_nodes(
-    done_s: Array,
-    counts: Counts,
-    begins_s: Array,
-    pace_s: Array,
-    virtual_nodes: int,
+    done_s: Array, counts: Counts, begins_s: Array, pace_s: Array, virtual_nodes: int
 ) -> Array:
     """Postpone ``done_s`` until enough whole virtual nodes are done."""
     while True:

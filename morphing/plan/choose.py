@@ -270,11 +270,7 @@ class Search:
             usd = self.layouts.cuts.fleet.min_usd_per_hour[depth * width]
             cost = self._cost(depth, width, min_s, usd)
             self._number += 1
-            yield (
-                cost,
-                self._number,
-                _Scored(Draft(depth, width, mode), min_s, cost),
-            )
+            yield (cost, self._number, _Scored(Draft(depth, width, mode), min_s, cost))
 
     def _is_duplicate(self, width: int, mode: ExecutionMode) -> bool:
         """Return whether a preferred schedule gives exactly the same plan.

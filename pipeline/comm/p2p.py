@@ -25,12 +25,7 @@ _MAX_PENDING_SENDS = 16
 _AHEAD = 2
 """Tensors for which receives are posted, if dtype and shape are those of earlier
 ones."""
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Direction(Enum):

@@ -22,12 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.storage.store import (
-    ExistsError,
-    StorageError,
-    Store,
-    UnreachableError,
-)
+from spottrain.storage.store import ExistsError, StorageError, Store, UnreachableError
 from spottrain.wire import SCHEMA_VERSION, decode
 
 MANIFEST_FILE = "manifest.json"

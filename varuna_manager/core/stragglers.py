@@ -187,9 +187,7 @@ def _share(
         return
     number = 1 if generation.share is None else generation.share.number + 1
     share = ShareMinibatch(
-        generation=generation.number,
-        number=number,
-        replica_bounds=seen.replica_bounds,
+        generation=generation.number, number=number, replica_bounds=seen.replica_bounds
     )
     generation = replace(generation, share=share)
     transition.put_generation(generation)

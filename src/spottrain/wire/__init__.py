@@ -8,18 +8,8 @@ unknown or missing field, a wrong type or another schema version raises ``WireEr
     manager <--Report--- agent <--Report--- supervisor <-- worker
 """
 
-from spottrain.wire.channel import (
-    Heartbeat,
-    HeartbeatAnswer,
-    Registration,
-    ReportBatch,
-)
-from spottrain.wire.codec import (
-    SCHEMA_VERSION,
-    decode,
-    encode,
-    from_data,
-)
+from spottrain.wire.channel import Heartbeat, HeartbeatAnswer, Registration, ReportBatch
+from spottrain.wire.codec import SCHEMA_VERSION, decode, encode, from_data
 from spottrain.wire.commands import (
     AbandonGeneration,
     Calibrate,
