@@ -245,7 +245,7 @@ def submit(
         settings = job_settings(config, facts, job, at_s, data_bytes)
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
-        with placing(job):
+        with name_lock(job):
             check_name(config.name)
             archive(job)
             draft.path.rename(job.path)
@@ -253,8 +253,8 @@ def submit(
 
 
 @contextmanager
-def placing(job: JobDir) -> Iterator[None]:
-    """Wait until no other process puts a job of this name on disk, and keep them out."""
+def name_lock(job: JobDir) -> Iterator[None]:
+    """Hold the lock on a job's name: no other process can put such a job on disk."""
     locks = job.path.parent.with_name("locks")
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(locks / job.name, "ab") as lock:
@@ -264,7 +264,7 @@ def placing(job: JobDir) -> Iterator[None]:
 
 @contextmanager
 def draft_of(job: JobDir) -> Iterator[JobDir]:
-    """Make a folder that becomes the job's by renaming; else it goes away."""
+    """Yield a temporary folder, to be renamed to the job's; it is removed if it is not."""
     job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
     try:

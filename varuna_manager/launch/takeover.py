@@ -26,7 +26,7 @@ from spottrain.varuna_manager.launch.submit import (
     archive,
     check_name,
     draft_of,
-    placing,
+    name_lock,
 )
 
 _FOLDER = "/job"
@@ -52,7 +52,7 @@ def take_over(url: str, tell: Callable[[str], None]) -> JobDir:
     if stored.is_down():
         raise ConfigError(f"{url}: job {job.name} has been ended: launch it again")
     # To its end: whoever claims the job last must also be the one who has it here.
-    with placing(job):
+    with name_lock(job):
         _check_here(job, stored, found.uid)
         with draft_of(job) as draft:
             stored.fetch(draft.path)

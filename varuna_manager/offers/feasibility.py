@@ -106,7 +106,7 @@ def _terms(state: State) -> FleetTerms | None:
     """Return what fleets do for the job; None if that is not known yet."""
     ranker, hazards = OfferRanker(), Hazards((), {})
     try:
-        ranker.appraise(state, state.offers, hazards)
+        ranker.rank(state, state.offers, hazards)
         return ranker.fleet_terms(state, state.offers, hazards)
     except PlanError:
         return None  # the planner will say why

@@ -114,7 +114,7 @@ def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) 
     assert one.is_estimate
     assert one.machine is not None
     assert one.machine.speed == pytest.approx(19.5 / 15.7)
-    assert market.warnings[0] == "1 spot prices left out: no less than on demand"
+    assert market.warnings[0] == "1 spot prices left out: no lower than on demand"
 
 
 def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:

@@ -125,10 +125,10 @@ def test_no_machine_at_all_is_told() -> None:
 
 def test_too_few_machines_are_told_before_anything_is_measured() -> None:
     few = {"min_vms": 7, "max_vms": 8}
-    with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be had"):
+    with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be rented"):
         check_capacity(job(resources=few))
     capped = {"max_usd_per_hour": 1.5}
-    with pytest.raises(CapacityError, match="7 VMs wanted, 1 can be had"):
+    with pytest.raises(CapacityError, match="7 VMs wanted, 1 can be rented"):
         check_capacity(job(resources=few, budget=capped))
     with pytest.raises(BudgetError, match=r"1 can be .* budget.max_usd_per_hour 1.5"):
         check_capacity(job(resources={"min_vms": 2}, budget=capped))

@@ -58,8 +58,8 @@ def test_what_trains_most_for_a_dollar_is_rented_whatever_its_market() -> None:
 def test_a_new_price_counts_at_once() -> None:
     worths = {w.offer: w for w in (worth(OFFER, 5.0), worth(OTHER, 6.0))}
     assert in_order((OFFER, OTHER), worths) == (OTHER, OFFER)
-    dearer = replace(OTHER, usd_per_hour=OTHER.usd_per_hour * 1.5)
-    assert in_order((OFFER, dearer), worths) == (OFFER, dearer)
+    pricier = replace(OTHER, usd_per_hour=OTHER.usd_per_hour * 1.5)
+    assert in_order((OFFER, pricier), worths) == (OFFER, pricier)
 
 
 def test_what_the_job_cannot_run_on_is_rented_only_if_there_is_nothing_else() -> None:
@@ -70,7 +70,7 @@ def test_what_the_job_cannot_run_on_is_rented_only_if_there_is_nothing_else() ->
     assert in_order((OTHER, OFFER), {}) == (OFFER, OTHER)
 
 
-# --- The appraisal --------------------------------------------------------------------------
+# --- The ranking ----------------------------------------------------------------------------
 
 
 def trained(*ids: str, steps: int = TRUSTED_STEPS) -> State:
@@ -80,7 +80,7 @@ def trained(*ids: str, steps: int = TRUSTED_STEPS) -> State:
 def test_without_a_profile_nothing_is_known() -> None:
     story = Story()
     story.start()
-    assert OfferRanker().appraise(story.state, (OFFER,), CALM) is None
+    assert OfferRanker().rank(story.state, (OFFER,), CALM) is None
 
 
 def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
@@ -91,18 +91,18 @@ def test_before_that_clouds_gpus_are_told_apart_by_their_peaks() -> None:
         replace(cloud, instance_type=name)
         for name in ("p3.16xlarge", "p4d.24xlarge", "p5.48xlarge")
     )
-    dear = replace(a100, zone="dear", usd_per_hour=1000.0)
-    offers = (dear, v100, a100, h100)
-    appraiser = OfferRanker()
-    worths = appraiser.appraise(story.state, offers, CALM)
+    expensive = replace(a100, zone="expensive", usd_per_hour=1000.0)
+    offers = (expensive, v100, a100, h100)
+    ranker = OfferRanker()
+    worths = ranker.rank(story.state, offers, CALM)
     assert worths is not None
-    assert in_order(offers, worths) == (h100, a100, v100, dear)
-    assert appraiser.appraise(story.state, offers, CALM) is None
-    assert appraiser.appraise(story.state, (*offers, OFFER), CALM) is None
+    assert in_order(offers, worths) == (h100, a100, v100, expensive)
+    assert ranker.rank(story.state, offers, CALM) is None
+    assert ranker.rank(story.state, (*offers, OFFER), CALM) is None
     # A laptop's profile does not tell them apart either.
     known = e.KnownProfile(profile=PROFILE, measured_at_s=0.0)
     story.tell(e.ProfilesListed, profiles=(known,))
-    again = OfferRanker().appraise(story.state, offers, CALM)
+    again = OfferRanker().rank(story.state, offers, CALM)
     assert again == worths
 
 
@@ -114,7 +114,7 @@ def test_machines_that_cannot_hold_the_model_come_last() -> None:
     cloud = replace(OFFER, cloud="aws", usd_per_hour=10.0)
     small = replace(cloud, instance_type="p3.2xlarge", usd_per_hour=0.1)
     large = replace(cloud, instance_type="p5.48xlarge")
-    worths = OfferRanker().appraise(story.state, (small, large), CALM)
+    worths = OfferRanker().rank(story.state, (small, large), CALM)
     assert worths is not None
     assert in_order((small, large), worths) == (large,)
 
@@ -123,7 +123,7 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
     story = Story()
     known = e.KnownProfile(profile=PROFILE, measured_at_s=0.0)
     story.tell(e.ProfilesListed, profiles=(known,))
-    worths = OfferRanker().appraise(story.state, (OFFER, OTHER), CALM)
+    worths = OfferRanker().rank(story.state, (OFFER, OTHER), CALM)
     assert worths is not None
     first, second = worths[offer_key(OFFER)], worths[offer_key(OTHER)]
     assert first.examples_per_usd == pytest.approx(
@@ -132,17 +132,17 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
 
 
 def test_the_same_question_is_not_answered_twice() -> None:
-    state, appraiser = trained("a", "b"), OfferRanker()
-    assert appraiser.appraise(state, (OFFER,), CALM) is not None
-    assert appraiser.appraise(state, (OFFER,), CALM) is None
-    dearer = replace(OFFER, usd_per_hour=2.0)
-    assert appraiser.appraise(state, (dearer,), CALM) is not None
+    state, ranker = trained("a", "b"), OfferRanker()
+    assert ranker.rank(state, (OFFER,), CALM) is not None
+    assert ranker.rank(state, (OFFER,), CALM) is None
+    pricier = replace(OFFER, usd_per_hour=2.0)
+    assert ranker.rank(state, (pricier,), CALM) is not None
 
 
 def test_losses_that_were_seen_make_an_offer_worth_less() -> None:
     rough = Hazards([Exposure(place=PLACE, vm_hours=1.0, losses=500)], {})
     state = trained("a", "b")
-    calm, seen = (OfferRanker().appraise(state, (OFFER,), h) for h in (CALM, rough))
+    calm, seen = (OfferRanker().rank(state, (OFFER,), h) for h in (CALM, rough))
     assert calm is not None
     assert seen is not None
     key = offer_key(OFFER)
@@ -163,7 +163,7 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     )
     key = offer_key(OFFER)
     right, slow, unsure = (
-        OfferRanker().appraise(one, (OFFER,), CALM) for one in (state, slower, few)
+        OfferRanker().rank(one, (OFFER,), CALM) for one in (state, slower, few)
     )
     assert right is not None
     assert slow is not None
@@ -181,13 +181,13 @@ def test_a_hiccup_hardly_changes_what_is_known_but_what_lasts_does() -> None:
         state.generation,
         step_times_s=(4 * usual_s,) * len(state.generation.step_times_s),
     )
-    key, appraiser = offer_key(OFFER), OfferRanker()
-    usual = appraiser.appraise(state, (OFFER,), CALM)
+    key, ranker = offer_key(OFFER), OfferRanker()
+    usual = ranker.rank(state, (OFFER,), CALM)
     assert usual is not None
 
     def share(after_s: float) -> float:
         later = replace(state, generation=slow, now_s=state.now_s + after_s)
-        worths = appraiser.appraise(later, (OFFER,), CALM)
+        worths = ranker.rank(later, (OFFER,), CALM)
         assert worths is not None
         return worths[key].examples_per_usd / usual[key].examples_per_usd
 
@@ -198,7 +198,7 @@ def test_a_hiccup_hardly_changes_what_is_known_but_what_lasts_does() -> None:
 def test_machines_that_cost_nothing_can_be_compared() -> None:
     free = replace(OFFER, usd_per_hour=0.0)
     fast = replace(free, zone="fast", gpu_speed=2.0)
-    worths = OfferRanker().appraise(trained("a", "b"), (free, fast), CALM)
+    worths = OfferRanker().rank(trained("a", "b"), (free, fast), CALM)
     assert worths is not None
     assert in_order((free, fast), worths) == (fast, free)
 
