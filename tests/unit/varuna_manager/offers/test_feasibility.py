@@ -49,16 +49,16 @@ def told(steps: int = 10, **data: Any) -> DeadlineCheck | None:
     return predict(config(steps, **data), FACTS, profile=PROFILE)
 
 
-def test_a_job_without_limits_is_told_nothing() -> None:
+def test_a_job_without_limits_gets_no_answer() -> None:
     assert told(LONG) is None
 
 
-def test_a_deadline_that_spot_vms_may_keep_is_not_promised() -> None:
+def test_a_deadline_that_spot_vms_may_meet_is_not_guaranteed() -> None:
     assert told(slo={"max_hours": 1}) is NOT_GUARANTEED
 
 
 @pytest.mark.parametrize("hours", [1.0, 1e-12])
-def test_a_deadline_that_spot_vms_cannot_keep_is_refused(hours: float) -> None:
+def test_a_deadline_that_spot_vms_cannot_meet_is_refused(hours: float) -> None:
     found = told(LONG, slo={"max_hours": hours}, budget={"max_usd": 5})
     assert found is not None
     assert found.possible is False
@@ -79,7 +79,7 @@ def test_a_deadline_with_too_small_a_budget_is_refused() -> None:
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_budget_that_cannot_pay_for_the_job_is_told_and_taken(
+def test_a_budget_too_small_for_the_job_is_reported_and_accepted(
     on_demand: bool,
 ) -> None:
     found = told(LONG, on_demand=on_demand, budget={"max_usd": 5})
@@ -90,26 +90,26 @@ def test_a_budget_that_cannot_pay_for_the_job_is_told_and_taken(
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_least_rate_that_nothing_reaches_is_refused(on_demand: bool) -> None:
+def test_a_minimum_throughput_that_nothing_reaches_is_refused(on_demand: bool) -> None:
     found = told(on_demand=on_demand, slo={"min_examples_per_s": 1e9})
     assert found is not None
     assert found.possible is False
     assert "slo.min_examples_per_s: 1e+09" in found.reason
 
 
-def test_a_least_rate_within_reach_is_promised_by_on_demand_vms() -> None:
+def test_a_minimum_throughput_within_reach_is_guaranteed_by_on_demand_vms() -> None:
     found = told(on_demand=True, slo={"min_examples_per_s": 0.1})
     assert found is not None
     assert found.possible
     assert told(slo={"min_examples_per_s": 0.1}) is None
 
 
-def test_of_a_model_that_nobody_measured_nothing_is_known() -> None:
+def test_nothing_is_known_of_a_model_that_was_never_measured() -> None:
     assert predict(config(LONG, slo={"max_hours": 1}), FACTS) is UNKNOWN
     assert predict(config(LONG, budget={"max_usd": 5}), FACTS) is None
 
 
-def test_what_was_measured_once_is_enough_to_refuse_a_job() -> None:
+def test_a_kept_profile_is_enough_to_refuse_a_job() -> None:
     keep(PROFILE)
     said: list[str] = []
     with pytest.raises(BudgetError, match="move the deadline to"):

@@ -117,7 +117,7 @@ def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) 
     assert market.warnings[0] == "1 spot prices left out: no lower than on demand"
 
 
-def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:
+def test_offers_with_stale_prices_are_shown_but_not_rented(history: History) -> None:
     history.record_prices([SPOT])
     market = cloud_market(
         history,
@@ -130,7 +130,7 @@ def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:
     assert any("too old to rent by" in warning for warning in market.warnings)
 
 
-def test_speeds_are_told_relative_to_a_gpu_that_is_known() -> None:
+def test_speeds_are_relative_to_a_gpu_of_the_catalogue() -> None:
     assert base_of(PROFILE, FACTS) == BASE
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match=r"measured on Xeon, 1 thread.*--measured-on"):

@@ -99,7 +99,7 @@ def test_a_cap_that_pays_for_too_few_machines_is_named() -> None:
         preview_job(beside, FACTS, PROFILE, OFFLINE)
 
 
-def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
+def test_where_nothing_fits_the_plan_says_what_is_missing() -> None:
     zones = [{"name": "small", "slot_memory_bytes": 10**7}]
     document = preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
     assert document["plan"] is None
@@ -117,13 +117,13 @@ def test_machines_of_two_kinds_may_fit_together() -> None:
     assert document["plan"] is not None
 
 
-def test_no_machine_at_all_is_told() -> None:
+def test_no_machine_at_all_is_an_error() -> None:
     zones = [{"name": "gone", "capacity": 0}]
     with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine left"):
         preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 
-def test_too_few_machines_are_told_before_anything_is_measured() -> None:
+def test_too_few_machines_are_an_error_before_anything_is_measured() -> None:
     few = {"min_vms": 7, "max_vms": 8}
     with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be rented"):
         check_capacity(job(resources=few))
@@ -135,7 +135,7 @@ def test_too_few_machines_are_told_before_anything_is_measured() -> None:
     check_capacity(job(resources={"min_vms": 6, "max_vms": 8}))
 
 
-def test_clouds_beside_are_ranked_but_not_rented(tmp_path: Path) -> None:
+def test_other_clouds_are_ranked_but_not_rented(tmp_path: Path) -> None:
     with History(tmp_path / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 0.5)])
     document = preview_job(job(), FACTS, PROFILE, replace(OFFLINE, clouds=("aws",)))
@@ -164,7 +164,7 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
-def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
+def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
     assert profile_on_known_gpu(FACTS) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
@@ -173,7 +173,7 @@ def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
     assert profile_on_known_gpu(FACTS) == PROFILE
 
 
-def test_a_laptop_s_profile_says_nothing_of_clouds(tmp_path: Path) -> None:
+def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match="--measured-on"):
         preview_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)
