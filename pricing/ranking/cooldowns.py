@@ -1,9 +1,9 @@
-"""What a refusal closes, for how long, and where to ask instead; pure.
+"""Cooldowns: which offers a refusal closes, for how long, and where to ask instead; pure.
 
-A cloud that says no says so of some of its offers only: of one type in one zone, of one
-family in one region, or of all. Just those are left alone for a while: longer each time
-they refuse again soon after, and as briefly as at first once they have given something
-or have been quiet for as long as they were last closed.
+A cloud's refusal is about some of its offers only: one type in one zone, one family in one
+region, or all. Only those are not asked for a while: longer each time they refuse again
+soon after (exponential backoff), and as briefly as at first once they have given VMs or
+have been open for as long as they were last closed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Refusal = Literal[
 Span = Literal["region", "cloud", "any"]
 """How far apart the VMs of a plan may be."""
 
-LONGEST_S = 1800.0
-"""No scope is closed for longer than that at a time."""
-LEAST_S: Mapping[str, float] = {"quota": 300.0, "auth": 300.0, "misconfigured": 300.0}
+MAX_S = 1800.0
+"""A scope is closed for no longer than that at a time."""
+MIN_S: Mapping[str, float] = {"quota": 300.0, "auth": 300.0, "misconfigured": 300.0}
 """How long a scope is closed at least: people act more slowly than markets."""
-ALIKE = 0.01
-"""Offers whose prices differ by no more than this share are alike."""
+SIMILAR = 0.01
+"""Prices that differ by no more than this share are taken for the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class Cooldown:
     length_s: float
 
     def next_s(self, base_s: float, now_s: float) -> float:
-        """Return for how long to close the scope when it refuses once more."""
+        """Return for how long to close the scope when it refuses again."""
         if self.forgotten(now_s):
             return base_s
-        return min(2 * self.length_s, max(base_s, LONGEST_S))
+        return min(2 * self.length_s, max(base_s, MAX_S))
 
     def forgotten(self, now_s: float) -> bool:
-        """Return whether it has been open for as long as it was closed."""
+        """Return whether it has been open for at least as long as it was closed."""
         return now_s - self.until_s >= self.length_s
 
 
@@ -70,7 +70,7 @@ def scope_of(offer: Offer, refusal: Refusal) -> str:
 
 
 def scopes_of(offer: Offer) -> tuple[str, ...]:
-    """Return every scope that an offer lies in."""
+    """Return every scope that an offer is in."""
     kinds: tuple[Refusal, ...] = get_args(Refusal)
     return tuple(scope_of(offer, kind) for kind in kinds)
 
@@ -92,7 +92,7 @@ def refused(
         base_s: How long a first refusal closes a scope.
     """
     scope = scope_of(offer, refusal)
-    length_s = base_s = max(base_s, LEAST_S.get(refusal, 0.0))
+    length_s = base_s = max(base_s, MIN_S.get(refusal, 0.0))
     if (before := closed.get(scope)) is not None:
         length_s = before.next_s(base_s, now_s)
     remembered = {k: v for k, v in closed.items() if not v.forgotten(now_s)}
@@ -103,7 +103,7 @@ def refused(
 
 
 def granted(closed: Mapping[str, Cooldown], offer: Offer) -> dict[str, Cooldown]:
-    """Return what is closed once an offer gave something: none of its own scopes."""
+    """Return what is closed once an offer gave VMs: none of its own scopes."""
     own = scopes_of(offer)
     return {scope: each for scope, each in closed.items() if scope not in own}
 
@@ -115,13 +115,13 @@ def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
 
 
 def needs_a_person(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> bool:
-    """Return whether an offer is closed for what only a person can mend."""
+    """Return whether an offer is closed for what only a person can fix."""
     scopes = (scope_of(offer, "auth"), scope_of(offer, "misconfigured"))
     return any(scope in closed and closed[scope].until_s > now_s for scope in scopes)
 
 
-def place_of(offer: Offer, span: Span = "region") -> tuple[str, ...]:
-    """Return where VMs reach each other: (cloud, region), (cloud,) or nothing."""
+def location_of(offer: Offer, span: Span = "region") -> tuple[str, ...]:
+    """Return what VMs that train together share: (cloud, region), (cloud,) or nothing."""
     match span:
         case "region":
             return offer.cloud, offer.region
@@ -132,10 +132,10 @@ def place_of(offer: Offer, span: Span = "region") -> tuple[str, ...]:
 
 
 def home_of(held: Sequence[Offer], span: Span = "region") -> tuple[str, ...] | None:
-    """Return the place with most GPUs among what is rented; None if nothing is."""
+    """Return the location with the most GPUs rented; None if nothing is rented."""
     gpus: dict[tuple[str, ...], int] = {}
     for offer in held:
-        place = place_of(offer, span)
+        place = location_of(offer, span)
         gpus[place] = gpus.get(place, 0) + offer.gpus
     return max(gpus, key=lambda place: (gpus[place], place), default=None)
 
@@ -143,30 +143,30 @@ def home_of(held: Sequence[Offer], span: Span = "region") -> tuple[str, ...] | N
 def spread(
     best: Offer, others: Collection[Offer], held: Mapping[str, int], wanted: int
 ) -> tuple[Offer, int]:
-    """Return which of several alike offers to ask for, and for how many VMs at once.
+    """Return which of several similar offers to ask for, and for how many VMs at once.
 
-    VMs in several zones are less often taken away all together. Zones are filled evenly.
+    VMs in several zones are less often interrupted together. Zones are filled evenly.
 
     Args:
         best: The offer that would be asked for.
-        others: What else could be, ``best`` or not; what is not like it does not count.
-        held: VMs by zone that are there or on their way.
+        others: What else could be, ``best`` or not; dissimilar offers do not count.
+        held: VMs by zone, launches in flight included.
         wanted: VMs in all.
     """
     zones = {best.zone: best}
     for offer in others:
-        if _alike(best, offer):
+        if _is_similar(best, offer):
             zones.setdefault(offer.zone, offer)
     zone = min(zones, key=lambda name: (held.get(name, 0), name != best.zone, name))
     fair = math.ceil((sum(held.get(name, 0) for name in zones) + wanted) / len(zones))
     return zones[zone], max(1, min(wanted, fair - held.get(zone, 0)))
 
 
-def _alike(one: Offer, other: Offer) -> bool:
+def _is_similar(one: Offer, other: Offer) -> bool:
     same = (
-        place_of(one) == place_of(other)
+        location_of(one) == location_of(other)
         and one.instance_type == other.instance_type
         and one.spot == other.spot
     )
     gap_usd = abs(one.usd_per_hour - other.usd_per_hour)
-    return same and gap_usd <= ALIKE * one.usd_per_hour
+    return same and gap_usd <= SIMILAR * one.usd_per_hour

@@ -1,7 +1,7 @@
-"""How fast a kind of GPU is for a job that was measured on another one: declared ratios.
+"""The speed of a GPU relative to the one a job was measured on: ratios of published peaks.
 
-No more than the ratio of published peaks, at the precision of the parameters. What comes
-of it is an estimate and marked so, until the job has run there.
+At the precision of the parameters. The result is an estimate, and marked as one until the
+job has run there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def precisions(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def peak_flops(gpu: GpuType, facts: ModelFacts) -> float | None:
-    """Return what a GPU does at best at a model's precision, None: not published."""
+    """Return a GPU's published peak at a model's precision; None: not published."""
     known = (gpu.peak_flops.get(precision) for precision in precisions(facts))
     return next((peak for peak in known if peak), None)
 
@@ -84,14 +84,14 @@ def measured_on(profile: Profile, facts: Catalogue) -> GpuType | None:
 
 
 def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
-    """Return the speed that an offer's GPUs are taken to have, the profile's having 1.
+    """Return the assumed speed of an offer's GPUs, relative to the profile's device.
 
-    What the offer itself declares; of a cloud's, which declares nothing, the ratio of
-    published peaks: an estimate. 1 where no such ratio is known.
+    As the offer declares. A cloud's offers declare nothing: an estimate from the ratio of
+    published peaks, or 1 where no such ratio is known.
 
     Args:
         offer: What is or could be rented.
-        profile: Says on which device the job was measured.
+        profile: Names the device that the job was measured on.
         facts: The job's model.
     """
     if offer.gpu_speed != 1.0:

@@ -1,4 +1,4 @@
-"""Which offer comes first: what a dollar trains there, as far as that is known."""
+"""The order in which to rent offers: by examples per dollar, as far as that is known."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
 
 FREE_USD = 1e-9
-"""What an hour of a machine that costs nothing is taken to cost: so the faster of two
-counts."""
+"""What an hour of a free machine is taken to cost, so that the faster of two comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferWorth:
-    """What the ranking found out about an offer, see ``ranking.rank``."""
+    """Examples per dollar of an offer, as ``ranking.rank`` found."""
 
     offer: str
     """See ``offer_key``."""
     examples_per_usd: float
-    """After losses; 0 where the job cannot run on it."""
+    """Interruptions counted; 0 where the job cannot run on it."""
     usd_per_hour: float
     """The price of one machine at which that holds; at least ``FREE_USD``."""
 
     def at(self, usd_per_hour: float) -> float:
-        """Return examples per dollar at another price: what a dollar trains follows it."""
+        """Return examples per dollar at another price, to which they are inverse."""
         return self.examples_per_usd * self.usd_per_hour / max(usd_per_hour, FREE_USD)
 
 
@@ -36,11 +35,11 @@ def in_order(
     """Return offers in the order in which to rent them, at the prices of now.
 
     By examples per dollar. Where no offer is known to train anything: spot before on
-    demand, then by the price of a unit of work. What the job cannot run on is left out
-    unless there is nothing else, for then trying it tells why.
+    demand, then by the price of a unit of work. Offers that the job cannot run on are left
+    out unless there is nothing else: trying them then shows why.
 
     Args:
-        offers: What can be had.
+        offers: What can be rented.
         worths: By ``offer_key``, as far as known.
     """
     value = {

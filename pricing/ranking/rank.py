@@ -1,7 +1,7 @@
-"""Ranks offers by what a dollar trains on them: examples per dollar, losses counted.
+"""Ranks offers by examples per dollar, interruptions counted.
 
-The throughput of this very job on a fleet of each offer, over what that fleet costs until
-the job is done: boot, the work that interruptions waste, storage and egress included
+The throughput of this very job on a fleet of each offer, divided by what that fleet costs
+until the job is done: boot, work that interruptions waste, storage and egress included
 (after Narayanan's dissertation, chapter 6, which divides throughput by price alone).
 """
 
@@ -16,12 +16,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
-from spottrain.pricing.prices.place import Place, offer_key
-from spottrain.pricing.ranking.frictions import (
-    NO_FRICTIONS,
-    Frictions,
-    Quote,
-)
+from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.order import preference
 from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
@@ -30,77 +25,73 @@ from spottrain.pricing.ranking.throughput import (
 )
 from spottrain.units import GB_BYTES, HOUR_S, MONTH_H
 
-CAP = "budget.max_usd_per_hour"  # Reasons that are due to it begin so.
+CAP = "budget.max_usd_per_hour"  # Reasons that name the hourly cap begin so.
 EXACT = 6
-"""Rows that are worked out to the end unless more are asked for."""
+"""Rows whose plan is computed, unless more are asked for; the others keep bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """An offer, what it is to the planner, and how often it is taken away."""
+    """An offer, its machine as the planner sees it, and how often it is interrupted."""
 
     offer: Offer
     machine: MachineShape | None
-    """None: how fast it is cannot be told."""
+    """None: its speed is unknown."""
     losses_per_hour: float = 0.0
-    """Of one VM."""
+    """Interruptions of one VM to expect."""
     boot_s: float = 0.0
     """From paying to training."""
     most_vms: int | None = None
-    """That can be had, by capacity or quota; None: not known."""
+    """VMs that can be rented, by capacity or quota; None: not known."""
     is_estimate: bool = False
-    """Whether its throughput is from declared ratios, not from a measurement."""
+    """True if its throughput comes from declared ratios, not from a measurement."""
     is_stale: bool = False
-    """Whether its price is too old to rent by."""
+    """True if its price is too old to rent by."""
 
     @property
     def place(self) -> Place:
         """Where and what it is."""
-        offer = self.offer
-        return Place(offer.cloud, offer.region, offer.zone, offer.instance_type)
+        return place_of(self.offer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingTerms:
-    """The job, as far as money is concerned, and what everything beside rent costs."""
+    """What a ranking must know of a job: work left, limits, and costs beside rent.
+
+    A shape of its own because pricing knows no jobs; see ``offers.ranker.ranking_terms``.
+    """
 
     examples: float
-    """Left to do; more than 0."""
+    """Examples left to train; more than 0."""
     max_vms: int
     max_gpus: int | None = None
     min_vms: int = 1
     max_usd_per_hour: float | None = None
     allow_on_demand: bool = True
     morph_s: float = 0.0
-    """Training time that going over to another plan costs; a loss costs two of them."""
+    """Training time that a morph costs; an interruption costs two of them."""
     lag_steps: float = 0.0
-    """Mini-batches done again where nothing but a checkpoint is left."""
-    frictions: Frictions = NO_FRICTIONS
-    """Egress, and the bytes that it is paid for; its times do not count."""
+    """Mini-batches repeated after falling back to a checkpoint."""
     stored_bytes: float = 0.0
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
-    """Data from one zone to another of its region; None: the cloud's list price."""
+    """Traffic between zones of a region; None: the cloud's list price."""
     held: Place | None = None
-    """Where the fleet stands that the machines are to join, if there is one."""
-    checkpoint: Place | None = None
-    """Where the newest one is, if there is one."""
-    copies: frozenset[str] = frozenset()
-    """Clouds that hold the dataset."""
+    """Where the fleet is that the machines are to join, if there is one."""
     data_bytes: Mapping[str, float] = field(default_factory=dict)
     """What each VM fetches when it boots, by the cloud that holds it."""
     corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By cloud and instance type: measured throughput over the predicted one."""
+    """Measured over predicted throughput, by cloud and instance type."""
 
     def fetched_usd(self, place: Place) -> float:
         """Return the egress of what a VM fetches when it boots there."""
         return egress.fetched(self.data_bytes, place.cloud).usd
 
     def correction(self, place: Place) -> float:
-        """Return what predictions are off by in a place.
+        """Return measured over predicted throughput in a place.
 
-        What was measured on a type holds for that type; for others the same error is
-        taken, lest whatever was never tried look better.
+        Types that were not measured get the mean of those that were: an untried type must
+        not look better only because nothing corrects it.
         """
         known = self.corrections
         if not known:
@@ -111,20 +102,20 @@ class RankingTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What a fleet of one offer trains, and for how much."""
+    """Throughput and cost of a fleet of one offer."""
 
     examples_per_s: float
-    """Undisturbed."""
+    """Without interruptions."""
     net_examples_per_s: float
-    """To expect, interruptions counted."""
+    """Expected, interruptions counted."""
     usd_per_hour: float
     """Rent of the fleet."""
     usd: float
-    """Of all examples that are left, everything counted."""
+    """Total cost of the examples left, everything counted."""
     raw_examples_per_usd: float
     """Throughput over rent."""
     examples_per_usd: float
-    """Examples over ``usd``: what is ranked by."""
+    """Examples left over ``usd``: what offers are ranked by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,30 +124,30 @@ class RankedOffer:
 
     priced: Priced
     vms: int
-    """That would be rented if there were enough of them; 0 if none can be."""
+    """VMs that would be rented if there were enough of them; 0 if none can be."""
     throughput: FleetThroughput | None = None
     worth: Worth | None = None
     is_bound: bool = False
-    """Whether pace and worth are no more than bounds, which were enough to see that it
-    comes after all rows that are worked out."""
+    """True if throughput and worth are upper bounds, which were enough to rank it after
+    all rows whose plan was computed."""
     why_not: str = ""
-    """One line: why it is out of the question."""
+    """One line: why it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All offers: the best first, then bounds, then what is out of the question."""
+    """All offers: the best first, then those with bounds, then those that cannot be used."""
 
     rows: tuple[RankedOffer, ...]
 
     @property
     def best(self) -> RankedOffer | None:
-        """The row to rent by, None if all are out of the question."""
+        """The best offer; None if none can be used."""
         first = next(iter(self.rows), None)
         return None if first is None or first.why_not else first
 
     def reasons(self) -> dict[str, int]:
-        """Return why offers are out of the question, the most frequent reason first."""
+        """Return why offers cannot be used, the most frequent reason first."""
         counts: dict[str, int] = {}
         for row in self.rows:
             if row.why_not:
@@ -173,14 +164,14 @@ def rank(
 ) -> Ranking:
     """Rank offers by examples per dollar.
 
-    A plan is made for a fleet only if a bound on what it is worth does not show that it
-    comes after the first ``exact`` rows; these are the same as if all had been made.
+    A plan is computed for a fleet only if an upper bound on its worth does not rank it
+    after the first ``exact`` rows; these are the same as if all plans were computed.
 
     Args:
         offers: In any order; the ranking does not depend on it.
-        throughputs: What fleets do; what is worked out stays there for the next ranking.
-        terms: The job and what everything beside rent costs.
-        exact: Rows to work out to the end.
+        throughputs: Of fleets; what is computed stays there for the next ranking.
+        terms: The job and its costs beside rent.
+        exact: Rows whose plan is to be computed.
 
     Raises:
         PlanError: No plan can be made from the job, whatever the machines.
@@ -197,15 +188,15 @@ def rank(
     heapq.heapify(waiting)
     done: list[RankedOffer] = []
     while waiting and len(done) < exact:
-        _, number, looks, row = heapq.heappop(waiting)
+        _, number, refined, row = heapq.heappop(waiting)
         if not row.is_bound:
             done.append(row)
             continue
-        row = _looked_at(row, looks, throughputs, terms)
+        row = _refined(row, refined, throughputs, terms)
         if row.why_not:
             out.append(row)
         else:
-            heapq.heappush(waiting, (_order(row), number, looks + 1, row))
+            heapq.heappush(waiting, (_order(row), number, refined + 1, row))
     rest = [row for *_, row in sorted(waiting, key=lambda entry: entry[0])]
     out.sort(key=lambda row: (row.why_not, offer_key(row.priced.offer)))
     return Ranking(rows=(*done, *rest, *out))
@@ -224,22 +215,22 @@ def _order(row: RankedOffer) -> tuple[object, ...]:
 
 def fleet_size(offer: Offer, terms: RankingTerms) -> int:
     """Return how many VMs of an offer a job would rent, if there are enough of them."""
-    most = terms.max_vms
+    limit = terms.max_vms
     if terms.max_gpus is not None:
-        most = min(most, terms.max_gpus // max(1, offer.gpus))
-    return _affordable(offer, most, terms, FREE)
+        limit = min(limit, terms.max_gpus // max(1, offer.gpus))
+    return _affordable(offer, limit, terms, FREE)
 
 
-def _affordable(offer: Offer, most: int, terms: RankingTerms, held: Rate) -> int:
-    """Return how many more VMs the hourly cap bears beside what is held, up to a bound."""
+def _affordable(offer: Offer, limit: int, terms: RankingTerms, held: Rate) -> int:
+    """Return how many VMs the hourly cap pays for beside what is held, up to ``limit``."""
     price = Rate.of(offer.usd_per_hour)
     if terms.max_usd_per_hour is None or price == FREE:
-        return most
-    return max(0, min(most, (Rate.allowed(terms.max_usd_per_hour) - held) // price))
+        return limit
+    return max(0, min(limit, (Rate.allowed(terms.max_usd_per_hour) - held) // price))
 
 
 def _others(offers: Iterable[Priced], terms: RankingTerms) -> Mapping[object, Rate]:
-    """Return the least that the other VMs of ``min_vms`` can cost, by cloud and region."""
+    """Return the lowest rent of the other VMs of ``min_vms``, by cloud and region."""
     if terms.max_usd_per_hour is None or terms.min_vms <= 1:
         return {}  # Whoever pays for one pays for enough.
     usable = [(p.place[:2], p.offer) for p in offers if not _unusable(p, terms)]
@@ -250,7 +241,7 @@ def _others(offers: Iterable[Priced], terms: RankingTerms) -> Mapping[object, Ra
 def _bound(
     priced: Priced, throughputs: ThroughputCache, terms: RankingTerms, others: Rate
 ) -> RankedOffer:
-    """Return an offer with the most that it can be worth, or why it is out."""
+    """Return an offer with an upper bound on its worth, or why it cannot be used."""
     offer = priced.offer
     why_not = _unusable(priced, terms)
     if not why_not and _affordable(offer, 1, terms, others) < 1:
@@ -259,7 +250,7 @@ def _bound(
         return RankedOffer(priced=priced, vms=0, why_not=why_not)
     assert priced.machine is not None
     vms = fleet_size(offer, terms)
-    throughput = throughputs.at_best(priced.machine, vms)
+    throughput = throughputs.upper_bound(priced.machine, vms)
     worth = worth_of(throughput, priced, terms)
     if offer.usd_per_hour > 0 and not math.isfinite(worth.usd):
         why_not = f"price: got {offer.usd_per_hour:g} USD per hour"
@@ -294,27 +285,29 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
     return ""
 
 
-def _looked_at(
-    row: RankedOffer, looks: int, throughputs: ThroughputCache, terms: RankingTerms
+def _refined(
+    row: RankedOffer, refined: int, throughputs: ThroughputCache, terms: RankingTerms
 ) -> RankedOffer:
-    """Return a row with a nearer bound, or at the second look as its plan makes it."""
+    """Return a row with a tighter bound; if it was refined once, with its own plan."""
     priced, vms = row.priced, row.vms
     assert priced.machine is not None
-    throughput = (throughputs.of if looks else throughputs.nearly)(priced.machine, vms)
+    throughput = (throughputs.of if refined else throughputs.tighter_bound)(
+        priced.machine, vms
+    )
     if throughput.why_not:
         return RankedOffer(priced=priced, vms=vms, why_not=throughput.why_not)
     worth = worth_of(throughput, priced, terms)
     return RankedOffer(
-        priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=not looks
+        priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=not refined
     )
 
 
 def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -> Worth:
-    """Return what a fleet trains for its money.
+    """Return throughput and cost of a fleet.
 
-    A loss stands for two morphs (to go on without the VM, and to take in another), for
-    work done again where no replica is left (``policy.slowdown``), and for a VM's share of
-    the throughput while its replacement boots, which is paid for meanwhile.
+    An interruption costs two morphs (to go on without the VM, and to add another), work
+    repeated where no replica is left (``policy.slowdown``), and a VM's share of the
+    throughput while its replacement boots, which is paid for meanwhile.
     """
     offer, place = priced.offer, priced.place
     examples_per_s = throughput.examples_per_s * terms.correction(place)
@@ -322,29 +315,17 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     only_checkpoints = (
         slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     )
-    frictions = terms.frictions
     rent = throughput.vms * offer.usd_per_hour
-    wasted = Frictions(
-        boot_s=priced.boot_s / throughput.vms,
-        lost_s=2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s,
-    )
-    per_hour = wasted.throughput(
-        Quote(
-            place=place,
-            usd_per_hour=rent,
-            examples_per_s=examples_per_s,
-            losses_per_hour=throughput.vms * priced.losses_per_hour,
-        )
-    )
+    lost_s = 2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s
+    wasted_s = priced.boot_s / throughput.vms + lost_s
+    losses_per_hour = throughput.vms * priced.losses_per_hour
+    per_hour = examples_per_s * HOUR_S / (1.0 + losses_per_hour * wasted_s / HOUR_S)
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S
-    once += frictions.dataset_usd(place.cloud, terms.copies)
     fetched_usd = throughput.vms * terms.fetched_usd(place)
     once += fetched_usd
     again = fetched_usd * priced.losses_per_hour
-    if terms.checkpoint is not None:
-        once += frictions.checkpoint_usd(terms.checkpoint, place)
     crossing = _crossing_usd(throughput, place, terms) / step_s * HOUR_S
     usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
     return Worth(
@@ -360,9 +341,9 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
 def _crossing_usd(
     throughput: FleetThroughput, place: Place, terms: RankingTerms
 ) -> float:
-    """Return the egress of a mini-batch if the machines join a fleet that stands elsewhere.
+    """Return the egress of a mini-batch if the machines join a fleet in another place.
 
-    As if all that they send each other crossed.
+    As if all that they send each other went from one place to the other.
     """
     if terms.held is None:
         return 0.0
@@ -378,10 +359,12 @@ def _per(examples: float, usd: float) -> float:
 def greedy_fleet(
     ranking: Ranking, terms: RankingTerms
 ) -> list[tuple[RankedOffer, int]]:
-    """Return whole fleets' worth of offers, the best first, within all limits.
+    """Return the fleet that would be rented: the best offers first, within all limits.
 
-    Where the best offer has too few machines the next one of the same region fills up.
-    None is taken at whose price the hourly cap would leave the fleet below ``min_vms``.
+    Where the best offer has too few machines, the next one of its region fills up. An
+    offer is skipped if the hourly cap would leave the fleet below ``min_vms`` at its price.
+
+    A preview of what ``core.allocation.next_launch`` comes to, launch by launch.
 
     Returns:
         Rows with how many VMs of each would be rented.
@@ -393,8 +376,9 @@ def greedy_fleet(
     while waiting:
         row = waiting.pop(0)
         offer, machines = row.priced.offer, row.priced.place
-        borne = _affordable(offer, terms.max_vms - vms, terms, held)
-        left = borne if vms + borne >= terms.min_vms else 0
+        left = _affordable(offer, terms.max_vms - vms, terms, held)
+        if vms + left < terms.min_vms:
+            left = 0
         if row.priced.most_vms is not None:
             left = min(left, row.priced.most_vms - taken.get(machines, 0))
         if left > 0:
@@ -403,15 +387,15 @@ def greedy_fleet(
             vms += left
             held += Rate.of(offer.usd_per_hour) * left
             if vms < terms.min_vms:
-                waiting = list(rows)  # Those passed over may do beside these.
+                waiting = list(rows)  # Those skipped may do beside these.
     return fleet
 
 
 def _by_region(ranking: Ranking) -> Sequence[RankedOffer]:
     """Return the rows that can be rented in the region of the best one.
 
-    If a fleet of none of them can train, all that could be rented: perhaps a mixed one
-    can, and otherwise its plan tells why not.
+    If no fleet of one offer can train, all that could be rented: perhaps a mixed fleet
+    can, and otherwise its plan says why not.
     """
     rows = [row for row in ranking.rows if not row.why_not]
     if not rows:

@@ -1,13 +1,14 @@
-"""What fleets of like machines make of a job, whatever they cost.
+"""The throughput of a job on homogeneous fleets, whatever they cost.
 
-Prices and interruptions change by the minute, plans only with what the machines are. So
-plans are made once for each kind of machine and size of fleet, and only where a bound
-does not show that they cannot matter.
+Prices and interruptions change by the minute, plans only with the machines. So a plan is
+computed once for each kind of machine and size of fleet, and only where an upper bound
+does not show that it cannot matter.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.traffic import sent_bytes
@@ -23,7 +24,7 @@ from spottrain.wire import Profile, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineShape:
-    """What of a machine changes the plan."""
+    """The properties of a machine that change the plan."""
 
     gpus: int
     gpu_memory_bytes: int
@@ -35,32 +36,32 @@ class MachineShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetThroughput:
-    """What so many like machines do, by their best plan."""
+    """The throughput of a homogeneous fleet with its best plan."""
 
     vms: int
-    """That are paid for."""
+    """VMs that are paid for."""
     pipeline_depth: int = 1
     data_parallel_width: int = 1
     step_s: float = math.inf
     """Predicted time of a mini-batch."""
     examples_per_s: float = 0.0
     sent_bytes: float = 0.0
-    """Between machines for one mini-batch, all of them together."""
+    """Traffic between machines for one mini-batch, all of them together."""
     why_not: str = ""
     """One line: why there is no plan."""
 
     @property
     def shape(self) -> str:
-        """``PxD`` for people."""
+        """Pipeline depth and data-parallel width, ``PxD``."""
         return f"{self.pipeline_depth}x{self.data_parallel_width}"
 
 
 class ThroughputCache:
-    """The paces of all fleets that were asked for, worked out once each.
+    """The throughputs of all fleets that were asked for, each computed once.
 
     Args:
         job: What plans are made from; its slots do not matter.
-        min_vms: Machines that are held whatever the plan uses.
+        min_vms: Machines that are kept, whatever the plan uses.
     """
 
     def __init__(self, job: PlanInputs, min_vms: int = 1) -> None:
@@ -68,42 +69,42 @@ class ThroughputCache:
         self.min_vms = min_vms
         self._profiles: dict[float | None, Profile] = {None: job.profile}
         self._bounds: dict[tuple[MachineShape, int], FleetThroughput] = {}
-        self._paces: dict[tuple[MachineShape, int], FleetThroughput] = {}
-        self._least_s = _least_s(job)
+        self._planned: dict[tuple[MachineShape, int], FleetThroughput] = {}
+        self._min_step_s = _min_step_s(job)
 
     @property
-    def saves(self) -> bool:
-        """Whether machines that the plan leaves out are given back."""
+    def returns_unused(self) -> bool:
+        """True if machines that the plan does not use are returned."""
         return self.job.objective == "examples_per_dollar"
 
     @property
-    def made(self) -> int:
-        """Plans that were made so far."""
-        return len(self._paces)
+    def plans_computed(self) -> int:
+        """Plans that were computed so far."""
+        return len(self._planned)
 
     def of(self, machine: MachineShape, vms: int) -> FleetThroughput:
-        """Return what ``vms`` machines do.
+        """Return the throughput of ``vms`` machines.
 
         Raises:
             PlanError: No plan can be made from the job, whatever the machines.
         """
         key = machine, vms
-        if key not in self._paces:
-            self._paces[key] = self._pace(machine, vms)
-        return self._paces[key]
+        if key not in self._planned:
+            self._planned[key] = self._plan(machine, vms)
+        return self._planned[key]
 
-    def at_best(self, machine: MachineShape, vms: int) -> FleetThroughput:
-        """Return a pace that no plan on ``vms`` machines can be worth more than.
+    def upper_bound(self, machine: MachineShape, vms: int) -> FleetThroughput:
+        """Return a throughput that no plan on ``vms`` machines can exceed.
 
-        Costs nothing: all GPUs compute all the time, and losses hit nothing.
+        Takes no time: as if all GPUs always computed, and interruptions cost nothing.
         """
-        least_s = self._least_s / machine.speed / machine.gpus
-        return self._bound(vms, least_s / vms, least_s)
+        vm_s = self._min_step_s / machine.speed / machine.gpus
+        return self._bound(vms, vm_s / vms, vm_s)
 
-    def nearly(self, machine: MachineShape, vms: int) -> FleetThroughput:
-        """Return a pace as ``at_best``, but nearer to that of the plan.
+    def tighter_bound(self, machine: MachineShape, vms: int) -> FleetThroughput:
+        """Return an upper bound that is tighter than ``upper_bound``.
 
-        Takes a tenth of what a plan takes.
+        Takes a tenth of the time of a plan.
 
         Raises:
             PlanError: As ``of``.
@@ -117,25 +118,26 @@ class ThroughputCache:
         return self._bounds[key]
 
     def _bound(self, vms: int, step_s: float, vm_s: float) -> FleetThroughput:
-        """Return a bound made of two: a mini-batch takes ``step_s``, and ``vm_s`` in all.
+        """Return the throughput if a mini-batch takes ``step_s``, and ``vm_s`` of VM time.
 
-        Where machines that are left out are given back, that much work of the fewest.
+        Where unused machines are returned, as if the fewest did all that work.
         """
-        if self.saves:
+        if self.returns_unused:
             vms = min(vms, self.min_vms)
             step_s = vm_s / vms
         return FleetThroughput(
             vms=vms,
-            data_parallel_width=3,  # hardly ever falls back to checkpoints
+            data_parallel_width=3,  # hardly ever falls back to a checkpoint
             step_s=step_s,
             examples_per_s=self.job.minibatch_size / step_s,
         )
 
     def _inputs(self, machine: MachineShape, vms: int) -> PlanInputs:
         profile = self._profile(machine.network_bytes_per_s)
-        return replace(self.job, profile=profile, slots=_slots(machine, vms))
+        slots = like_devices(machine, vms, float(machine.gpus))  # prices do not matter
+        return replace(self.job, profile=profile, slots=slots)
 
-    def _pace(self, machine: MachineShape, vms: int) -> FleetThroughput:
+    def _plan(self, machine: MachineShape, vms: int) -> FleetThroughput:
         inputs = self._inputs(machine, vms)
         choice = choose_plan(inputs)
         plan = choice.plan
@@ -143,7 +145,7 @@ class ThroughputCache:
             return FleetThroughput(vms=vms, why_not=choice.why_not)
         used = len({slot.vm_id for slot in plan.slots})
         return FleetThroughput(
-            vms=max(used, min(vms, self.min_vms)) if self.saves else vms,
+            vms=max(used, min(vms, self.min_vms)) if self.returns_unused else vms,
             pipeline_depth=plan.pipeline_depth,
             data_parallel_width=plan.data_parallel_width,
             step_s=plan.predicted_step_s,
@@ -163,24 +165,32 @@ class ThroughputCache:
         return known
 
 
-def _slots(machine: MachineShape, vms: int) -> tuple[Device, ...]:
-    """Return the devices of like VMs; what they cost does not change the plan."""
-    return tuple(
-        Device(
-            slot=Slot(vm_id=f"vm-{number:05}", index=index),
+def devices_of(
+    vm_id: str, machine: MachineShape, usd_per_hour: float
+) -> Iterator[Device]:
+    """Yield the devices of a VM as the planner takes them, each with its share of the
+    price."""
+    for index in range(machine.gpus):
+        yield Device(
+            slot=Slot(vm_id=vm_id, index=index),
             memory_bytes=machine.gpu_memory_bytes,
             speed=machine.speed,
-            usd_per_hour=1.0,
+            usd_per_hour=usd_per_hour / machine.gpus,
         )
-        for number in range(vms)
-        for index in range(machine.gpus)
-    )
 
 
-def _least_s(job: PlanInputs) -> float:
-    """Return what a mini-batch takes one device of the profile at least.
+def like_devices(
+    machine: MachineShape, vms: int, usd_per_hour: float
+) -> tuple[Device, ...]:
+    """Return the devices of so many VMs of one kind."""
+    names = (f"vm-{number:05}" for number in range(vms))
+    return tuple(d for name in names for d in devices_of(name, machine, usd_per_hour))
 
-    Its sections' forward and backward alone, at the best micro-batch size.
+
+def _min_step_s(job: PlanInputs) -> float:
+    """Return the shortest time of a mini-batch on one device of the profile.
+
+    Forward and backward of its sections alone, at the best micro-batch size.
     """
     sizes = (job.microbatch_size,) if job.microbatch_size else ()
     each_s = [

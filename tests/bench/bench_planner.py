@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spottrain.morphing.plan.choose import PlanInputs, choose_plan
 from spottrain.morphing.replay.shapes import Workload
-from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
+from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire import ModelFacts, decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"

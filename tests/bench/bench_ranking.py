@@ -22,7 +22,7 @@ from spottrain.pricing.prices.price import offers, published
 from spottrain.pricing.ranking.gpu_speed import machine_of, measured_on
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
-from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
+from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire import decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
@@ -87,7 +87,7 @@ def main() -> int:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         rank(priced, throughputs, asked)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-        print(f"{name:<22} {throughputs.made:6} {wall_s:8.3f} {cpu_s:11.3f}")
+        print(f"{name:<22} {throughputs.plans_computed:6} {wall_s:8.3f} {cpu_s:11.3f}")
         failed += cpu_s > WITHIN_S
     return failed
 

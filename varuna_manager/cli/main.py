@@ -116,8 +116,8 @@ def launch_command(
     # Not above: it imports the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    if promised := check_deadline(config, facts, offers):
-        say(promised)
+    if found := check_deadline(config, facts, offers, say):
+        say(found)
     job, packed_bytes = submit.submit(config, facts, data_bytes)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "

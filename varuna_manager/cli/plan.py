@@ -10,7 +10,7 @@ import typer
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.inputs import Objective, PlanInputs
+from spottrain.morphing.plan.inputs import Objective
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -22,10 +22,9 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.simulate.trace import read_workload
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit
-from spottrain.varuna_manager.offers import plan_inputs
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.feasibility import predict
-from spottrain.varuna_manager.offers.preview import NOWHERE, SearchScope
+from spottrain.varuna_manager.offers.preview import SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
 from spottrain.wire import ScheduleKind
@@ -121,7 +120,7 @@ def plan(
     Given a model and a profile as JSON, which need no machine at all: the plan for so
     many of its GPUs.
     """
-    elsewhere = SearchScope(
+    scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
         measured_on=measured_on,
@@ -134,14 +133,17 @@ def plan(
                 "--gpus, --minibatch-size and the like go with a profile as JSON: got "
                 f"{file.name}; a job file says them itself"
             )
-        preview(_changed(load_config(file), changes), output, explain, elsewhere)
+        preview(_changed(load_config(file), changes), output, explain, scope)
         return
     if gpus is None:
         raise ConfigError(f"{file.name}: --gpus says on how many; give it")
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
-    inputs = replace(plan_inputs.workload_inputs(workload, gpus), **changes)
-    found = _weighed(file.name, inputs, workload.sources, elsewhere)
-    _show(found, output, explain)
+    inputs = replace(previews.workload_inputs(workload, gpus), **changes)
+    try:
+        document = previews.preview_workload(file.name, inputs, workload.sources, scope)
+    except PlanError as error:
+        raise ConfigError(f"{file.name}: {error}") from error
+    _show(document, output, explain)
 
 
 def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
@@ -161,25 +163,11 @@ def _changes(
     return {key: value for key, value in asked.items() if value is not None}
 
 
-def _weighed(
-    name: str, inputs: PlanInputs, sources: tuple[str, ...], elsewhere: SearchScope
-) -> dict[str, Any]:
-    """Return the plan for a model and profile as JSON, and clouds' offers if asked."""
-    try:
-        document: dict[str, Any] = plan_inputs.preview_workload(name, inputs, sources)
-        if elsewhere.clouds:
-            gpus = len(inputs.slots)
-            document |= previews.preview_workload(inputs, gpus, elsewhere)
-    except PlanError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    return document
-
-
 def preview(
     config: JobConfig,
     output: Output,
     explain: bool = False,
-    elsewhere: SearchScope = NOWHERE,
+    scope: SearchScope | None = None,
 ) -> None:
     """Show what a launch of ``config`` would begin with.
 
@@ -187,22 +175,24 @@ def preview(
         config: The job.
         output: How to show it.
         explain: Show all that was weighed.
-        elsewhere: Which clouds to look at beside the job's provider.
+        scope: Which clouds to ask beside the job's own; by default none.
 
     Raises:
         SpottrainError: It cannot be launched.
     """
     submit.check_budget(config)
     if config.cloud is None:
-        plan_inputs.check_capacity(config)
+        previews.check_capacity(config)
     data_bytes = data.ready(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = inspect.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
-        profile = previews.profiled_elsewhere(facts)
+        profile = previews.profile_on_known_gpu(facts)
     profile = profile or inspect.calibrate(config)
-    document = previews.preview_job(config, facts, profile, elsewhere, data_bytes)
+    document = previews.preview_job(
+        config, facts, profile, scope or SearchScope(), data_bytes
+    )
     promised = None
     if config.cloud is None:  # a cloud's offers are asked for at launch
         promised = predict(config, facts, profile=profile)

@@ -1,11 +1,16 @@
-"""What to rent next: what trains most for a dollar first, within every cap."""
+"""Which VMs to rent next: ``next_launch`` decides, everything else here is what it asks.
+
+No function here changes the state but ``launch_more``, which emits the decision. What is
+asked may change by itself when time passes; ``changes_at_s`` says when, and whoever
+decides by it has the core woken then.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
@@ -22,46 +27,46 @@ OFFER_LAG_S = 10.0
 """How long an offer's count may lag behind the VMs that we took from it."""
 
 
+CHEAPER = 0.1
+"""Share by which the cheapest offer must have become cheaper before more VMs are rented,
+once some were returned that the plan did not use."""
+
+
 def next_intent(state: State) -> str:
-    """Return the name that the next launch intent will bear."""
+    """Return the name of the next launch intent."""
     moved = f"{state.moved_in}-" if state.moved_in else ""
     return f"intent-{moved}{state.next_intent}"
 
 
-CHEAPER = 0.1
-"""How much cheaper an offer has to be than when there were VMs enough for more to pay."""
-
-
 def cheapest_usd_per_hour(state: State) -> float:
-    """Return the least price among the offers; infinite if there are none."""
+    """Return the lowest price on offer; infinite if there are no offers."""
     return min((offer.usd_per_hour for offer in state.offers), default=math.inf)
 
 
 def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
-    enough, most = state.enough, state.most_vms
+    enough, limit = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
-            most = min(most, enough.vms)
-    return most - _count(state)
+            limit = min(limit, enough.vms)
+    return limit - _count(state)
 
 
 def _count(state: State) -> int:
-    """Return how many VMs there are that count, those on their way included."""
+    """Return how many VMs count towards ``max_vms``, launches in flight included."""
     coming = sum(intent.count - intent.arrived for intent in state.intents.values())
     return coming + sum(vm.counts for vm in state.vms.values())
 
 
 def launch_more(transition: Transition) -> None:
-    """Wish for one launch: as many VMs of the best offer as every cap allows."""
+    """Emit the next launch, and wake the core when the market changes by itself."""
     state = transition.state
-    wanted = room(state)
-    done = state.generation is not None and state.generation.done
-    if wanted <= 0 or done or not state.reconciled or state.launch_wished:
+    if state.launch_wished:
         return
-    offer, count = best_offer(transition, wanted)
-    if offer is None:
+    launch = next_launch(state)
+    transition.wake(launch.changes_at_s)
+    if launch.offer is None:
         return
     intent = next_intent(state)
     transition.state = replace(state, launch_wished=True)
@@ -69,39 +74,72 @@ def launch_more(transition: Transition) -> None:
         IntendLaunch(
             intent=intent,
             token=f"{state.job.uid}-{intent}",
-            offer=offer,
-            count=count,
+            offer=launch.offer,
+            count=launch.count,
         )
     )
 
 
-def best_offer(
-    transition: Transition, wanted: int, instead_of: VmRecord | None = None
-) -> tuple[Offer | None, int]:
-    """Return what to rent next and how many of up to ``wanted``; None if nothing.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextLaunch:
+    """What to rent next."""
+
+    offer: Offer | None = None
+    """None: nothing now."""
+    count: int = 0
+    changes_at_s: float | None = None
+    """When to decide again though no event comes, see ``changes_at_s``."""
+
+
+def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
+    """Decide what to rent next, and how many VMs of it.
+
+    All that bears on the decision is called here, in this order:
+
+    1. Count (``room``): up to ``max_vms``, launches in flight included; while on-demand
+       VMs take over for a deadline, a few more. After VMs were returned that the plan
+       did not use, not before prices have fallen.
+    2. Worth (``in_order``): the most examples per dollar first, as ``pricing.ranking``
+       found; offers that the job cannot run on are left out.
+    3. Availability (``available``): nothing on demand unless the job allows it, nothing
+       that cools down after a refusal, and no more than the cloud has.
+    4. Caps (``affordable``): no more than the hourly cap and the budget pay for.
+    5. Deadline (``wanted_by_deadline``): no more than the deadline policy decided to have.
+    6. Location (``_reachable``): where the other VMs are.
+    7. Spread (``cooldowns.spread``): evenly over zones whose prices differ little.
 
     Args:
-        transition: The core's.
-        wanted: VMs at the most.
-        instead_of: A VM that is to go once there is another one.
+        state: The manager's.
+        replacing: A VM that is to go once there is another one: the decision is about
+            that one VM, whether or not the fleet is complete.
     """
-    state = transition.state
-    borne, lacks = affordable(state), lacking(state, instead_of)
-    free: dict[str, tuple[Offer, int]] = {}
-    for offer in in_order(state.offers, state.worths):
-        count = min(wanted, available(transition, offer), borne(offer), lacks(offer))
+    wanted = room(state) if replacing is None else 1
+    done = state.generation is not None and state.generation.done
+    if wanted <= 0 or (replacing is None and (done or not state.reconciled)):
+        return NextLaunch()
+    offers = in_order(state.offers, state.worths)
+    affords, demand = affordable(state), wanted_by_deadline(state, replacing)
+    counts: dict[str, int] = {}
+    candidates: list[Offer] = []
+    for offer in offers:
+        count = min(wanted, available(state, offer), affords(offer), demand(offer))
         if count > 0:
-            free[offer_key(offer)] = offer, count
-    near = _near(state, [offer for offer, _ in free.values()])
-    if not near:
-        return None, 0
-    count = free[offer_key(near[0])][1]
-    offer, count = cooldowns.spread(near[0], near, _held_by_zone(state), count)
-    return offer, min(count, free[offer_key(offer)][1])
+            counts[offer_key(offer)] = count
+            candidates.append(offer)
+    changes = changes_at_s(state, offers)
+    candidates = _reachable(state, candidates)
+    if not candidates:
+        return NextLaunch(changes_at_s=changes)
+    best = candidates[0]
+    offer, count = cooldowns.spread(
+        best, candidates, _held_by_zone(state), counts[offer_key(best)]
+    )
+    count = min(count, counts[offer_key(offer)])
+    return NextLaunch(offer=offer, count=count, changes_at_s=changes)
 
 
 def held(state: State) -> tuple[Holdings, ...]:
-    """Return what is rented, or asked for, by offer."""
+    """Return the VMs that are rented or asked for, by offer."""
     ready: Counter[str] = Counter()
     booting: Counter[str] = Counter()
     for vm in state.vms.values():
@@ -115,48 +153,63 @@ def held(state: State) -> tuple[Holdings, ...]:
     )
 
 
-def lacking(state: State, instead_of: VmRecord | None = None) -> Callable[[Offer], int]:
-    """Return what tells how many more VMs of an offer the job's promise wants.
+def wanted_by_deadline(
+    state: State, replacing: VmRecord | None = None
+) -> Callable[[Offer], int]:
+    """Return a function: how many more VMs of an offer the deadline policy wants.
 
-    Before it is known what VMs do, none on demand but to begin with.
+    Before the throughput of fleets is known, on demand only what training takes to start.
     """
     have = {one.name: one.ready + one.booting for one in held(state)}
-    if instead_of is not None and instead_of.counts:
-        have[offer_key(instead_of.offer)] -= 1
+    if replacing is not None and replacing.counts:
+        have[offer_key(replacing.offer)] -= 1
     decision = state.deadline.decision
     if decision is not None:
         wanted = dict(decision.wanted)
         return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)
     first = state.job.min_vms - sum(have.values())
-    has_slo, most = state.job.has_slo, state.job.max_vms
-    return lambda offer: first if has_slo and not offer.spot else most
+    has_slo, max_vms = state.job.has_slo, state.job.max_vms
+    return lambda offer: first if has_slo and not offer.spot else max_vms
 
 
-def is_open(transition: Transition, offer: Offer) -> bool:
+def opens_at_s(state: State, offer: Offer) -> float:
+    """Return from when on an offer may be asked for; infinite: never."""
+    if not offer.spot and not state.job.allow_on_demand:
+        return math.inf
+    return cooldowns.open_at_s(state.cooldowns, offer)
+
+
+def is_open(state: State, offer: Offer) -> bool:
     """Return whether the job may ask for an offer now."""
-    unwanted = not offer.spot and not transition.state.job.allow_on_demand
-    return not unwanted and transition.is_due(
-        cooldowns.open_at_s(transition.state.cooldowns, offer)
-    )
+    return opens_at_s(state, offer) <= state.now_s
 
 
-def may_elsewhere(transition: Transition, cloud: str) -> bool:
-    """Return whether the job may ask another cloud than ``cloud`` now."""
-    return any(
-        o.cloud != cloud and is_open(transition, o) for o in transition.state.offers
-    )
+def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
+    """Return when the first of ``offers`` opens, or may have more VMs than we know of.
+
+    A decision over them has to be made again then, though no event comes. None:
+    nothing will change by itself.
+    """
+    times = []
+    for offer in offers:
+        opens_s = opens_at_s(state, offer)
+        times.append(opens_s)
+        if opens_s <= state.now_s and offer.available is not None:
+            times += [vm.known_at_s + OFFER_LAG_S for vm in _unseen(state, offer)]
+    coming = [at_s for at_s in times if state.now_s < at_s < math.inf]
+    return min(coming, default=None)
 
 
 def home(state: State) -> tuple[str, ...] | None:
-    """Return the place where VMs train together (``place_of``); None if there is none."""
+    """Return the location (``location_of``) where VMs train together; None if there are none."""
     staying = [vm.offer for vm in state.vms.values() if vm.counts]
     coming = [intent.offer for intent in state.intents.values()]
     return cooldowns.home_of([*staying, *coming], state.job.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
-    """Return whether VMs of an offer can train with those at ``where``."""
-    return where is None or cooldowns.place_of(offer, state.job.span) == where
+    """Return whether VMs of an offer can train with those at the location ``where``."""
+    return where is None or cooldowns.location_of(offer, state.job.span) == where
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
@@ -165,23 +218,31 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
     return tuple(vm for vm in state.vms.values() if is_at(state, where, vm.offer))
 
 
-def stranded_vms(transition: Transition) -> tuple[VmRecord, ...]:
+def must_move(state: State) -> bool:
+    """Return whether too few VMs can train together, and there is room for no more."""
+    here, enough = at_home(state), state.job.min_vms
+    return (
+        sum(vm.is_usable for vm in here) < enough
+        and sum(vm.counts for vm in here) < enough
+        and not state.intents
+        and room(state) <= 0
+    )
+
+
+def stranded_vms(state: State) -> tuple[VmRecord, ...]:
     """Return VMs that cannot train with the others, once those are enough.
 
-    Where they are too few in each place and there is room for no more, only those stay
-    that are where more can be had.
+    Where the job must move, only those stay that are where more can be had.
     """
-    state, where = transition.state, home(transition.state)
-    here = at_home(state)
-    if sum(vm.is_usable for vm in here) < state.job.min_vms:
-        enough = sum(vm.counts for vm in here) >= state.job.min_vms
-        if enough or state.intents or room(state) > 0:
+    where = home(state)
+    if sum(vm.is_usable for vm in at_home(state)) < state.job.min_vms:
+        if not must_move(state):
             return ()
         best = in_order(state.offers, state.worths)
-        giving = (offer for offer in best if available(transition, offer) > 0)
-        if (offer := next(giving, None)) is None:
+        offer = next((one for one in best if available(state, one) > 0), None)
+        if offer is None:
             return ()
-        where = cooldowns.place_of(offer, state.job.span)
+        where = cooldowns.location_of(offer, state.job.span)
     return tuple(
         vm
         for vm in state.vms.values()
@@ -189,9 +250,9 @@ def stranded_vms(transition: Transition) -> tuple[VmRecord, ...]:
     )
 
 
-def _near(state: State, offers: list[Offer]) -> list[Offer]:
-    """Return the offers where the other VMs are. Where there are none, and too few VMs
-    to train, all others: the job moves."""
+def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
+    """Return the offers where the other VMs are. If there are none, and those VMs are too
+    few to train, all others: the job moves."""
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
     here = sum(vm.counts for vm in at_home(state)) + sum(
@@ -209,37 +270,44 @@ def _held_by_zone(state: State) -> Counter[str]:
     return held
 
 
-def available(transition: Transition, offer: Offer) -> int:
-    """How many machines the market may have for us."""
-    state, key = transition.state, offer_key(offer)
-    if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(transition, offer):
+def available(state: State, offer: Offer) -> int:
+    """Return how many VMs of an offer the job may ask for, as far as the cloud has said."""
+    if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(state, offer):
         return 0
     if offer.available is None:
         return state.job.max_vms
+    key = offer_key(offer)
     asked = sum(
         intent.count
         for intent in state.intents.values()
         if offer_key(intent.offer) == key
     )
-    taken = sum(
-        not transition.is_due(vm.known_at_s + OFFER_LAG_S)
+    return offer.available - asked - len(_unseen(state, offer))
+
+
+def _unseen(state: State, offer: Offer) -> list[VmRecord]:
+    """Return VMs so new that an offer's count, as last seen, may still include them."""
+    key = offer_key(offer)
+    return [
+        vm
         for vm in state.vms.values()
-        if offer_key(vm.offer) == key and vm.known_at_s > state.offers_seen_at_s
-    )
-    return offer.available - asked - taken
+        if offer_key(vm.offer) == key
+        and vm.known_at_s > state.offers_seen_at_s
+        and vm.known_at_s + OFFER_LAG_S > state.now_s
+    ]
 
 
 def affordable(state: State) -> Callable[[Offer], int]:
-    """Return what tells how many more VMs of an offer the hourly cap and the budget bear.
+    """Return a function: how many more VMs of an offer the hourly cap and budget pay for.
 
-    None where they would be too few to train with what there is: they would only cost.
+    None where the fleet would still be too small to train: it would only cost.
     """
     money, job = budget(state), state.job
     lack = job.min_vms - _count(state)
 
-    def borne(offer: Offer) -> int:
+    def affords(offer: Offer) -> int:
         fetched = egress.fetched(job.data_bytes, offer.cloud)
         vms = money.affords(offer.usd_per_hour, job.max_vms, fetched)
         return vms if vms >= lack else 0
 
-    return borne
+    return affords

@@ -1,8 +1,8 @@
-"""Keeping the promise of a deadline or of a throughput: what the job should have rented.
+"""Service levels: how many VMs of each offer a deadline or a minimum throughput asks for.
 
-``pricing.deadline`` decides; here it is asked: again and again, and at once when the market
-or the fleet has changed. ``launching`` rents what is missing, what is too much is returned
-here. A job that promises nothing is not bothered.
+``pricing.deadline`` decides; here it is asked periodically, and at once when the market or
+the fleet has changed. Missing VMs are rented by ``allocation.next_launch``, surplus ones are
+returned here. Nothing of this concerns a job without a deadline or minimum throughput.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
 from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
@@ -25,15 +26,16 @@ from spottrain.varuna_manager.core.model.transition import Transition
 
 REVIEW_S = 60.0
 """The longest time between two decisions."""
-LEAST_REVIEW_S = 5.0
+MIN_REVIEW_S = 5.0
+"""The shortest."""
 END_S = 15.0
-"""From the last mini-batch to the end: what is kept back for evaluating and saving."""
+"""From the last mini-batch to the end: time reserved for evaluating and saving."""
 REVIEWS_LEFT = 100
-"""Decisions that fit into what is left until the deadline, as far as the bounds allow."""
+"""Decisions between now and the deadline, as far as the bounds allow."""
 
 
 def fleet_rated(transition: Transition, event: FleetRated) -> None:
-    """Note what fleets do; what was decided without knowing is decided anew."""
+    """Note the throughput of fleets; forget what was decided without knowing it."""
     before = transition.state.deadline
     same = (
         before.terms is not None and before.terms.fleet.rates == event.terms.fleet.rates
@@ -51,7 +53,7 @@ def fleet_rated(transition: Transition, event: FleetRated) -> None:
 
 
 def advance(transition: Transition) -> None:
-    """Decide again if something has changed or it is time to, and return what is too much."""
+    """Decide again if something has changed or it is time to, and return surplus VMs."""
     state = transition.state
     terms = state.deadline.terms
     known = state.reconciled and bool(state.offers)
@@ -63,44 +65,45 @@ def advance(transition: Transition) -> None:
         if state.deadline.decision is not None:
             transition.state = replace(state, deadline=DeadlineState(terms=terms))
         return
-    if _seen(transition, terms) == state.deadline.seen and not transition.is_due(
+    transition.wake(allocation.changes_at_s(state, _in_reach(state, terms)))
+    if _seen(state, terms) == state.deadline.seen and not transition.is_due(
         state.deadline.review_at_s
     ):
         return
     if not _is_possible(transition, terms):
         return
     _decide(transition, terms)
-    transition.is_due(transition.state.deadline.review_at_s)
+    transition.wake(transition.state.deadline.review_at_s)
 
 
 def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
-    """End the job if, before anything was trained, it shows that no promise can be kept.
+    """End the job if its limits cannot be met and nothing was trained yet.
 
-    Asked once, and again if fleets turn out to be of another speed: VMs that boot in the
-    meantime take time that was counted.
+    Checked once, and again if fleets turn out to be of another speed: not while VMs boot,
+    whose boot time was counted.
     """
     state = transition.state
     if state.progress.step > 0 or state.deadline.decision is not None:
         return True
-    found = feasibility(transition, terms)
+    found = feasibility(state, terms)
     if not found.possible:
         transition.end(Outcome(kind="deadline", exit_code=4, reason=found.reason))
     return found.possible
 
 
 def is_cost_optimal(state: State) -> bool:
-    """Whether the job is to be done for as little as can be; else as soon as can be."""
+    """Return whether the job is cost-optimal: as cheap as possible; else time-optimal."""
     return state.job.objective == "examples_per_dollar"
 
 
-def feasibility(transition: Transition, terms: FleetTerms) -> Feasibility:
-    """Return whether on-demand VMs alone would be in time and within the budget.
+def feasibility(state: State, terms: FleetTerms) -> Feasibility:
+    """Return whether on-demand VMs alone would meet deadline, throughput and budget.
 
-    Where the job may not rent on demand, or asks for no more than a budget: whether VMs
-    that nobody takes away would be, which is no promise. That some of them are not to be
-    had for a moment does not count.
+    Where the job may not rent on demand, or has only a budget: whether any VMs would if
+    none were interrupted, which guarantees nothing. Offers that have no VMs at the moment
+    count as if they had.
     """
-    job = transition.state.job
+    job = state.job
     allowed = job.allow_on_demand
     market = [
         Supply(
@@ -109,18 +112,18 @@ def feasibility(transition: Transition, terms: FleetTerms) -> Feasibility:
             usd_per_hour=offer.usd_per_hour,
             available=offer.available,
         )
-        for offer in transition.state.offers
+        for offer in state.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
-    now = job_status(transition.state)
+    now = job_status(state)
     if allowed and job.has_slo:
         return feasible(now, terms.fleet, market)
-    return feasible_at_best(now, terms.fleet, market, allocation.held(transition.state))
+    return feasible_at_best(now, terms.fleet, market, allocation.held(state))
 
 
 def _decide(transition: Transition, terms: FleetTerms) -> None:
     state = transition.state
-    market, rented = supplies(transition, terms), allocation.held(state)
+    market, rented = supplies(state, terms), allocation.held(state)
     outlook = observe(
         state.deadline.outlook,
         state.now_s,
@@ -139,7 +142,7 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
     )
     before = state.deadline.decision
     if before is None or before.mode != decision.mode:
-        transition.log(f"promise: {decision.mode}: {decision.reason}")
+        transition.log(f"deadline policy: {decision.mode}: {decision.reason}")
     for one in rented:
         _return(transition, one, decision.count(one.name), decision.reason)
     transition.state = replace(
@@ -148,14 +151,14 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
             transition.state.deadline,
             outlook=outlook,
             decision=decision,
-            seen=_seen(transition, terms),
+            seen=_seen(transition.state, terms),
             review_at_s=state.now_s + now.review_s,
         ),
     )
 
 
 def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
-    """Return VMs that are too many, those that do least first."""
+    """Return surplus VMs of one offer, by eviction cost."""
     state = transition.state
     own = [
         vm
@@ -163,18 +166,18 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
         if vm.counts and offer_key(vm.offer) == rented.name
     ]
     excess = len(own) - max(wanted, 0)
-    most = len([vm for vm in state.vms.values() if vm.counts]) - state.job.min_vms
-    for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, most))]:
-        limits.drain(transition, vm, f"promise: {reason}")
+    spare = sum(vm.counts for vm in state.vms.values()) - state.job.min_vms
+    for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, spare))]:
+        limits.drain(transition, vm, f"deadline policy: {reason}")
 
 
 # --- What is decided over -------------------------------------------------------------
 
 
 def job_status(state: State) -> JobStatus:
-    """Return where the job stands."""
+    """Return what the deadline policy must know of the job."""
     job, generation = state.job, state.generation
-    # All VMs may be lost at once; what then is left of the work is in the store.
+    # All VMs may be lost at once; only the work in the checkpoint is left then.
     newest = state.newest_checkpoint
     left = job.spec.steps - (newest.step if newest else 0)
     recent = generation.measured_step_s if generation else None
@@ -190,26 +193,30 @@ def job_status(state: State) -> JobStatus:
         usd_per_hour_cap=job.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
         recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
-        review_s=min(REVIEW_S, max(LEAST_REVIEW_S, left_s / REVIEWS_LEFT)),
+        review_s=min(REVIEW_S, max(MIN_REVIEW_S, left_s / REVIEWS_LEFT)),
     )
 
 
-def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
-    """Return what can be had of the kind of machine that the terms are about.
-
-    Where the job's VMs have to be near each other, there. Of spot VMs that are asked for in
-    vain, or cost as much as on-demand VMs beside them, there are none for now.
-    """
-    state = transition.state
-    here = {one.name for one in allocation.held(state)}
+def _in_reach(state: State, terms: FleetTerms) -> list[Offer]:
+    """Return the offers of the kind that the terms are about, where the job's VMs are."""
     where = allocation.home(state)
-    kind = [
+    return [
         offer
         for offer in state.offers
         if terms.is_for(offer) and allocation.is_at(state, where, offer)
     ]
-    open_keys = {offer_key(o) for o in kind if allocation.is_open(transition, o)}
-    dear = {
+
+
+def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
+    """Return what is on offer of the kind of machine that the terms are about.
+
+    Only where the job's VMs are, if they have to be near each other. Spot offers that cool
+    down, or cost as much as on-demand VMs of their zone, count as sold out.
+    """
+    here = {one.name for one in allocation.held(state)}
+    kind = _in_reach(state, terms)
+    open_keys = {offer_key(o) for o in kind if allocation.is_open(state, o)}
+    on_demand_usd = {
         (o.region, o.zone): o.usd_per_hour
         for o in kind
         if not o.spot and offer_key(o) in open_keys
@@ -217,8 +224,8 @@ def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
     found = []
     for offer in kind:
         key = offer_key(offer)
-        bound = dear.get((offer.region, offer.zone), math.inf)
-        is_dear = offer.spot and offer.usd_per_hour >= bound
+        limit_usd = on_demand_usd.get((offer.region, offer.zone), math.inf)
+        overpriced = offer.spot and offer.usd_per_hour >= limit_usd
         if offer.spot or key in here or key in open_keys:
             losses = terms.losses_per_hour.get(key, 0.0) if offer.spot else 0.0
             found.append(
@@ -227,20 +234,19 @@ def supplies(transition: Transition, terms: FleetTerms) -> tuple[Supply, ...]:
                     spot=offer.spot,
                     usd_per_hour=offer.usd_per_hour,
                     available=0
-                    if is_dear
-                    else max(0, allocation.available(transition, offer)),
+                    if overpriced
+                    else max(0, allocation.available(state, offer)),
                     losses_per_hour=losses,
                 )
             )
     return tuple(found)
 
 
-def _seen(transition: Transition, terms: FleetTerms) -> tuple[object, ...]:
-    """Return what a decision depends on beside time and progress."""
-    state = transition.state
+def _seen(state: State, terms: FleetTerms) -> tuple[object, ...]:
+    """Return what a decision depends on, time and progress apart."""
     job = state.job
     return (
-        supplies(transition, terms),
+        supplies(state, terms),
         allocation.held(state),
         *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
     )

@@ -1,4 +1,4 @@
-"""Offers and launches: an intent is journalled, rented, answered; nothing twice."""
+"""Offers and launches: an intent is journalled, rented, answered; nothing is rented twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import spending
 from spottrain.varuna_manager.core.allocation import (
-    may_elsewhere,
+    changes_at_s,
+    is_open,
+    must_move,
     next_intent,
     room,
     stranded_vms,
@@ -27,12 +29,12 @@ from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.model.transition import Transition
 
-UNHEARD_S = 60.0
-"""A cloud that leaves a launch open for so long is not waited for if there are others."""
+UNANSWERED_S = 60.0
+"""A launch that a cloud leaves open for so long is given up if another cloud can meet it."""
 
 
 def offers_seen(transition: Transition, event: OffersSeen) -> None:
-    """Note what can be rented, and which prices moved."""
+    """Note what is on offer, and which prices moved."""
     state = transition.state
     before = {offer_key(offer): offer for offer in state.offers}
     for offer in event.offers:
@@ -105,7 +107,7 @@ def launch(transition: Transition, intent: Intent) -> None:
 
 
 def vms_launched(transition: Transition, event: VmsLaunched) -> None:
-    """Take in what the cloud gave; an offer that gave less cools down."""
+    """Adopt the VMs that the cloud gave; an offer that gave fewer cools down."""
     spending.listed(transition, event.vms)  # some may have been taken back already
     for vm in event.vms:
         adopt(transition, vm)
@@ -123,9 +125,9 @@ def vms_launched(transition: Transition, event: VmsLaunched) -> None:
 
 
 def launch_refused(transition: Transition, event: LaunchRefused) -> None:
-    """Leave what refused alone for a while, or ask again if the answer left it open.
+    """Close what refused for a while, or ask again if the answer leaves it open.
 
-    Where only a person can help, and nothing else can be rented either, the job fails.
+    Where only a person can help, and nothing else can be rented, the job fails.
     """
     intent = transition.state.intents.get(event.intent)
     if intent is None:
@@ -149,7 +151,7 @@ def launch_refused(transition: Transition, event: LaunchRefused) -> None:
 
 
 def _is_hopeless(transition: Transition) -> bool:
-    """Whether nothing is rented, nor can be before a person does something."""
+    """Return whether nothing is rented, nor can be before a person acts."""
     state = transition.state
     return not state.vms and all(
         cooling.needs_a_person(state.cooldowns, offer, transition.now_s)
@@ -159,22 +161,25 @@ def _is_hopeless(transition: Transition) -> bool:
 
 
 def _may_give_up(transition: Transition, intent: Intent) -> bool:
-    """Whether a cloud has left an intent open for too long while others could meet it.
+    """Return whether an intent was left open for too long while another cloud can meet it.
 
-    Within its cloud it is asked on: VMs that nobody asks for any more and that are gone
-    before a look would be in no ledger.
+    Within its own cloud it is asked for again: VMs of an intent that nobody asks for, and
+    that are gone before the next poll, would be in no ledger.
     """
-    unheard = transition.now_s - intent.asked_at_s >= UNHEARD_S
-    return unheard and may_elsewhere(transition, intent.offer.cloud)
+    state, cloud = transition.state, intent.offer.cloud
+    unanswered = state.now_s - intent.asked_at_s >= UNANSWERED_S
+    return unanswered and any(
+        o.cloud != cloud and is_open(state, o) for o in state.offers
+    )
 
 
 def _give_up(transition: Transition, intent: Intent) -> None:
-    """Meet an intent elsewhere; see ``State.given_up``."""
+    """Give an intent up, so that another cloud meets it; see ``State.given_up``."""
     _close_intent(transition, intent.intent)
     given_up = transition.state.given_up | {intent.intent}
     transition.state = replace(transition.state, given_up=given_up)
     _cool_down(transition, intent.offer, "unreachable")
-    transition.log(f"{intent.offer.cloud} does not answer: VMs come from elsewhere")
+    transition.log(f"{intent.offer.cloud} does not answer: VMs are rented elsewhere")
 
 
 def _close_intent(transition: Transition, name: str) -> Intent | None:
@@ -195,8 +200,11 @@ def _cool_down(transition: Transition, offer: Offer, refusal: cooling.Refusal) -
 def advance(transition: Transition) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
+    state = transition.state
+    if must_move(state):
+        transition.wake(changes_at_s(state, state.offers))
     return_vms(
-        transition, stranded_vms(transition), "in another region than those that train"
+        transition, stranded_vms(state), "in another region than those that train"
     )
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):

@@ -1,20 +1,21 @@
 """When to make a plan, and when a plan is worth a new generation.
 
 The planner's answer is kept with the hash of its inputs: it holds as long as the same
-slots are usable. A broken generation is mended at once; a notice waits a moment for
-further ones; growth waits until the fleet is quiet, and must pay.
+slots are usable. A broken generation is replaced at once; a notice waits a moment for
+further ones; growth waits until the fleet no longer changes, and must pay.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.plan.choose import Device, PlanInputs
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.pricing.ranking.throughput import MachineShape, devices_of
 from spottrain.varuna_manager.core import calibration, fleet
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.allocation import (
@@ -33,22 +34,23 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
     VmRecord,
 )
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Initialise, Plan, Profile, Slot
+from spottrain.wire import Initialise, Plan, Profile
 
 MORPH_COST_S = 5.0
-"""What a planned morph is taken to cost until one was measured."""
+"""Assumed cost of a planned morph until one was measured."""
 PREPARE_BOUND_S = 300.0
 """Bound on writing the first weights, and on measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
 UNUSED_S = 60.0
-"""How long VMs stay that are not worth their money: clouds charge for the first minute
-anyway, and a fleet that changes may need them."""
+"""How long VMs stay that the plan does not use: clouds charge for the first minute anyway,
+and a fleet that changes may need them."""
 
 
 def wants_training(state: State) -> bool:
-    """Whether a generation should run: for the job, or only to write a checkpoint."""
+    """Return whether a generation should run: for the job, or only to write a checkpoint."""
     return state.phase is JobPhase.ACTIVE or (
         state.phase is JobPhase.ENDING and state.ending_checkpoint
     )
@@ -60,7 +62,7 @@ def usable_vms(state: State) -> tuple[VmRecord, ...]:
 
 
 def advance(transition: Transition) -> None:
-    """Prepare, plan, open a generation or leave the one that runs."""
+    """Prepare, plan, and open a generation or leave the one that runs."""
     state = transition.state
     if not wants_training(state):
         return
@@ -79,7 +81,7 @@ def advance(transition: Transition) -> None:
 
 
 def _prepare(transition: Transition) -> None:
-    """Have the first weights written on one VM, then everything measured on all.
+    """Have one VM write the first weights, then all VMs measure the model.
 
     One after the other, and once no VM boots any more, so that nothing disturbs the
     measurement.
@@ -101,7 +103,7 @@ def _prepare(transition: Transition) -> None:
 
 
 def fail_preparation(transition: Transition, reason: str) -> None:
-    """Writing the first weights or measuring failed: try again, but not for ever."""
+    """Writing the first weights or measuring failed: try again, a few times."""
     state = transition.state
     failures = state.failed_preparations + 1
     transition.state = replace(state, initialiser=None, failed_preparations=failures)
@@ -138,7 +140,7 @@ def _start(transition: Transition) -> None:
 
 
 def _is_enough(transition: Transition, vms: Sequence[VmRecord]) -> bool:
-    """Whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
+    """Return whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
     state = transition.state
     if not vms or len(vms) < state.job.min_vms:
         return False
@@ -151,7 +153,7 @@ def _is_enough(transition: Transition, vms: Sequence[VmRecord]) -> bool:
 
 
 def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
-    """Whether the fleet is as large as it may become."""
+    """Return whether the fleet is as large as it may become."""
     return room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
 
 
@@ -159,7 +161,7 @@ def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
 
 
 def _reconsider(transition: Transition, generation: Generation) -> None:
-    """Leave the generation if a VM of its plan goes, or if a better plan pays."""
+    """Leave the generation if a VM of its plan leaves, or if a better plan pays."""
     state = transition.state
     assert state.profile is not None
     vms = usable_vms(state)
@@ -198,7 +200,7 @@ def _reconsider(transition: Transition, generation: Generation) -> None:
 def _reconsider_at_s(
     state: State, leaving: Sequence[VmRecord], in_plan: Sequence[VmRecord]
 ) -> float | None:
-    """Return from when on a generation is to be reconsidered, if that is known."""
+    """Return when a generation is to be reconsidered, if that is known."""
     if leaving:
         return min(_handover_at_s(state, vm) for vm in leaving)
     if any(vm.silent_since_s is not None for vm in in_plan):
@@ -211,9 +213,9 @@ def _reconsider_at_s(
 def _return_unused(
     transition: Transition, generation: Generation, vms: Sequence[VmRecord]
 ) -> None:
-    """Give VMs back that the best plan for the money leaves out, the dearest first.
+    """Return VMs that the cost-optimal plan does not use, the most expensive first.
 
-    Only once nothing comes or goes, and after a while; as few are rented from then on.
+    Only once no VM comes or goes, and after a while; no more are rented from then on.
     """
     state = transition.state
     planned = {slot.vm_id for slot in generation.plan.slots}
@@ -232,10 +234,8 @@ def _return_unused(
         )
         transition.state = replace(state, enough=enough)
         names = ", ".join(vm.vm_id for vm in going)
-        transition.log(f"returned, as without them examples cost less: {names}")
-        fleet.return_vms(
-            transition, going, "not in the plan that does most for its money"
-        )
+        transition.log(f"returned, as examples cost less without them: {names}")
+        fleet.return_vms(transition, going, "not in the cost-optimal plan")
 
 
 def _leave(transition: Transition, reason: str, *, checkpoint: bool) -> None:
@@ -245,16 +245,16 @@ def _leave(transition: Transition, reason: str, *, checkpoint: bool) -> None:
 
 
 def _handover_at_s(state: State, vm: VmRecord) -> float:
-    """When to leave a generation because ``vm`` goes away."""
+    """Return when to leave a generation because ``vm`` is taken away."""
     assert vm.noticed_at_s is not None
     assert vm.leaves_at_s is not None
     return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
 
 
 def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
-    """Return from when on ``plan`` is worth a morph. Infinite: never.
+    """Return when ``plan`` becomes worth a morph. Infinite: never.
 
-    The new plan is predicted as far off as the present one was.
+    The prediction of the new plan is corrected by the error of the present one's.
     """
     step_s = _step_s(generation)
     new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
@@ -277,10 +277,10 @@ def _step_s(generation: Generation) -> float:
 
 
 def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
-    """Return examples/s under ``plan``, falling back to checkpoints counted.
+    """Return examples/s under ``plan``, fallbacks to checkpoints counted.
 
-    For each dollar an hour of its VMs, where that is the objective: both plans being
-    paid for by the hour, the same time makes up for a morph.
+    Divided by the hourly rent of its VMs, where cost is the objective: both plans are paid
+    for by the hour, so the same time makes up for a morph.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
@@ -291,7 +291,7 @@ def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
 
 
 def _lag_share(state: State) -> float:
-    """Return what losses put at stake."""
+    """Return the share of throughput that interruptions put at stake."""
     generation, previous = state.generation, state.previous_plan
     step_s = previous.predicted_step_s if previous else 0.0
     if generation is not None:
@@ -301,7 +301,7 @@ def _lag_share(state: State) -> float:
 
 
 def outlook(state: State) -> policy.FleetOutlook:
-    """Return what was seen of the fleet so far."""
+    """Return how often the fleet has lost VMs so far."""
     losses_at_s = tuple(loss.at_s for loss in state.interruptions)
     forgotten = len(losses_at_s) == KEPT
     return policy.FleetOutlook(
@@ -316,7 +316,7 @@ def outlook(state: State) -> policy.FleetOutlook:
 
 
 def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
-    """Return a name for what a plan depends on: slots and profile."""
+    """Return a hash of what a plan depends on: slots and profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -331,28 +331,41 @@ def _answer(
         return state.answer
     if state.plan_asked != inputs_hash:
         transition.state = replace(state, plan_asked=inputs_hash)
-        inputs = _inputs(state, vms, profile)
+        inputs = plan_inputs(
+            state.job,
+            profile,
+            _devices(state, vms, profile),
+            previous=newest_plan(state),
+            lag_share=_lag_share(state),
+        )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
     return None
 
 
-def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInputs:
-    job = state.job
-    previous = state.generation.plan if state.generation else state.previous_plan
+def plan_inputs(
+    job: JobSettings,
+    profile: Profile,
+    slots: Iterable[Device] = (),
+    *,
+    previous: Plan | None = None,
+    lag_share: float = policy.UNSEEN_SHARE,
+) -> PlanInputs:
+    """Return what the plans of a job are made from.
+
+    The planner's only view of a job, whether the job runs, is to be ranked or previewed.
+
+    Args:
+        job: What it asks of its plans.
+        profile: What was measured of its model.
+        slots: The fleet.
+        previous: The plan that runs or ran last: it has settled the micro-batch size.
+        lag_share: What interruptions put at stake; by default as before the first one.
+    """
     settled = None if previous is None else previous.microbatch_size
     return PlanInputs(
         facts=job.facts,
         profile=profile,
-        slots=tuple(
-            Device(
-                slot=Slot(vm_id=vm.vm_id, index=index),
-                memory_bytes=vm.offer.gpu_memory_bytes,
-                speed=gpu_speed(vm.offer, profile, job.facts),
-                usd_per_hour=vm.offer.usd_per_hour / vm.num_slots,
-            )
-            for vm in vms
-            for index in range(vm.num_slots)
-        ),
+        slots=tuple(slots),
         minibatch_size=job.spec.minibatch_size,
         microbatch_size=job.microbatch_size or settled,
         reduction=job.spec.reduction,
@@ -360,8 +373,25 @@ def _inputs(state: State, vms: Sequence[VmRecord], profile: Profile) -> PlanInpu
         schedule=job.schedule,
         recompute=job.recompute,
         objective=job.plan_objective,
-        lag_share=_lag_share(state),
+        lag_share=lag_share,
     )
+
+
+def _devices(
+    state: State, vms: Sequence[VmRecord], profile: Profile
+) -> Iterator[Device]:
+    for vm in vms:
+        machine = MachineShape(
+            gpus=vm.num_slots,
+            gpu_memory_bytes=vm.offer.gpu_memory_bytes,
+            speed=gpu_speed(vm.offer, profile, state.job.facts),
+        )
+        yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)
+
+
+def newest_plan(state: State) -> Plan | None:
+    """Return the plan that runs, or ran last."""
+    return state.generation.plan if state.generation else state.previous_plan
 
 
 def plan_computed(transition: Transition, event: PlanComputed) -> None:
@@ -381,5 +411,5 @@ def plan_computed(transition: Transition, event: PlanComputed) -> None:
 
 
 def plan_failed(transition: Transition, event: CommandFailed) -> None:
-    """The planner refuses the job itself: no fleet would help."""
+    """The planner refuses the job itself: no fleet could run it."""
     transition.end(Outcome(kind="failed", exit_code=2, reason=event.reason))

@@ -24,7 +24,7 @@ from spottrain.morphing.adapt.stragglers import (
 from spottrain.morphing.memory import memory
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.core.allocation import best_offer
+from spottrain.varuna_manager.core.allocation import next_launch
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
@@ -279,9 +279,13 @@ def _pays(
     state, generation = transition.state, transition.state.generation
     assert generation is not None
     spare = _spare(state, generation, vm)
-    offer = None if spare is not None else best_offer(transition, 1, vm)[0]
-    if spare is None and (offer is None or not _suits(state, vm, offer)):
-        return False
+    offer = None
+    if spare is None:
+        launch = next_launch(state, replacing=vm)
+        transition.wake(launch.changes_at_s)
+        offer = launch.offer
+        if offer is None or not _suits(state, vm, offer):
+            return False
     step_s = statistics.median(generation.step_times_s[-WINDOW:])
     saved_s = watch.saved_s((straggler,))
     new_step_s = step_s - saved_s

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
@@ -136,7 +135,7 @@ def check_checkpoint_path(config: JobConfig) -> None:
     try:
         check_writable(open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S))
     except StorageError as error:
-        raise ConfigError(f"checkpoint.path: {error}") from None
+        raise ConfigError(f"checkpoint.path: {error}") from error
 
 
 def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
@@ -179,8 +178,12 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
         )
 
 
-def settings_of(
-    config: JobConfig, facts: ModelFacts, job: JobDir, at_s: float
+def job_settings(
+    config: JobConfig,
+    facts: ModelFacts,
+    job: JobDir,
+    at_s: float,
+    data_bytes: Mapping[str, float] | None = None,
 ) -> JobSettings:
     """Return what the manager's core must know of a job launched at ``at_s``."""
     return JobSettings(
@@ -210,6 +213,7 @@ def settings_of(
         busy_s=config.setup_limit_s * bool(config.setup)
         + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
+        data_bytes=dict(data_bytes or {}),
     )
 
 
@@ -238,8 +242,7 @@ def submit(
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
-        settings = settings_of(config, facts, job, at_s)
-        settings = replace(settings, data_bytes=dict(data_bytes or {}))
+        settings = job_settings(config, facts, job, at_s, data_bytes)
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
         with placing(job):

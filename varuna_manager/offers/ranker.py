@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.adapt.policy import UNSEEN_SHARE
-from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
@@ -25,8 +23,13 @@ from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, ra
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.core.planning import MORPH_COST_S
+from spottrain.varuna_manager.core.planning import (
+    MORPH_COST_S,
+    newest_plan,
+    plan_inputs,
+)
 from spottrain.varuna_manager.offers.market import (
     BOOT_S,
     MeasuredOn,
@@ -34,8 +37,7 @@ from spottrain.varuna_manager.offers.market import (
     machine,
     priced_offer,
 )
-from spottrain.varuna_manager.offers.plan_inputs import checkpoint_bytes
-from spottrain.wire import Profile
+from spottrain.wire import ModelFacts, Profile
 
 SURE = 0.95
 """Share of the throughput of a fleet that a promise is built on."""
@@ -91,11 +93,14 @@ class OfferRanker:
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )
-        settled = _settled(state)
+        # Other fleets have no plan to stay near: of the one that runs, only the
+        # micro-batch size counts that it has settled.
+        inputs = plan_inputs(state.job, profile, previous=newest_plan(state))
+        settled = inputs.microbatch_size
         known = profile is self._profile and settled == self._settled
         if not known or self._paces is None:
             self._profile, self._settled = profile, settled
-            self._paces = ThroughputCache(_inputs(state, profile, settled))
+            self._paces = ThroughputCache(replace(inputs, previous=None))
         elif asked == self._last:
             return None
         self._last = asked
@@ -193,23 +198,12 @@ class OfferRanker:
         return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
 
     def _terms(self, state: State) -> RankingTerms:
-        job, progress = state.job, state.progress
-        steps = max(1, job.spec.steps - progress.step)
-        return RankingTerms(
-            examples=float(steps * job.spec.minibatch_size),
-            max_vms=job.max_vms,
-            min_vms=job.min_vms,
-            max_usd_per_hour=job.max_usd_per_hour,
-            allow_on_demand=job.allow_on_demand,
-            morph_s=progress.morph_cost_s or MORPH_COST_S,
-            lag_steps=job.spec.checkpoint_every_steps / 2,
-            stored_bytes=float(job.spec.checkpoint_keep * checkpoint_bytes(job.facts)),
-            storage_usd_per_gb_month=job.storage_usd_per_gb_month,
-            zone_usd_per_gb=job.zone_usd_per_gb,
-            data_bytes=job.data_bytes,
-            held=_held(state),
-            corrections=dict(self._corrections),
+        terms = ranking_terms(
+            state.job,
+            steps_done=state.progress.step,
+            morph_s=state.progress.morph_cost_s,
         )
+        return replace(terms, held=_held(state), corrections=dict(self._corrections))
 
     def _learn(self, state: State) -> None:
         """Take in how fast the present plan really is, and how long VMs took to boot."""
@@ -313,23 +307,32 @@ def _held(state: State) -> Place | None:
     return max(places, key=lambda place: (places[place], place), default=None)
 
 
-def _settled(state: State) -> int | None:
-    """Return the micro-batch size of the job, once the first plan has settled it."""
-    plan = state.generation.plan if state.generation else state.previous_plan
-    return state.job.microbatch_size or (plan.microbatch_size if plan else None)
+def ranking_terms(
+    job: JobSettings, *, steps_done: int = 0, morph_s: float | None = None
+) -> RankingTerms:
+    """Return what a job's offers are ranked by, as far as its settings say.
 
-
-def _inputs(state: State, profile: Profile, settled: int | None) -> PlanInputs:
-    job = state.job
-    return PlanInputs(
-        facts=job.facts,
-        profile=profile,
-        slots=(),
-        minibatch_size=job.spec.minibatch_size,
-        microbatch_size=settled,
-        reduction=job.spec.reduction,
-        schedule=job.schedule,
-        recompute=job.recompute,
-        objective=job.plan_objective,
-        lag_share=UNSEEN_SHARE,
+    Args:
+        job: Its settings.
+        steps_done: Mini-batches that are committed.
+        morph_s: What a morph has cost, once one was measured.
+    """
+    spec = job.spec
+    return RankingTerms(
+        examples=float(max(1, spec.steps - steps_done) * spec.minibatch_size),
+        max_vms=job.max_vms,
+        min_vms=job.min_vms,
+        max_usd_per_hour=job.max_usd_per_hour,
+        allow_on_demand=job.allow_on_demand,
+        morph_s=morph_s or MORPH_COST_S,
+        lag_steps=spec.checkpoint_every_steps / 2,
+        stored_bytes=float(spec.checkpoint_keep * checkpoint_bytes(job.facts)),
+        storage_usd_per_gb_month=job.storage_usd_per_gb_month,
+        zone_usd_per_gb=job.zone_usd_per_gb,
+        data_bytes=job.data_bytes,
     )
+
+
+def checkpoint_bytes(facts: ModelFacts) -> int:
+    """Return the size of a checkpoint of a model."""
+    return sum(s.param_bytes + s.optimizer_bytes for s in facts.sections)

@@ -12,7 +12,6 @@ from spottrain.pricing.deadline.model import Interval
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.deadline import is_cost_optimal, job_status, supplies
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import dollars, duration, utc
 
 
@@ -27,7 +26,8 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
     if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
         return None
     now = replace(job_status(state), now_s=at_s)
-    on_offer, held = supplies(Transition(state, at_s), terms), allocation.held(state)
+    then = replace(state, now_s=max(state.now_s, at_s))
+    on_offer, held = supplies(then, terms), allocation.held(state)
     foreseen = forecast(
         now,
         terms.fleet,

@@ -63,7 +63,7 @@ JOB = PlanInputs(
     reduction="fast",
 )
 TERMS = RankingTerms(examples=1e6, max_vms=4)
-PACES = ThroughputCache(JOB)
+THROUGHPUTS = ThroughputCache(JOB)
 """Of all tests: what was planned once is not planned again."""
 MACHINE = MachineShape(gpus=1, gpu_memory_bytes=10**9)
 TOO_SMALL = MachineShape(gpus=1, gpu_memory_bytes=10**7)

@@ -1,4 +1,4 @@
-"""What the manager knows of a job's promise: a deadline, or a least throughput."""
+"""What the manager knows about meeting a deadline or a minimum throughput."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from spottrain.pricing.deadline.outlook import MarketOutlook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTerms:
-    """What fleets of one kind of machine do for the job."""
+    """The throughput of fleets of one kind of machine, and their interruptions.
+
+    What the ranking of offers found out for the deadline policy; journalled with
+    ``FleetRated``, so that a replay decides the same.
+    """
 
     cloud: str
     instance_type: str
     fleet: Fleet
     losses_per_hour: dict[str, float] = field(default_factory=dict)
-    """By ``offer_key``, of one VM."""
+    """Interruptions of one VM to expect, by ``offer_key``."""
 
     def is_for(self, offer: Offer) -> bool:
-        """Whether an offer is of this kind."""
+        """Return whether an offer is of this kind."""
         return (offer.cloud, offer.instance_type) == (self.cloud, self.instance_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineState:
-    """What was decided last, and what it was decided by."""
+    """The newest decision of the deadline policy, and what it depends on."""
 
     terms: FleetTerms | None = None
     """None: not known yet."""
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
-    """None: nothing is promised, or nothing is known."""
+    """None: the job has no such limits, or nothing is known."""
     seen: tuple[object, ...] = ()
-    """What the decision depends on beside time: it is made anew when that changes."""
+    """What the decision depends on, time apart: it is made again when that changes."""
     review_at_s: float = 0.0
+    """When it is made again at the latest."""

@@ -1,4 +1,16 @@
-"""What a job is submitted with, and what of it a person may change later."""
+"""What a job is submitted with, and what of it a person may change later.
+
+The facts of a job have one shape for each reader, and each is built in one place:
+
+- ``JobConfig`` (``config.job``): the job file as people write it;
+- ``JobSettings``: what the core decides by. Journalled, so that a manager that starts
+  later needs no job file; made from it by ``launch.submit.job_settings``;
+- ``JobSpec`` (``wire``): the part of it that every VM must know, fixed for the job's life;
+- ``RankingTerms``, ``JobStatus`` (``pricing``) and ``PlanInputs`` (``morphing``): what the
+  ranking of offers, the deadline policy and the planner ask, which know neither jobs nor
+  managers; made by ``offers.ranker.ranking_terms``, ``core.deadline.job_status`` and
+  ``core.planning.plan_inputs``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +24,10 @@ from spottrain.wire import JobSpec, ModelFacts, Profile, ScheduleKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """All that the core must know of a job; fixed when it is submitted, but for limits."""
+    """All that the core must know of a job; fixed when it is submitted, except limits."""
 
     uid: str
-    """Unique for ever: launch tokens are derived from it."""
+    """Unique among all jobs: launch tokens are derived from it."""
     spec: JobSpec
     facts: ModelFacts
     max_vms: int
@@ -26,54 +38,54 @@ class JobSettings:
     max_usd: float | None = None
     max_usd_per_hour: float | None = None
     alerts: tuple[float, ...] = ()
-    """Shares of ``max_usd`` that are told of when they are spent."""
+    """Shares of ``max_usd`` that are reported when they are spent."""
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
-    """What a gigabyte from zone to zone of a region costs; None: what the cloud asks."""
+    """Traffic between zones of a region; None: the cloud's list price."""
     deadline_s: float | None = None
     """Seconds since the epoch."""
     min_examples_per_s: float | None = None
-    """Throughput that was asked for; None: none was."""
+    """The minimum throughput; None: none was asked for."""
     capacity_wait_s: float | None = None
-    """Give up (exit code 5) after waiting this long without a VM; None waits on."""
+    """Give up (exit code 5) after so long without a VM; None: never."""
     microbatch_size: int | None = None
-    """What every plan must have; None: the first plan settles it."""
+    """Of every plan; None: the first plan settles it."""
     schedule: ScheduleKind | None = None
-    """What every plan must have; None: the planner chooses."""
+    """Of every plan; None: the planner chooses."""
     recompute: bool | None = None
-    """What every plan must have; None: the planner chooses."""
+    """Of every plan; None: the planner chooses."""
     objective: Objective = "throughput"
-    """What plans are compared by."""
+    """What plans are compared by, see ``plan_objective``."""
     suspect_s: float = 5.0
-    """Heartbeats missing for this long make a VM suspect."""
+    """A VM without heartbeats for so long is suspected to be lost."""
     debounce_s: float = 2.0
-    """How long the fleet must be quiet before a plan is made for growth."""
+    """How long the fleet must be unchanged before a plan is made for growth."""
     data_bytes: dict[str, float] = field(default_factory=dict)
-    """What each VM fetches when it boots, by the cloud whose buckets hold it."""
+    """Bytes that each VM fetches when it boots, by the cloud whose buckets hold them."""
     busy_s: float = 0.0
-    """How long a VM may be busy with the user's data and setup before it is ready."""
+    """How long a VM may take for the user's data and setup before it is ready."""
     boot_wait_s: float = 60.0
     """How long the first plan waits for VMs that are still booting."""
     cooldown_s: float = 30.0
-    """How long what has refused is left alone at first; longer if it refuses again."""
+    """The first cooldown after a refusal; longer if it is refused again."""
     span: Span = "region"
     """How far apart VMs that train together may be."""
     shares: bool = False
-    """Whether the VMs share things in the cloud that must be removed in the end."""
+    """True if the VMs share resources in the cloud that must be removed in the end."""
     microbatch_sizes: tuple[int, ...] = ()
-    """Micro-batch sizes that a profile must know; none: that of ``spec``."""
+    """Micro-batch sizes that a profile must contain; none: that of ``spec``."""
     profile: Profile | None = None
-    """A profile that the user gives: nothing is measured."""
+    """A profile given by the user: nothing is measured."""
 
     @property
     def has_slo(self) -> bool:
-        """Whether there is a deadline or a least throughput to keep."""
+        """True if there is a deadline or a minimum throughput to keep."""
         return self.deadline_s is not None or self.min_examples_per_s is not None
 
     @property
     def plan_objective(self) -> Objective:
-        """What plans are compared by: where a promise decides how many VMs there are,
-        plans make the most of them."""
+        """What plans are compared by: throughput where the deadline policy decides how
+        many VMs there are."""
         return "throughput" if self.has_slo else self.objective
 
 

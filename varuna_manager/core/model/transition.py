@@ -50,8 +50,13 @@ class Transition:
         """Whether ``at_s`` has come; if not, the core will be woken then."""
         if self.now_s >= at_s:
             return True
-        self.wake_at_s = at_s if self.wake_at_s is None else min(self.wake_at_s, at_s)
+        self.wake(at_s)
         return False
+
+    def wake(self, at_s: float | None) -> None:
+        """Have the core decide again at ``at_s`` at the latest, if that is a time."""
+        if at_s is not None:
+            self.wake_at_s = min(self.wake_at_s or at_s, at_s)
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""

@@ -11,7 +11,7 @@ from spottrain.morphing.plan.choose import Candidate, PlanInputs, choose_plan
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode
 from spottrain.morphing.replay.shapes import Workload
-from spottrain.varuna_manager.offers.plan_inputs import workload_inputs
+from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire import decode
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples" / "profiles"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ranking.cooldowns import (
-    LONGEST_S,
+    MAX_S,
     Cooldown,
     Refusal,
     granted,
@@ -73,10 +73,10 @@ def test_it_closes_for_longer_each_time_it_refuses_soon_after() -> None:
         lengths.append(open_at_s(closed, HERE) - now_s)
         now_s = open_at_s(closed, HERE)
     assert lengths == [30, 60, 120, 240, 480, 960, 1800, 1800]
-    assert lengths[-1] == LONGEST_S
+    assert lengths[-1] == MAX_S
 
 
-def test_a_scope_that_was_quiet_for_as_long_begins_anew() -> None:
+def test_a_scope_open_for_as_long_as_it_was_closed_starts_over() -> None:
     closed = refused({}, HERE, "no_capacity", 0.0, BASE_S)
     closed = refused(closed, HERE, "no_capacity", 30.0, BASE_S)
     assert open_at_s(closed, HERE) == 90.0
@@ -84,7 +84,7 @@ def test_a_scope_that_was_quiet_for_as_long_begins_anew() -> None:
     assert open_at_s(refused(closed, HERE, "no_capacity", 150.0, 30.0), HERE) == 180.0
 
 
-def test_what_gives_something_is_open_and_its_past_forgotten() -> None:
+def test_an_offer_that_gave_vms_is_open_and_its_past_forgotten() -> None:
     closed = refused({}, HERE, "no_capacity", 0.0, BASE_S)
     closed = refused(closed, HERE, "quota", 0.0, BASE_S)
     closed = refused(closed, OTHERS["region"], "no_capacity", 0.0, BASE_S)
@@ -108,8 +108,8 @@ def test_nothing_is_closed_for_ever_nor_remembered_for_ever(
         closed = refused(closed, offer, refusal, now_s, BASE_S)
         assert shut(closed, offer, now_s)
         for each in OTHERS.values():
-            assert open_at_s(closed, each) <= now_s + LONGEST_S
-    later_s = now_s + 2 * LONGEST_S
+            assert open_at_s(closed, each) <= now_s + MAX_S
+    later_s = now_s + 2 * MAX_S
     assert not any(shut(closed, each, later_s) for each in OTHERS.values())
     closed = refused(closed, HERE, "price", later_s, BASE_S)
     assert len(closed) == 1
@@ -121,7 +121,7 @@ def test_the_home_is_where_most_gpus_are() -> None:
     assert home_of([HERE, HERE, far]) == ("aws", "us-west-2")
 
 
-def test_alike_zones_are_filled_evenly() -> None:
+def test_zones_of_similar_prices_are_filled_evenly() -> None:
     zones = [replace(HERE, zone=f"us-east-1{letter}") for letter in "abc"]
     dearer = replace(HERE, zone="us-east-1d", usd_per_hour=0.45)
     held: dict[str, int] = {}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import (
     JOB,
-    PACES,
     TERMS,
+    THROUGHPUTS,
     TOO_SMALL,
     markets,
     offer,
@@ -21,7 +21,6 @@ from tests.unit.pricing.ranked import (
 )
 
 from spottrain.pricing.prices.place import Place, offer_key
-from spottrain.pricing.ranking.frictions import Frictions
 from spottrain.pricing.ranking.rank import (
     Priced,
     Ranking,
@@ -34,7 +33,7 @@ from spottrain.pricing.ranking.rank import (
 from spottrain.pricing.ranking.throughput import FleetThroughput, ThroughputCache
 
 FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
-PACE = FleetThroughput(
+THROUGHPUT = FleetThroughput(
     vms=4, pipeline_depth=2, data_parallel_width=2, step_s=2.0, examples_per_s=8.0
 )
 
@@ -44,7 +43,7 @@ def names(ranking: Ranking) -> list[str]:
 
 
 @settings(deadline=None, max_examples=40)  # plans are made on the way
-@given(markets(), terms, st.integers(1, 4), st.sampled_from([PACES, FOR_MONEY]))
+@given(markets(), terms, st.integers(1, 4), st.sampled_from([THROUGHPUTS, FOR_MONEY]))
 def test_the_first_rows_are_those_of_planning_everything(
     market: list[Priced], asked: RankingTerms, exact: int, throughputs: ThroughputCache
 ) -> None:
@@ -66,15 +65,15 @@ def test_the_order_of_offers_does_not_count(
 ) -> None:
     mixed = list(market)
     draw.shuffle(mixed)
-    assert rank(mixed, PACES, asked) == rank(market, PACES, asked)
+    assert rank(mixed, THROUGHPUTS, asked) == rank(market, THROUGHPUTS, asked)
 
 
 @settings(deadline=None, max_examples=40)  # plans are made on the way
 @given(markets(), terms)
-def test_what_is_ranked_first_trains_most_for_a_dollar(
+def test_the_first_offer_has_the_most_examples_per_dollar(
     market: list[Priced], asked: RankingTerms
 ) -> None:
-    rows = [r for r in rank(market, PACES, asked, exact=99).rows if r.worth]
+    rows = [r for r in rank(market, THROUGHPUTS, asked, exact=99).rows if r.worth]
     values = [row.worth.examples_per_usd for row in rows if row.worth]
     assert values == sorted(values, reverse=True)
 
@@ -86,55 +85,51 @@ def test_losses_boot_and_price_never_help(
     asked = replace(TERMS, morph_s=10.0, lag_steps=5.0)
     calm = priced(usd_per_hour=usd_per_hour)
     rough = replace(calm, losses_per_hour=losses_per_hour, boot_s=boot_s)
-    better, worse = (worth_of(PACE, one, asked) for one in (calm, rough))
+    better, worse = (worth_of(THROUGHPUT, one, asked) for one in (calm, rough))
     assert worse.examples_per_usd <= better.examples_per_usd * (1 + 1e-12)
     assert better.examples_per_usd <= better.raw_examples_per_usd * (1 + 1e-12)
     dearer = priced(usd_per_hour=2 * usd_per_hour)
-    assert worth_of(PACE, dearer, asked).examples_per_usd < better.examples_per_usd
+    assert (
+        worth_of(THROUGHPUT, dearer, asked).examples_per_usd < better.examples_per_usd
+    )
 
 
 def test_without_losses_it_is_throughput_over_price() -> None:
-    worth = worth_of(PACE, priced(usd_per_hour=2.0), TERMS)
+    worth = worth_of(THROUGHPUT, priced(usd_per_hour=2.0), TERMS)
     assert worth.usd_per_hour == 8.0
     assert worth.raw_examples_per_usd == 8.0 * 3600 / 8.0
     assert worth.examples_per_usd == pytest.approx(3600.0)
     assert worth.usd == pytest.approx(1e6 / 3600)
 
 
-def test_a_loss_costs_two_morphs_a_boot_and_work_done_again() -> None:
+def test_an_interruption_costs_two_morphs_a_boot_and_repeated_work() -> None:
     asked = replace(TERMS, morph_s=30.0, lag_steps=10.0)
     rough = priced(losses_per_hour=0.5, boot_s=240.0)
     # Two replicas of two stages: the partner of the first loss is hit 1 time in 3.
     lost_s = 240.0 / 4 + 2 * 30.0 + 10.0 * 2.0 / 3
-    pace_per_s = 8.0 / (1 + 4 * 0.5 * lost_s / 3600)
-    worth = worth_of(PACE, rough, asked)
-    assert worth.net_examples_per_s == pytest.approx(pace_per_s)
+    net_examples_per_s = 8.0 / (1 + 4 * 0.5 * lost_s / 3600)
+    worth = worth_of(THROUGHPUT, rough, asked)
+    assert worth.net_examples_per_s == pytest.approx(net_examples_per_s)
     boot_usd = 8.0 * 240.0 / 3600
-    assert worth.usd == pytest.approx(8.0 * 1e6 / pace_per_s / 3600 + boot_usd)
+    assert worth.usd == pytest.approx(8.0 * 1e6 / net_examples_per_s / 3600 + boot_usd)
 
 
 def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
-    plain = worth_of(PACE, priced(), TERMS).usd
+    plain = worth_of(THROUGHPUT, priced(), TERMS).usd
     hours = 1e6 / 8.0 / 3600
     stored = replace(TERMS, stored_bytes=73.05e9, storage_usd_per_gb_month=0.1)
-    assert worth_of(PACE, priced(), stored).usd == pytest.approx(plain + 0.01 * hours)
-    elsewhere = Place("aws", "r", "b", "t")
-    moved = replace(
-        TERMS,
-        checkpoint=elsewhere,
-        copies=frozenset({"gcp"}),
-        frictions=Frictions(checkpoint_bytes=2e9, dataset_bytes=1e11),
+    assert worth_of(THROUGHPUT, priced(), stored).usd == pytest.approx(
+        plain + 0.01 * hours
     )
-    once = 2 * 0.01 + 100 * 0.09
-    assert worth_of(PACE, priced(), moved).usd == pytest.approx(plain + once)
+    elsewhere = Place("aws", "r", "b", "t")
     lost = priced(losses_per_hour=0.5)
-    before = worth_of(PACE, lost, TERMS).usd
+    before = worth_of(THROUGHPUT, lost, TERMS).usd
     fetching = replace(TERMS, data_bytes={"gcp": 1e9, "azure": 2e9, "aws": 4e9})
-    each = PACE.vms * 3 * 0.09
-    assert worth_of(PACE, priced(), fetching).usd == pytest.approx(plain + each)
-    assert worth_of(PACE, lost, fetching).usd > before + each
+    each = THROUGHPUT.vms * 3 * 0.09
+    assert worth_of(THROUGHPUT, priced(), fetching).usd == pytest.approx(plain + each)
+    assert worth_of(THROUGHPUT, lost, fetching).usd > before + each
     joining = replace(TERMS, held=elsewhere)
-    chatty = replace(PACE, sent_bytes=1e9)
+    chatty = replace(THROUGHPUT, sent_bytes=1e9)
     steps = 1e6 / 16
     usd = worth_of(chatty, priced(), joining).usd
     assert usd == pytest.approx(plain + 0.02 * steps)
@@ -145,22 +140,22 @@ def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
 
 def test_what_was_measured_corrects_its_type_and_in_doubt_the_others() -> None:
     asked = replace(TERMS, corrections={("aws", "t"): 0.5})
-    assert worth_of(PACE, priced(), asked).examples_per_s == 4.0
-    other = worth_of(PACE, priced(instance_type="u"), asked)
+    assert worth_of(THROUGHPUT, priced(), asked).examples_per_s == 4.0
+    other = worth_of(THROUGHPUT, priced(instance_type="u"), asked)
     assert other.examples_per_s == pytest.approx(4.0)
     both = replace(asked, corrections={("aws", "t"): 0.5, ("aws", "u"): 0.9})
-    corrected = worth_of(PACE, priced(instance_type="u"), both)
+    corrected = worth_of(THROUGHPUT, priced(instance_type="u"), both)
     assert corrected.examples_per_s == pytest.approx(7.2)
 
 
-def test_dear_but_safe_beats_cheap_but_lossy() -> None:
+def test_expensive_but_rarely_interrupted_beats_cheap_but_often_interrupted() -> None:
     cheap = priced(zone="cheap", usd_per_hour=1.0, losses_per_hour=6.0, boot_s=300.0)
     safe = priced(zone="safe", usd_per_hour=1.5, spot=False, boot_s=300.0)
     asked = replace(TERMS, morph_s=60.0)
-    best = rank([cheap, safe], PACES, asked).best
+    best = rank([cheap, safe], THROUGHPUTS, asked).best
     assert best is not None
     assert best.priced is safe
-    calm = rank([replace(cheap, losses_per_hour=0.0), safe], PACES, asked).best
+    calm = rank([replace(cheap, losses_per_hour=0.0), safe], THROUGHPUTS, asked).best
     assert calm is not None
     assert calm.priced.offer.zone == "cheap"
 
@@ -180,13 +175,13 @@ def test_dear_but_safe_beats_cheap_but_lossy() -> None:
         (priced(TOO_SMALL), "the model needs"),
     ],
 )
-def test_what_is_out_of_the_question_says_why(one: Priced, why_not: str) -> None:
+def test_offers_that_cannot_be_used_say_why(one: Priced, why_not: str) -> None:
     asked = replace(TERMS, allow_on_demand=False, max_usd_per_hour=8.0)
     good = priced(zone="good", usd_per_hour=2.0)
-    ranking = rank([one, good], PACES, asked)
+    ranking = rank([one, good], THROUGHPUTS, asked)
     assert [row.priced for row in ranking.rows] == [good, one]
     assert ranking.rows[1].why_not.startswith(why_not)
-    alone = rank([one], PACES, asked)
+    alone = rank([one], THROUGHPUTS, asked)
     assert alone.best is None
     ((reason, count),) = alone.reasons().items()
     assert reason.startswith(why_not)
@@ -197,7 +192,7 @@ def test_of_machines_that_cost_nothing_the_faster_comes_first() -> None:
     fast = replace(priced().machine, speed=2.0)  # type: ignore[type-var]
     free = [priced(zone="slow", usd_per_hour=0.0)]
     free.append(priced(fast, zone="fast", usd_per_hour=0.0))
-    best = rank(free, PACES, TERMS).best
+    best = rank(free, THROUGHPUTS, TERMS).best
     assert best is not None
     assert best.priced.offer.zone == "fast"
 
@@ -216,25 +211,27 @@ def test_where_the_best_offer_has_too_few_the_next_of_its_region_fills_up() -> N
         priced(zone="far", region="far", usd_per_hour=1.2),
         priced(zone="b", usd_per_hour=1.5),
     ]
-    ranking = rank(market, PACES, TERMS)
+    ranking = rank(market, THROUGHPUTS, TERMS)
     fleet = greedy_fleet(ranking, TERMS)
     told = [(row.priced.offer.zone, row.priced.offer.spot, n) for row, n in fleet]
     assert told == [("a", True, 2), ("b", True, 2)]
     capped = replace(TERMS, max_usd_per_hour=3.6)
     few = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, capped)]
     assert few == [("a", 2), ("b", 1)]
-    assert greedy_fleet(rank([], PACES, TERMS), TERMS) == []
+    assert greedy_fleet(rank([], THROUGHPUTS, TERMS), TERMS) == []
 
 
 CAPPED = replace(TERMS, min_vms=4, max_usd_per_hour=9.0)
 
 
-def test_what_the_cap_does_not_pay_for_as_often_as_wanted_is_out() -> None:
-    ranking = rank([priced(usd_per_hour=3.0)], PACES, CAPPED)
+def test_an_offer_whose_min_vms_exceed_the_cap_cannot_be_used() -> None:
+    ranking = rank([priced(usd_per_hour=3.0)], THROUGHPUTS, CAPPED)
     assert ranking.best is None
     reason = "budget.max_usd_per_hour does not pay for 4, as resources.min_vms asks"
     assert ranking.reasons() == {reason: 1}
-    beside = rank([priced(usd_per_hour=3.0), priced(usd_per_hour=1.0)], PACES, CAPPED)
+    beside = rank(
+        [priced(usd_per_hour=3.0), priced(usd_per_hour=1.0)], THROUGHPUTS, CAPPED
+    )
     assert [row.vms for row in beside.rows] == [4, 3]
     assert not beside.reasons()
 
@@ -247,7 +244,7 @@ def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
         (2, [("a", 2), ("z", 2)]),
         (1, [("a", 1)]),
     ):
-        ranking = rank([dear, replace(cheap, most_vms=most_vms)], PACES, CAPPED)
+        ranking = rank([dear, replace(cheap, most_vms=most_vms)], THROUGHPUTS, CAPPED)
         assert ranking.rows[0].priced == dear
         fleet = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, CAPPED)]
         assert fleet == told
@@ -260,15 +257,15 @@ def test_no_fleet_costs_more_an_hour_than_the_cap(
 ) -> None:
     asked = replace(asked, min_vms=min(min_vms, asked.max_vms))
     cap = asked.max_usd_per_hour or math.inf
-    ranking = rank(market, PACES, asked)
+    ranking = rank(market, THROUGHPUTS, asked)
     assert all(row.worth.usd_per_hour <= cap for row in ranking.rows if row.worth)
     fleet = greedy_fleet(ranking, asked)
     assert sum(row.priced.offer.usd_per_hour * n for row, n in fleet) <= cap
     assert not fleet or sum(n for _, n in fleet) >= asked.min_vms
 
 
-def test_cheap_machines_of_another_region_are_no_company() -> None:
+def test_a_fleet_is_not_filled_up_from_another_region() -> None:
     dear, far = (priced(usd_per_hour=3.0), priced(region="far", usd_per_hour=1.0))
-    ranking = rank([dear, far], PACES, CAPPED)
+    ranking = rank([dear, far], THROUGHPUTS, CAPPED)
     assert [row.priced for row in ranking.rows if not row.why_not] == [far]
     assert greedy_fleet(ranking, CAPPED) == [(ranking.rows[0], 4)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.pricing.ranked import (
     JOB,
     MACHINE,
-    PACES,
+    THROUGHPUTS,
     TOO_SMALL,
     machines,
 )
@@ -20,15 +20,16 @@ FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 
 
 @settings(deadline=None, max_examples=40)  # plans are made on the way
-@given(machines, st.integers(1, 5), st.sampled_from([PACES, FOR_MONEY]))
+@given(machines, st.integers(1, 5), st.sampled_from([THROUGHPUTS, FOR_MONEY]))
 def test_no_plan_beats_the_bounds(
     machine: MachineShape, vms: int, throughputs: ThroughputCache
 ) -> None:
     exact = throughputs.of(machine, vms)
     if exact.why_not:
         return
-    nearly, best = throughputs.nearly(machine, vms), throughputs.at_best(machine, vms)
-    each = [p.examples_per_s / p.vms for p in (exact, nearly, best)]
+    tighter = throughputs.tighter_bound(machine, vms)
+    best = throughputs.upper_bound(machine, vms)
+    each = [p.examples_per_s / p.vms for p in (exact, tighter, best)]
     assert each[0] <= each[1] * (1 + 1e-9)
     assert each[1] <= each[2] * (1 + 1e-9)
     assert best.vms <= exact.vms <= vms
@@ -38,28 +39,28 @@ def test_a_fleet_is_planned_once() -> None:
     throughputs = ThroughputCache(JOB)
     first = throughputs.of(MACHINE, 2)
     assert throughputs.of(MACHINE, 2) is first
-    assert throughputs.made == 1
+    assert throughputs.plans_computed == 1
 
 
 def test_faster_gpus_and_networks_train_more() -> None:
-    slow, fast = (PACES.of(replace(MACHINE, speed=v), 2) for v in (1.0, 2.0))
+    slow, fast = (THROUGHPUTS.of(replace(MACHINE, speed=v), 2) for v in (1.0, 2.0))
     assert fast.examples_per_s > 1.5 * slow.examples_per_s
     narrow, wide = (
-        PACES.of(replace(MACHINE, network_bytes_per_s=v), 4) for v in (1e7, 1e10)
+        THROUGHPUTS.of(replace(MACHINE, network_bytes_per_s=v), 4) for v in (1e7, 1e10)
     )
     assert wide.examples_per_s > narrow.examples_per_s
 
 
 def test_where_the_model_does_not_fit_it_says_why() -> None:
-    throughput = PACES.of(TOO_SMALL, 4)
+    throughput = THROUGHPUTS.of(TOO_SMALL, 4)
     assert "model needs" in throughput.why_not
-    assert PACES.nearly(TOO_SMALL, 4).why_not in ("", throughput.why_not)
+    assert THROUGHPUTS.tighter_bound(TOO_SMALL, 4).why_not in ("", throughput.why_not)
 
 
 def test_machines_that_a_plan_for_money_leaves_out_are_not_paid_for() -> None:
     slow_links = replace(MACHINE, network_bytes_per_s=1e6)
     assert FOR_MONEY.of(slow_links, 4).vms < 4
-    assert PACES.of(slow_links, 4).vms == 4
+    assert THROUGHPUTS.of(slow_links, 4).vms == 4
     held = ThroughputCache(replace(JOB, objective="examples_per_dollar"), min_vms=3)
     assert held.of(slow_links, 4).vms >= 3
 

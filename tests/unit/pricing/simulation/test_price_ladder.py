@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import Frictions, Quote
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -22,7 +21,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
-from spottrain.pricing.simulation.switching import SwitchingRule
+from spottrain.pricing.simulation.switching import Frictions, Quote, SwitchingRule
 
 settings.register_profile("no hurry", deadline=None)
 settings.load_profile("no hurry")

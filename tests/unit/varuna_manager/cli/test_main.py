@@ -111,9 +111,9 @@ def test_vms_get_the_time_that_data_and_setup_may_take(tmp_path: Path) -> None:
         data={"words": "s3://bucket/words"},
     )
     job = JobDir(tmp_path / "job")
-    settings = submission.settings_of(load_config(path), FACTS, job, 0.0)
+    settings = submission.job_settings(load_config(path), FACTS, job, 0.0)
     assert settings.busy_s == 600.0 + 3600.0
-    local = submission.settings_of(load_config(job_file(tmp_path)), FACTS, job, 0.0)
+    local = submission.job_settings(load_config(job_file(tmp_path)), FACTS, job, 0.0)
     assert local.busy_s == 0.0
 
 

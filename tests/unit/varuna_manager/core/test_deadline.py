@@ -11,13 +11,12 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 from spottrain import wire
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.place import offer_key
-from spottrain.varuna_manager.core.allocation import best_offer
+from spottrain.varuna_manager.core.allocation import next_launch
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FOUR = ("a", "b", "c", "d")
@@ -38,151 +37,145 @@ def story(left_s: float | None, **settings: Any) -> Story:
     """Four spot VMs that train, and a deadline so far away from then on."""
     deadline_s = None if left_s is None else 1003.0 + left_s
     settings = {"allow_on_demand": True, **settings}
-    told = Story(deadline_s=deadline_s, **settings)
-    told.training(*FOUR)
-    return told
+    job = Story(deadline_s=deadline_s, **settings)
+    job.training(*FOUR)
+    return job
 
 
-def weigh(told: Story, terms: FleetTerms = TERMS) -> None:
-    told.tell(e.FleetRated, terms=terms)
+def rate(job: Story, terms: FleetTerms = TERMS) -> None:
+    job.tell(e.FleetRated, terms=terms)
 
 
-def test_a_job_that_promises_nothing_decides_nothing() -> None:
-    told = story(None)
-    weigh(told)
-    assert told.state.deadline.decision is None
-    assert deadline_view(told.state, told.now_s) is None
+def test_without_deadline_or_throughput_nothing_is_decided() -> None:
+    job = story(None)
+    rate(job)
+    assert job.state.deadline.decision is None
+    assert deadline_view(job.state, job.now_s) is None
 
 
-def test_before_it_is_known_what_vms_do_none_are_rented_on_demand_but_to_begin() -> (
-    None
-):
-    told = Story(deadline_s=9000.0, allow_on_demand=True, min_vms=2)
-    told.start(replace(OFFER, available=0), ON_DEMAND)
-    wish = told.intend()
+def test_before_throughputs_are_known_on_demand_vms_are_rented_only_to_start() -> None:
+    job = Story(deadline_s=9000.0, allow_on_demand=True, min_vms=2)
+    job.start(replace(OFFER, available=0), ON_DEMAND)
+    wish = job.intend()
     assert (wish.offer.spot, wish.count) == (False, 2)
 
 
 def test_with_time_to_spare_there_are_spot_vms_only() -> None:
-    told = story(10 * TRAIN_S)
-    weigh(told)
-    decision = told.state.deadline.decision
+    job = story(10 * TRAIN_S)
+    rate(job)
+    decision = job.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
-    assert told.wished(c.IntendLaunch) == []
+    assert job.wished(c.IntendLaunch) == []
 
 
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
-    told = story(10 * TRAIN_S)
-    weigh(told)
-    transition = Transition(told.state, told.now_s)
-    assert best_offer(transition, 1) == (None, 0)
-    assert best_offer(transition, 1, told.state.vms["a"]) == (OFFER, 1)
+    job = story(10 * TRAIN_S)
+    rate(job)
+    assert next_launch(job.state).offer is None
+    launch = next_launch(job.state, replacing=job.state.vms["a"])
+    assert (launch.offer, launch.count) == (OFFER, 1)
 
 
 def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() -> None:
-    told = story(10 * TRAIN_S)
-    weigh(told)
-    told.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
-    told.tell(e.VmLost, vm_id="a", reason="taken")
-    assert told.wished(c.IntendLaunch) == []
+    job = story(10 * TRAIN_S)
+    rate(job)
+    job.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
+    job.tell(e.VmLost, vm_id="a", reason="taken")
+    assert job.wished(c.IntendLaunch) == []
 
 
-def test_in_the_place_of_a_spot_vm_as_dear_as_one_on_demand_the_latter_is_rented() -> (
-    None
-):
-    told = story(10 * TRAIN_S)
-    weigh(told)
-    dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
-    told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
-    told.tell(e.VmLost, vm_id="a", reason="taken")
-    wish = told.intend()
+def test_an_on_demand_vm_is_rented_where_spot_is_as_expensive() -> None:
+    job = story(10 * TRAIN_S)
+    rate(job)
+    expensive = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
+    job.tell(e.OffersSeen, offers=(expensive, ON_DEMAND))
+    job.tell(e.VmLost, vm_id="a", reason="taken")
+    wish = job.intend()
     assert (wish.offer.spot, wish.count) == (False, 1)
 
 
-def test_a_thrifty_job_rents_no_spot_vm_as_dear_as_one_on_demand() -> None:
-    told = story(10 * TRAIN_S, objective="examples_per_dollar")
-    weigh(told)
-    dear = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
-    told.tell(e.OffersSeen, offers=(dear, ON_DEMAND))
-    told.tell(e.VmLost, vm_id="a", reason="taken")
-    assert not any(wish.offer.spot for wish in told.wished(c.IntendLaunch))
+def test_a_cost_optimal_job_rents_no_spot_vm_at_the_on_demand_price() -> None:
+    job = story(10 * TRAIN_S, objective="examples_per_dollar")
+    rate(job)
+    expensive = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
+    job.tell(e.OffersSeen, offers=(expensive, ON_DEMAND))
+    job.tell(e.VmLost, vm_id="a", reason="taken")
+    assert not any(wish.offer.spot for wish in job.wished(c.IntendLaunch))
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
-    told = story(TRAIN_S + 35.0)
-    weigh(told)
-    wish = told.intend()
+    job = story(TRAIN_S + 35.0)
+    rate(job)
+    wish = job.intend()
     assert not wish.offer.spot
-    assert told.state.deadline.decision is not None
-    assert told.state.deadline.decision.mode in ("edge", "fallback")
-    held_back = [vm for vm in told.state.vms.values() if vm.leaves_at_s is not None]
+    assert job.state.deadline.decision is not None
+    assert job.state.deadline.decision.mode in ("edge", "fallback")
+    held_back = [vm for vm in job.state.vms.values() if vm.leaves_at_s is not None]
     assert held_back == [], "spot VMs train on until on-demand VMs do"
     new = tuple(f"d{n}" for n in range(wish.count))
-    intent = next(iter(told.state.intents))
-    vms = tuple(told.vm(vm_id, intent, offer=ON_DEMAND) for vm_id in new)
-    told.tell(e.VmsLaunched, intent=intent, vms=vms)
+    intent = next(iter(job.state.intents))
+    vms = tuple(job.vm(vm_id, intent, offer=ON_DEMAND) for vm_id in new)
+    job.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in new:
-        told.ready(vm_id)
-    leaving = [k for k, vm in told.state.vms.items() if vm.leaves_at_s is not None]
+        job.ready(vm_id)
+    leaving = [k for k, vm in job.state.vms.items() if vm.leaves_at_s is not None]
     assert len(leaving) == len(new)
     assert set(leaving) <= set(FOUR)
 
 
-def test_a_deadline_that_nobody_can_keep_ends_the_job_before_it_trains() -> None:
-    told = Story(deadline_s=1000.0 + 100.0, allow_on_demand=True)
-    told.start()
-    weigh(told)
-    assert told.state.outcome is not None
-    assert (told.state.outcome.kind, told.state.outcome.exit_code) == ("deadline", 4)
-    assert "move the deadline to" in told.state.outcome.reason
-    assert told.state.phase is JobPhase.ENDED
+def test_a_deadline_that_cannot_be_met_ends_the_job_before_it_trains() -> None:
+    job = Story(deadline_s=1000.0 + 100.0, allow_on_demand=True)
+    job.start()
+    rate(job)
+    assert job.state.outcome is not None
+    assert (job.state.outcome.kind, job.state.outcome.exit_code) == ("deadline", 4)
+    assert "move the deadline to" in job.state.outcome.reason
+    assert job.state.phase is JobPhase.ENDED
 
 
-def test_a_promise_once_made_is_not_taken_back_while_vms_boot() -> None:
-    told = Story(deadline_s=1000.0 + 229.0, allow_on_demand=True)
-    told.start()
-    weigh(told)
-    assert told.state.phase is JobPhase.ACTIVE
-    told.wait(9.0)
-    assert told.state.phase is JobPhase.ACTIVE
-    weigh(told, replace(TERMS, fleet=replace(TERMS.fleet, boot_s=20.0)))
-    assert told.state.phase is JobPhase.ACTIVE
+def test_a_deadline_once_found_feasible_stays_so_while_vms_boot() -> None:
+    job = Story(deadline_s=1000.0 + 229.0, allow_on_demand=True)
+    job.start()
+    rate(job)
+    assert job.state.phase is JobPhase.ACTIVE
+    job.wait(9.0)
+    assert job.state.phase is JobPhase.ACTIVE
+    rate(job, replace(TERMS, fleet=replace(TERMS.fleet, boot_s=20.0)))
+    assert job.state.phase is JobPhase.ACTIVE
     half = tuple(rate / 2 for rate in TERMS.fleet.examples_per_s)
-    weigh(told, replace(TERMS, fleet=replace(TERMS.fleet, examples_per_s=half)))
-    assert told.state.outcome is not None
-    assert told.state.outcome.kind == "deadline"
+    rate(job, replace(TERMS, fleet=replace(TERMS.fleet, examples_per_s=half)))
+    assert job.state.outcome is not None
+    assert job.state.outcome.kind == "deadline"
 
 
-def test_without_on_demand_vms_nothing_is_promised_and_the_job_does_what_it_can() -> (
-    None
-):
-    told = story(TRAIN_S / 2, allow_on_demand=False)
-    weigh(told)
-    assert told.state.phase is JobPhase.ACTIVE
-    decision = told.state.deadline.decision
+def test_without_on_demand_vms_nothing_is_guaranteed_and_the_job_trains_on() -> None:
+    job = story(TRAIN_S / 2, allow_on_demand=False)
+    rate(job)
+    assert job.state.phase is JobPhase.ACTIVE
+    decision = job.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
 
 
-def test_too_slow_a_job_gets_on_demand_vms_until_it_is_fast_enough() -> None:
-    told = story(None, min_examples_per_s=3.5)
-    weigh(told)
-    told.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
+def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
+    job = story(None, min_examples_per_s=3.5)
+    rate(job)
+    job.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
     for vm_id in ("c", "d"):
-        told.tell(e.VmLost, vm_id=vm_id, reason="taken")
-    told.broken("a", "b")
-    told.plan("a", "b")
-    told.open()
-    told.begin(3)
-    assert told.wished(c.IntendLaunch) == [], "nothing was measured yet"
+        job.tell(e.VmLost, vm_id=vm_id, reason="taken")
+    job.broken("a", "b")
+    job.plan("a", "b")
+    job.open()
+    job.begin(3)
+    assert job.wished(c.IntendLaunch) == [], "nothing was measured yet"
     for step in range(4, 10):
-        told.now_s += 4.0
-        for slot in told.generation.plan.slots:
-            told.report(
+        job.now_s += 4.0
+        for slot in job.generation.plan.slots:
+            job.report(
                 slot.vm_id,
                 wire.MinibatchCommitted(
-                    generation=told.generation.number,
+                    generation=job.generation.number,
                     slot=0,
                     step=step,
                     sections=(0,) if slot.vm_id == "a" else (1,),
@@ -192,88 +185,88 @@ def test_too_slow_a_job_gets_on_demand_vms_until_it_is_fast_enough() -> None:
                     peak_bytes=1,
                 ),
             )
-    told.wait(120.0)
-    (wish,) = told.wished(c.IntendLaunch)
+    job.wait(120.0)
+    (wish,) = job.wished(c.IntendLaunch)
     assert not wish.offer.spot
 
 
-def test_a_nearer_deadline_is_decided_over_at_once() -> None:
-    told = story(10 * TRAIN_S)
-    weigh(told)
-    nearer = told.now_s + TRAIN_S + 35.0
-    told.tell(
+def test_an_earlier_deadline_is_decided_on_at_once() -> None:
+    job = story(10 * TRAIN_S)
+    rate(job)
+    nearer = job.now_s + TRAIN_S + 35.0
+    job.tell(
         e.LimitsChanged,
         by="a person",
         limits=(Limit(name="deadline_s", value=nearer),),
     )
-    assert told.state.deadline.decision is not None
-    assert told.state.deadline.decision.mode in ("edge", "fallback")
+    assert job.state.deadline.decision is not None
+    assert job.state.deadline.decision.mode in ("edge", "fallback")
 
 
-def test_what_is_promised_is_shown_with_an_interval() -> None:
-    told = story(3 * TRAIN_S, max_usd=50.0)
-    weigh(told)
-    shown = deadline_view(told.state, told.now_s)
+def test_finish_and_cost_are_shown_with_an_interval() -> None:
+    job = story(3 * TRAIN_S, max_usd=50.0)
+    rate(job)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
     assert shown["mode"] == "spot"
     finish, usd = shown["finish_s"], shown["usd"]
-    assert told.now_s < finish["low"] <= finish["expected"] <= finish["high"]
-    assert finish["high"] <= told.state.job.deadline_s
+    assert job.now_s < finish["low"] <= finish["expected"] <= finish["high"]
+    assert finish["high"] <= job.state.job.deadline_s
     assert 0 < usd["low"] <= usd["expected"] <= usd["high"] <= 50.0
-    line = deadline_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, job.state.job.deadline_s)
     assert "of slack" in line
     assert " in all" in line
 
 
-def test_a_job_in_haste_is_expected_as_soon_as_its_fleet_can_do_it() -> None:
-    told = story(100 * TRAIN_S)
-    weigh(told)
-    shown = deadline_view(told.state, told.now_s)
+def test_a_time_optimal_job_is_expected_as_soon_as_its_fleet_can_finish() -> None:
+    job = story(100 * TRAIN_S)
+    rate(job)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
     finish = shown["finish_s"]
-    assert finish["expected"] - told.now_s == pytest.approx(TRAIN_S, rel=0.05)
-    assert finish["low"] < told.now_s + TRAIN_S < finish["high"]
+    assert finish["expected"] - job.now_s == pytest.approx(TRAIN_S, rel=0.05)
+    assert finish["low"] < job.now_s + TRAIN_S < finish["high"]
 
 
-def test_a_deadline_that_cannot_be_kept_any_more_is_told_so() -> None:
-    told = story(TRAIN_S / 2)
-    weigh(told)
-    late = deadline_view(told.state, told.now_s)
+def test_a_deadline_that_can_no_longer_be_met_is_reported() -> None:
+    job = story(TRAIN_S / 2)
+    rate(job)
+    late = deadline_view(job.state, job.now_s)
     assert late is not None
-    assert "cannot be kept" in deadline_line(late, told.state.job.deadline_s)
+    assert "cannot be kept" in deadline_line(late, job.state.job.deadline_s)
 
 
-def test_where_the_hourly_cap_bears_no_vm_no_end_is_in_sight() -> None:
-    told = story(3 * TRAIN_S)
-    weigh(told)
-    told.tell(
+def test_where_the_hourly_cap_pays_for_no_vm_no_end_is_in_sight() -> None:
+    job = story(3 * TRAIN_S)
+    rate(job)
+    job.tell(
         e.LimitsChanged,
         by="a person",
         limits=(Limit(name="max_usd_per_hour", value=1e-6),),
     )
-    shown = deadline_view(told.state, told.now_s)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
     assert shown["finish_s"]["expected"] is shown["finish_s"]["high"] is None
-    line = deadline_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, job.state.job.deadline_s)
     assert line.endswith("not promised · no end in sight")
 
 
 def test_without_on_demand_vms_nobody_knows_the_latest_finish() -> None:
-    told = story(3 * TRAIN_S, allow_on_demand=False)
-    weigh(told)
-    shown = deadline_view(told.state, told.now_s)
+    job = story(3 * TRAIN_S, allow_on_demand=False)
+    rate(job)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
     assert shown["finish_s"]["expected"] is not None
     assert shown["finish_s"]["high"] is None
-    assert "90 %: by ?" in deadline_line(shown, told.state.job.deadline_s)
+    assert "90 %: by ?" in deadline_line(shown, job.state.job.deadline_s)
 
 
-def test_spot_vms_that_would_be_late_at_their_best_are_told_so() -> None:
-    told = story(TRAIN_S / 2, allow_on_demand=False)
-    weigh(told)
-    shown = deadline_view(told.state, told.now_s)
+def test_spot_vms_that_would_be_late_without_interruptions_are_reported() -> None:
+    job = story(TRAIN_S / 2, allow_on_demand=False)
+    rate(job)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
-    assert "cannot be kept" in deadline_line(shown, told.state.job.deadline_s)
+    assert "cannot be kept" in deadline_line(shown, job.state.job.deadline_s)
 
 
 @pytest.mark.parametrize(
@@ -284,46 +277,46 @@ def test_spot_vms_that_would_be_late_at_their_best_are_told_so() -> None:
         ({"min_examples_per_s": 1e9}, "4 VMs train 4.44 examples/s at most"),
     ],
 )
-def test_spot_vms_that_cannot_do_it_at_their_best_are_not_rented(
+def test_spot_vms_that_miss_the_limits_without_interruptions_are_not_rented(
     limits: dict[str, Any], reason: str
 ) -> None:
-    told = Story(**limits)
-    told.start()
-    weigh(told)
-    assert told.state.outcome is not None
-    assert told.state.outcome.exit_code == 4
-    assert reason in told.state.outcome.reason
-    assert told.state.phase is JobPhase.ENDED
+    job = Story(**limits)
+    job.start()
+    rate(job)
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 4
+    assert reason in job.state.outcome.reason
+    assert job.state.phase is JobPhase.ENDED
 
 
-def test_spot_vms_that_could_do_it_are_rented() -> None:
-    told = Story(deadline_s=1000.0 + 1.1 * TRAIN_S, max_usd=5.0)
-    told.start()
-    weigh(told)
-    assert told.state.phase is JobPhase.ACTIVE
+def test_spot_vms_that_could_meet_the_limits_are_rented() -> None:
+    job = Story(deadline_s=1000.0 + 1.1 * TRAIN_S, max_usd=5.0)
+    job.start()
+    rate(job)
+    assert job.state.phase is JobPhase.ACTIVE
 
 
-def test_a_least_rate_out_of_reach_is_taken_and_told_to_be_so() -> None:
-    told = story(3 * TRAIN_S)
-    weigh(told)
-    told.tell(
+def test_a_minimum_throughput_out_of_reach_is_accepted_and_reported() -> None:
+    job = story(3 * TRAIN_S)
+    rate(job)
+    job.tell(
         e.LimitsChanged,
         by="a person",
         limits=(Limit(name="min_examples_per_s", value=1e300),),
     )
-    shown = deadline_view(told.state, told.now_s)
+    shown = deadline_view(job.state, job.now_s)
     assert shown is not None
-    line = deadline_line(shown, told.state.job.deadline_s)
+    line = deadline_line(shown, job.state.job.deadline_s)
     assert "slo.min_examples_per_s: 1e+300 is out of reach: 4 VMs train" in line
 
 
 @pytest.mark.parametrize("left_s", [TRAIN_S + 35.0, 3 * TRAIN_S])
-def test_a_budget_with_nothing_to_spare_for_a_lease_is_not_promised(
+def test_a_budget_with_nothing_to_spare_for_a_lease_is_refused(
     left_s: float,
 ) -> None:
-    told = Story(deadline_s=1000.0 + left_s, allow_on_demand=True, max_usd=1.0)
-    told.start()
-    weigh(told)
-    assert told.state.outcome is not None
-    assert told.state.outcome.exit_code == 4
-    assert "raise the budget to $" in told.state.outcome.reason
+    job = Story(deadline_s=1000.0 + left_s, allow_on_demand=True, max_usd=1.0)
+    job.start()
+    rate(job)
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 4
+    assert "raise the budget to $" in job.state.outcome.reason

@@ -11,7 +11,7 @@ from tests.unit.varuna_manager.story import OFFER, Story
 from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager.core.fleet import RETRY_S
-from spottrain.varuna_manager.core.launches import UNHEARD_S
+from spottrain.varuna_manager.core.launches import UNANSWERED_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
@@ -42,7 +42,7 @@ def unanswered(story: Story) -> str:
     no_answer(story, intent)
     story.wait(RETRY_S)
     assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
-    story.wait(UNHEARD_S)
+    story.wait(UNANSWERED_S)
     no_answer(story, intent)
     return intent
 

@@ -11,7 +11,7 @@ from spottrain.errors import BudgetError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs.profiles import keep
 from spottrain.varuna_manager.offers.feasibility import (
-    UNASKED,
+    NOT_GUARANTEED,
     UNKNOWN,
     DeadlineCheck,
     check_deadline,
@@ -54,7 +54,7 @@ def test_a_job_without_limits_is_told_nothing() -> None:
 
 
 def test_a_deadline_that_spot_vms_may_keep_is_not_promised() -> None:
-    assert told(slo={"max_hours": 1}) is UNASKED
+    assert told(slo={"max_hours": 1}) is NOT_GUARANTEED
 
 
 @pytest.mark.parametrize("hours", [1.0, 1e-12])
@@ -111,7 +111,9 @@ def test_of_a_model_that_nobody_measured_nothing_is_known() -> None:
 
 def test_what_was_measured_once_is_enough_to_refuse_a_job() -> None:
     keep(PROFILE)
+    said: list[str] = []
     with pytest.raises(BudgetError, match="move the deadline to"):
-        check_deadline(config(LONG, slo={"max_hours": 1}), FACTS)
-    told = check_deadline(config(LONG, budget={"max_usd": 5}), FACTS)
+        check_deadline(config(LONG, slo={"max_hours": 1}), FACTS, None, said.append)
+    told = check_deadline(config(LONG, budget={"max_usd": 5}), FACTS, None, said.append)
     assert "the budget ends the job before it is done" in told
+    assert said == []

@@ -16,11 +16,11 @@ from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.varuna_manager.offers.plan_inputs import check_capacity
 from spottrain.varuna_manager.offers.preview import (
     SearchScope,
+    check_capacity,
     preview_job,
-    profiled_elsewhere,
+    profile_on_known_gpu,
 )
 
 OFFLINE = SearchScope(offline=True)
@@ -165,12 +165,12 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
 
 
 def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
-    assert profiled_elsewhere(FACTS) is None
+    assert profile_on_known_gpu(FACTS) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert profiled_elsewhere(FACTS) is None
+    assert profile_on_known_gpu(FACTS) is None
     profiles.keep(PROFILE)
-    assert profiled_elsewhere(FACTS) == PROFILE
+    assert profile_on_known_gpu(FACTS) == PROFILE
 
 
 def test_a_laptop_s_profile_says_nothing_of_clouds(tmp_path: Path) -> None:

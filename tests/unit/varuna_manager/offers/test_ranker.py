@@ -229,7 +229,7 @@ def test_the_core_hears_what_offers_are_worth_before_it_sees_them() -> None:
     desk = Desk(trained("a", "b"))
     watch = MarketWatch(desk)
     asyncio.run(watch.seen((OFFER, OTHER)))
-    assert told(desk) == ["OffersWeighed", "OffersSeen"]
+    assert told(desk) == ["OffersRanked", "OffersSeen"]
     asyncio.run(watch.seen((replace(OFFER, observed_at_s=9.0), OTHER)))
     assert told(desk) == []
     # A price alone changes no worth: the core reckons with it by itself.
@@ -258,7 +258,7 @@ def test_how_vms_end_is_remembered_and_counts_from_then_on() -> None:
         (seen,) = history.exposures()
     assert (seen.place, seen.losses) == (PLACE, 600)
     asyncio.run(watch.seen((OFFER, OTHER)))
-    assert told(desk) == ["OffersWeighed"]
+    assert told(desk) == ["OffersRanked"]
 
 
 def test_a_database_that_cannot_be_used_costs_the_hazards_only(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_database_that_cannot_be_used_costs_the_hazards_only(tmp_path: Path) -
     watch = MarketWatch(desk)
     asyncio.run(watch.seen((OFFER,)))
     asyncio.run(watch.ended([]))
-    assert told(desk) == ["OffersWeighed", "OffersSeen"]
+    assert told(desk) == ["OffersRanked", "OffersSeen"]
 
 
 def test_prices_of_clouds_are_remembered() -> None:

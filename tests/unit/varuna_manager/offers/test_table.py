@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from tests.unit.pricing.ranked import PACES, TERMS, TOO_SMALL, priced
+from tests.unit.pricing.ranked import TERMS, THROUGHPUTS, TOO_SMALL, priced
 
 from spottrain.pricing.ranking.rank import Priced, rank
 from spottrain.varuna_manager.offers.table import ranking_parts, ranking_view
@@ -25,7 +25,9 @@ ASKED = replace(TERMS, morph_s=30.0)
 
 
 def view(market: list[Priced], exact: int = 10) -> dict[str, Any]:
-    return ranking_view(rank(market, PACES, ASKED, exact=exact), 120.0, ["careful"])
+    return ranking_view(
+        rank(market, THROUGHPUTS, ASKED, exact=exact), 120.0, ["careful"]
+    )
 
 
 def text(document: dict[str, Any], explain: bool = False) -> str:

@@ -1,0 +1,57 @@
+"""What the planner is asked: the same of a job that runs, is ranked or is previewed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.varuna_manager.story import PROFILE, SETTINGS, Story, plan_over
+
+from spottrain.morphing.adapt.policy import UNSEEN_SHARE
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.planning import newest_plan, plan_inputs
+
+
+def test_inputs_are_what_the_settings_say_of_plans() -> None:
+    settings = replace(
+        SETTINGS,
+        microbatch_size=4,
+        schedule="gpipe",
+        recompute=False,
+        objective="examples_per_dollar",
+    )
+    inputs = plan_inputs(settings, PROFILE)
+    assert inputs.facts is settings.facts
+    assert (inputs.minibatch_size, inputs.microbatch_size) == (8, 4)
+    assert (inputs.schedule, inputs.recompute) == ("gpipe", False)
+    assert inputs.objective == "examples_per_dollar"
+    assert (inputs.slots, inputs.previous, inputs.lag_share) == ((), None, UNSEEN_SHARE)
+    due = replace(settings, deadline_s=1e9)
+    assert plan_inputs(due, PROFILE).objective == "throughput"
+
+
+def test_a_plan_that_ran_settles_the_micro_batch_size_unless_the_job_says_it() -> None:
+    plan = replace(plan_over(("a", "b")), microbatch_size=2, replica_bounds=(0, 4))
+    settled = plan_inputs(SETTINGS, PROFILE, previous=plan)
+    assert (settled.microbatch_size, settled.previous) == (2, plan)
+    said = replace(SETTINGS, microbatch_size=4)
+    assert plan_inputs(said, PROFILE, previous=plan).microbatch_size == 4
+
+
+def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
+    story = Story().training("a", "b", "c", "d")
+    story.tell(e.VmLost, vm_id="d", reason="taken")
+    story.broken("a", "b", "c")
+    state = story.state
+    (asked,) = story.wished(c.ComputePlan)
+    own = plan_inputs(
+        state.job,
+        PROFILE,
+        asked.inputs.slots,
+        previous=plan_over(("a", "b", "c", "d")),
+        lag_share=asked.inputs.lag_share,
+    )
+    assert newest_plan(state) == own.previous
+    assert asked.inputs == own
+    assert [device.slot.vm_id for device in asked.inputs.slots] == ["a", "b", "c"]
+    assert all(device.usd_per_hour == 1.0 for device in asked.inputs.slots)
