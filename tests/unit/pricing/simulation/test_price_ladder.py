@@ -288,7 +288,7 @@ def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> Non
         assert moves[1] <= moves[0]
 
 
-def test_each_rung_is_no_dearer_than_the_one_before(us_east_1: Ladder) -> None:
+def test_each_rung_costs_no_more_than_the_one_before(us_east_1: Ladder) -> None:
     for model in THROUGHPUTS:
         costs = [
             rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()
