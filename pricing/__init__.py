@@ -1,1 +1,1 @@
-"""Money, pure: which offer is worth most, what is spent, what a budget still bears."""
+"""Prices, budgets, rankings of offers and the deadline policy: pure decisions about money."""

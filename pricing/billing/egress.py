@@ -1,6 +1,6 @@
-"""What clouds charge for data that leaves a zone, a region or a cloud: list prices.
+"""Cost of data that leaves a zone, a region or a cloud, at list prices.
 
-What comes in is free. Sources: docs/budget.md.
+Incoming data is free. Sources: docs/budget.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from spottrain.pricing.prices.place import Site
 
 
 def usd_per_gb(here: Site, there: Site, zone_usd_per_gb: float | None = None) -> float:
-    """Return what a gigabyte from one place to another costs, both ends together.
+    """Return the price of a gigabyte between two sites, both ends together.
 
     Args:
         here: One end.
         there: The other.
-        zone_usd_per_gb: What it costs between zones of a region; None: the list price.
+        zone_usd_per_gb: Price between zones of a region; None: the list price.
     """
     if here.cloud != there.cloud:
         return CLOUD_USD_PER_GB
@@ -33,10 +33,10 @@ def usd_per_gb(here: Site, there: Site, zone_usd_per_gb: float | None = None) ->
 def sent(
     num_bytes: Mapping[tuple[Site, Site], int], zone_usd_per_gb: float | None = None
 ) -> Money:
-    """Return what data between places costs.
+    """Return the cost of traffic between sites.
 
     Args:
-        num_bytes: By the places that it goes between.
+        num_bytes: By the two sites.
         zone_usd_per_gb: As in ``usd_per_gb``.
     """
     return total(
@@ -46,10 +46,10 @@ def sent(
 
 
 def fetched(data_bytes: Mapping[str, float], cloud: str) -> Money:
-    """Return what the data costs that a VM fetches when it boots.
+    """Return the cost of the data that a VM fetches when it boots.
 
-    From another region of the same cloud it counts as nothing: where a bucket is within
-    its cloud is not known. VMs of the local provider find it on the machine already.
+    Data of the same cloud is free: the bucket's region is not known. VMs of the local
+    provider find the data on the machine.
 
     Args:
         data_bytes: By the cloud that holds it.

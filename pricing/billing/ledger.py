@@ -1,13 +1,13 @@
-"""What a job has spent: one line for each VM it ever had, and what storage and traffic cost.
+"""The ledger of a job: a line for each VM it ever had, and the cost of storage and traffic.
 
-The ledger is a set of facts, and adding one never depends on those before: whatever the
-order in which they arrive, and however often, the same facts give the same ledger. Each
-line costs price times billed time; the total is their exact sum (see ``money``).
+The ledger is a set of facts. Adding one does not depend on the others: the same facts give
+the same ledger in any order and however often they come. Each line costs price times
+billed time; the total is their exact sum (see ``money``).
 
-When a VM ends is first what we believe (``gone``), then what the cloud says (``ended``),
-which counts from then on. Until the first, a VM is open and costs on. Prices of the market
-are facts about places, kept whether a VM is there or not: one that is told of later may
-have run since before.
+The end of a VM is first what we believe (``gone``), then what the cloud says (``ended``),
+which counts from then on. Until either, the VM is open and keeps billing. Market prices are
+facts about places, kept whether a VM is there or not: a VM that is reported later may have
+run before.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from spottrain.pricing.billing.money import (
     total_rate,
 )
 from spottrain.pricing.billing.terms import EXACT, TERMS, BillingTerms
+from spottrain.pricing.prices.place import Place, place_of
 
-Steps = tuple[tuple[int, Rate], ...]
+PriceSteps = tuple[tuple[int, Rate], ...]
 """Prices and since when they hold, in microseconds since the epoch, by time."""
-PlaceKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Money by what it went for, and the time that was paid."""
+    """Money by purpose, and the VM time that was billed."""
 
     spot: Money = NOTHING
     on_demand: Money = NOTHING
     storage: Money = NOTHING
     egress: Money = NOTHING
     boot: Money = NOTHING
-    """The part of spot and on-demand that was paid before VMs could train."""
+    """The part of spot and on-demand paid before VMs could train."""
     if_on_demand: Money = NOTHING
-    """What spot and on-demand would be, had every VM been rented on demand."""
+    """What all VMs would have cost on demand."""
     billed_us: int = 0
     """VM time that was billed, in microseconds."""
 
@@ -55,7 +55,7 @@ class Spending:
         return total((self.spot, self.on_demand, self.storage, self.egress))
 
     def plus(self, other: Spending, sign: int = 1) -> Spending:
-        """Return both together; with a sign of -1 this without the other."""
+        """Return the sum; with a sign of -1 the difference."""
         return Spending(
             spot=self.spot + other.spot * sign,
             on_demand=self.on_demand + other.on_demand * sign,
@@ -69,27 +69,27 @@ class Spending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """What is known of one VM; ``offer`` is None as long as only its end is."""
+    """The facts about one VM; ``offer`` is None while only its end is known."""
 
     offer: Offer | None = None
     """As it was rented."""
     trains: bool = True
-    """Whether it was rented to train; else the manager runs on it."""
+    """False for the VM that the manager runs on."""
     rate: Rate = FREE
     """Its price at launch."""
     on_demand: Rate = FREE
-    """What the same machine cost on demand then."""
+    """Price of the same machine on demand at that time."""
     from_us: int = 0
     """When billing began; moments are microseconds since the epoch."""
-    prices: Steps = ()
-    """What the market has asked where that counts: the last price that was seen before
-    billing began, and all since."""
+    prices: PriceSteps = ()
+    """Market prices, where the cloud bills by them: the last one before billing began, and
+    all since."""
     fetched: Money = NOTHING
-    """What clouds charge for the data that it fetched from them."""
+    """Charges for the data that it fetched from other clouds."""
     ready_us: int | None = None
     """When it could train for the first time."""
     seen_us: int | None = None
-    """When the cloud last gave it to us as new."""
+    """When it was last launched or listed."""
     gone_us: int | None = None
     """When we last believed it gone."""
     ended_us: int | None = None
@@ -97,7 +97,7 @@ class LedgerLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it costs on."""
+        """Return whether it keeps billing."""
         if self.ended_us is not None:
             return False
         if self.gone_us is None:
@@ -106,18 +106,18 @@ class LedgerLine:
 
     @property
     def rate_now(self) -> Rate:
-        """What it costs from now on."""
+        """Its price from now on."""
         return self.prices[-1][1] if self.prices else self.rate
 
     @property
     def _terms(self) -> BillingTerms:
         return EXACT if self.offer is None else TERMS.get(self.offer.cloud, EXACT)
 
-    def priced_by(self, markets: Mapping[PlaceKey, Steps]) -> LedgerLine:
-        """Return it with the prices of the market that count for it."""
-        if self.offer is None or not _follows(self.offer):
+    def priced_by(self, markets: Mapping[Place, PriceSteps]) -> LedgerLine:
+        """Return the line with the market prices that count for it."""
+        if self.offer is None or not _bills_market_price(self.offer):
             return self
-        steps = markets.get(_place(self.offer), ())
+        steps = markets.get(place_of(self.offer), ())
         until_us = None if self.is_open else self.from_us + self.billed_us(0)
         first_us = max((at for at, _ in steps if at <= self.from_us), default=0)
         prices = tuple(
@@ -135,11 +135,11 @@ class LedgerLine:
         if not self.is_open:
             until_us = self.ended_us if self.ended_us is not None else self.gone_us or 0
         terms = self._terms
-        lived_us = max(until_us - self.from_us, terms.least_us)
+        lived_us = max(until_us - self.from_us, terms.min_us)
         return -(-lived_us // terms.unit_us) * terms.unit_us
 
     def spending(self, at_us: int) -> Spending:
-        """Return what it has cost until ``at_us``."""
+        """Return its cost until ``at_us``, by purpose."""
         if self.offer is None:
             return Spending()
         billed_us, cost = self.billed_us(at_us), self.cost(at_us)
@@ -158,7 +158,7 @@ class LedgerLine:
         return self._cost(self.billed_us(at_us))
 
     def _cost(self, lasting_us: int) -> Money:
-        """Return what its first ``lasting_us`` cost."""
+        """Return the rent of its first ``lasting_us``."""
         if not self.prices:
             return self.rate.over_us(lasting_us)
         steps = ((max(at, self.from_us), rate) for at, rate in self.prices)
@@ -167,13 +167,13 @@ class LedgerLine:
 
 
 def _over(steps: Iterable[tuple[int, Rate]], until_us: int) -> Iterator[Money]:
-    """Yield what each of some prices comes to until the next one holds."""
+    """Yield the cost at each price until the next one holds."""
     for (at_us, rate), (next_us, _) in pairwise([*steps, (until_us, FREE)]):
         yield rate.over_us(max(0, min(next_us, until_us) - at_us))
 
 
-def _noted(steps: Steps, at_s: float, rate: Rate) -> Steps:
-    """Add a price to some; of two for the same moment the dearer counts."""
+def _with_step(steps: PriceSteps, at_s: float, rate: Rate) -> PriceSteps:
+    """Add a price; of two for the same moment the higher counts."""
     at_us, known = floor_us(at_s), dict(steps)
     if known.get(at_us, FREE) >= rate and at_us in known:
         return steps
@@ -182,24 +182,23 @@ def _noted(steps: Steps, at_s: float, rate: Rate) -> Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """All that a job has spent; frozen, every fact gives a new one.
+    """All that a job has spent; frozen, every fact returns a new one.
 
     Times are seconds since the epoch.
     """
 
     open: Mapping[str, LedgerLine] = field(default_factory=dict)
-    """VMs that cost on, by id."""
+    """VMs that keep billing, by id."""
     closed: Mapping[str, LedgerLine] = field(default_factory=dict)
-    """VMs that do not."""
+    """VMs whose billing ended."""
     settled: Spending = field(default_factory=Spending)
     """The sum over ``closed``."""
-    markets: Mapping[PlaceKey, Steps] = field(default_factory=dict)
-    """What the market was seen to ask for spot VMs, by place: as much of it as is told, so
-    tell what is new alone (``is_news``)."""
-    storage: Steps = ()
-    """What storage costs."""
+    markets: Mapping[Place, PriceSteps] = field(default_factory=dict)
+    """Spot prices that were seen, by place. Add changes only, see ``is_news``."""
+    storage: PriceSteps = ()
+    """Rates of storage."""
     traffic: Mapping[str, Money] = field(default_factory=dict)
-    """What data that VMs send each other has cost, by what sent it."""
+    """Cost of traffic between VMs, by its kind."""
 
     # --- facts --------------------------------------------------------------------------
 
@@ -213,10 +212,10 @@ class Ledger:
         seen_at_s: float,
         trains: bool = True,
     ) -> Ledger:
-        """The cloud gave us a VM, or still lists one that we believed gone.
+        """Add a VM that was launched, or that is listed though we believed it gone.
 
         Raises:
-            MoneyError: A price is no price.
+            MoneyError: A price is invalid.
         """
         line = self._line(vm_id)
         new = replace(
@@ -227,14 +226,14 @@ class Ledger:
             on_demand=Rate.of(on_demand_usd_per_hour),
             from_us=floor_us(launched_at_s),
         )
-        # Told twice with different terms, the earlier and dearer one counts.
-        if line.offer is not None and _standing(line) <= _standing(new):
+        # Reported twice with different terms, the earlier and more expensive counts.
+        if line.offer is not None and _sort_key(line) <= _sort_key(new):
             new = line
         seen_us = _latest(line.seen_us, ceil_us(seen_at_s))
         return self._put(vm_id, replace(new, seen_us=seen_us))
 
     def ready(self, vm_id: str, at_s: float) -> Ledger:
-        """A VM could train for the first time."""
+        """Note when a VM could train for the first time."""
         line = self._line(vm_id)
         at_us = ceil_us(at_s)
         if line.ready_us is not None:
@@ -242,50 +241,50 @@ class Ledger:
         return self._put(vm_id, replace(line, ready_us=at_us))
 
     def gone(self, vm_id: str, at_s: float) -> Ledger:
-        """We believe that a VM is gone; the cloud may know better."""
+        """Note that we believe a VM gone; the cloud may correct that."""
         line = self._line(vm_id)
         return self._put(
             vm_id, replace(line, gone_us=_latest(line.gone_us, ceil_us(at_s)))
         )
 
     def ended(self, vm_id: str, at_s: float) -> Ledger:
-        """The cloud says when the billing of a VM ended."""
+        """Note when the billing of a VM ended, as the cloud says."""
         line = self._line(vm_id)
         return self._put(
             vm_id, replace(line, ended_us=_latest(line.ended_us, ceil_us(at_s)))
         )
 
     def fetched(self, vm_id: str, cost: Money) -> Ledger:
-        """A VM fetches data from other clouds, which charge ``cost`` for all of it."""
+        """Note that a VM fetches data from other clouds, for ``cost`` in all."""
         line = self._line(vm_id)
         return self._put(vm_id, replace(line, fetched=max(line.fetched, cost)))
 
     def priced(self, offer: Offer, at_s: float) -> Ledger:
-        """The market asks a price; it counts for VMs of clouds that follow the market.
+        """Note a market price; it counts for VMs of clouds that bill by the market.
 
         Raises:
-            MoneyError: The price is no price.
+            MoneyError: The price is invalid.
         """
-        if not _follows(offer):
+        if not _bills_market_price(offer):
             return self
-        place = _place(offer)
+        place = place_of(offer)
         known = self.markets.get(place, ())
-        steps = _noted(known, at_s, Rate.of(offer.usd_per_hour))
+        steps = _with_step(known, at_s, Rate.of(offer.usd_per_hour))
         if steps == known:
             return self
         ledger = replace(self, markets={**self.markets, place: steps})
         for vm_id, line in (*self.open.items(), *self.closed.items()):
-            if line.offer is not None and _place(line.offer) == place:
+            if line.offer is not None and place_of(line.offer) == place:
                 ledger = ledger._put(vm_id, line)
         return ledger
 
     def stored(self, rate: Rate, at_s: float) -> Ledger:
-        """From a moment on what lies in the checkpoint store costs ``rate``."""
-        steps = _noted(self.storage, at_s, rate)
+        """Note that the checkpoint store costs ``rate`` from a moment on."""
+        steps = _with_step(self.storage, at_s, rate)
         return self if steps == self.storage else replace(self, storage=steps)
 
     def sent(self, what: str, cost: Money) -> Ledger:
-        """What ``what`` has sent from VM to VM has cost so much, all told."""
+        """Note that traffic of a kind has cost so much in total."""
         if cost <= self.traffic.get(what, NOTHING):
             return self
         return replace(self, traffic={**self.traffic, what: cost})
@@ -293,7 +292,7 @@ class Ledger:
     # --- questions ----------------------------------------------------------------------
 
     def spending(self, at_s: float) -> Spending:
-        """Return what was spent until ``at_s``, by what it went for."""
+        """Return what was spent until ``at_s``, by purpose."""
         at_us = ceil_us(at_s)
         spending = self.settled
         for line in self.open.values():
@@ -311,28 +310,28 @@ class Ledger:
 
     @property
     def rate(self) -> Rate:
-        """What the fleet costs now; storage is not in it."""
+        """Price of the fleet now, without storage."""
         return total_rate(line.rate_now for line in self.open.values())
 
     @property
     def storage_rate(self) -> Rate:
-        """What storage costs now."""
+        """Price of storage now."""
         return self.storage[-1][1] if self.storage else FREE
 
     def is_news(self, offer: Offer) -> bool:
-        """Whether a price counts for anything and is not the newest that is known.
+        """Return whether a price counts and differs from the newest one known.
 
         Raises:
-            MoneyError: It is no price.
+            MoneyError: The price is invalid.
         """
-        if not _follows(offer):
+        if not _bills_market_price(offer):
             return False
-        known = self.markets.get(_place(offer))
+        known = self.markets.get(place_of(offer))
         return known is None or known[-1][1] != Rate.of(offer.usd_per_hour)
 
     @property
     def unconfirmed(self) -> frozenset[str]:
-        """VMs that we believe gone while the cloud has not said when they ended."""
+        """VMs that we believe gone, whose end the cloud has not confirmed."""
         return frozenset(k for k, v in self.closed.items() if v.ended_us is None)
 
     def _line(self, vm_id: str) -> LedgerLine:
@@ -358,16 +357,12 @@ def _latest(known_us: int | None, at_us: int) -> int:
     return at_us if known_us is None else max(known_us, at_us)
 
 
-def _standing(line: LedgerLine) -> tuple[object, ...]:
-    """Sort lines of one VM: the one that costs most first, of like ones always the same."""
-    dearest = -line.rate.nanousd_per_hour, -line.on_demand.nanousd_per_hour
-    return line.from_us, *dearest, line.trains, repr(line.offer)
+def _sort_key(line: LedgerLine) -> tuple[object, ...]:
+    """Return a key that sorts lines of one VM: earliest first, then most expensive."""
+    prices = -line.rate.nanousd_per_hour, -line.on_demand.nanousd_per_hour
+    return line.from_us, *prices, line.trains, repr(line.offer)
 
 
-def _place(offer: Offer) -> PlaceKey:
-    return offer.cloud, offer.region, offer.zone, offer.instance_type
-
-
-def _follows(offer: Offer) -> bool:
-    """Whether a VM of it costs what the market asks."""
+def _bills_market_price(offer: Offer) -> bool:
+    """Return whether the cloud bills its VMs by the market price."""
     return offer.spot and TERMS.get(offer.cloud, EXACT).follows_market

@@ -1,12 +1,11 @@
-"""Money, counted in whole numbers: the one place where dollars are reckoned with.
+"""Money in whole numbers: the one place that calculates with dollars.
 
-Prices come from APIs as decimal numbers of dollars per hour. They are rounded once, here,
-to whole nano-dollars per hour; times to whole microseconds. Price times time is then a
-whole number, and a sum of such products does not depend on the order of its terms.
-Nothing is rounded again until an amount is told.
+Prices come from APIs as decimal dollars per hour. They are rounded once, here, to whole
+nano-dollars per hour; times to whole microseconds. Price times time is then a whole number,
+and a sum of such products does not depend on the order of its terms. Nothing is rounded
+again until an amount is shown.
 
-The one rule of rounding: never in our favour. What we owe is rounded up, what we may
-spend is rounded down.
+Rounding is never in our favour: what we owe is rounded up, what we may spend down.
 """
 
 from __future__ import annotations
@@ -24,61 +23,51 @@ HOUR_US = 3_600_000_000
 _NANO = Decimal(10) ** 9
 _MICRO = Decimal(10) ** 6
 _GRAINS_PER_MICROUSD = 1000 * HOUR_US
-"""A grain: what a nano-dollar per hour costs in a microsecond."""
+"""A grain is a nano-dollar per hour over a microsecond."""
 
 
 class MoneyError(SpottrainError):
-    """A price or an amount is no number of dollars."""
+    """A price or an amount is not a number of dollars."""
 
 
 def _decimal(usd: float) -> Decimal:
-    """Return the decimal number that people and APIs wrote.
+    """Return the decimal number as people and APIs wrote it.
 
     Raises:
         MoneyError: It is negative, infinite or not a number.
     """
     if not is_amount(usd):
-        raise MoneyError(f"must be dollars, 0 or more: got {usd!r}; mend the price")
+        raise MoneyError(f"must be dollars, 0 or more: got {usd!r}; fix the price")
     return Decimal(repr(usd))
 
 
 def is_amount(usd: float) -> bool:
-    """Whether a number can be a price or an amount: finite, and 0 or more."""
+    """Return whether a number can be a price or an amount: finite, and 0 or more."""
     return math.isfinite(usd) and usd >= 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Money:
-    """An amount; add and compare it, and tell it at the very end."""
+    """An exact amount; convert it to dollars only to show it."""
 
     grains: int = 0
-
-    @classmethod
-    def owed(cls, usd: float) -> Money:
-        """Return an amount that we owe: rounded up to a micro-dollar.
-
-        Raises:
-            MoneyError: It is no amount.
-        """
-        micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_CEILING)
-        return cls(int(micro) * _GRAINS_PER_MICROUSD)
 
     @classmethod
     def allowed(cls, usd: float) -> Money:
         """Return an amount that we may spend: rounded down to a micro-dollar.
 
         Raises:
-            MoneyError: It is no amount.
+            MoneyError: It is invalid.
         """
         micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_FLOOR)
         return cls(int(micro) * _GRAINS_PER_MICROUSD)
 
     @classmethod
     def of_bytes(cls, usd_per_gb: float, num_bytes: int) -> Money:
-        """Return what so much data costs, a gigabyte being 10^9 bytes; rounded up to a grain.
+        """Return the price of data, rounded up to a grain.
 
         Raises:
-            MoneyError: The price is no price.
+            MoneyError: The price is invalid.
         """
         nano = Rate.of(usd_per_gb).nanousd_per_hour  # of a gigabyte instead
         return cls(-(-nano * num_bytes * HOUR_US // GB_BYTES))
@@ -99,7 +88,7 @@ class Money:
 
     @property
     def usd(self) -> float:
-        """In dollars, to be shown; nothing is reckoned from it."""
+        """In dollars, to be shown, not to calculate with."""
         return self.microusd / 1e6
 
     def share(self, fraction: float) -> Money:
@@ -111,7 +100,7 @@ NOTHING = Money()
 
 
 def total(amounts: Iterable[Money]) -> Money:
-    """Return the sum of some amounts."""
+    """Return the sum of amounts."""
     return Money(sum(amount.grains for amount in amounts))
 
 
@@ -126,7 +115,7 @@ class Rate:
         """Return a price that we pay: rounded up to a nano-dollar per hour.
 
         Raises:
-            MoneyError: It is no price.
+            MoneyError: The price is invalid.
         """
         nano = (_decimal(usd_per_hour) * _NANO).to_integral_value(ROUND_CEILING)
         return cls(int(nano))
@@ -136,14 +125,14 @@ class Rate:
         """Return a bound on prices: rounded down to a nano-dollar per hour.
 
         Raises:
-            MoneyError: It is no price.
+            MoneyError: The price is invalid.
         """
         nano = (_decimal(usd_per_hour) * _NANO).to_integral_value(ROUND_FLOOR)
         return cls(int(nano))
 
     @classmethod
     def every(cls, amount: Money, period_s: float) -> Rate:
-        """Return what an amount comes to that is paid once in each period: rounded up."""
+        """Return the rate of an amount paid once in each period, rounded up."""
         return cls(-(-amount.grains // max(1, floor_us(period_s))))
 
     def __add__(self, other: Rate) -> Rate:
@@ -156,24 +145,24 @@ class Rate:
         return Rate(self.nanousd_per_hour * times)
 
     def __floordiv__(self, other: Rate) -> int:
-        """How often ``other`` fits into it."""
+        """Return how often ``other`` fits into it."""
         return self.nanousd_per_hour // other.nanousd_per_hour
 
     @property
     def usd_per_hour(self) -> float:
-        """In dollars per hour, to be shown; nothing is reckoned from it."""
+        """In dollars per hour, to be shown, not to calculate with."""
         return self.nanousd_per_hour / 1e9
 
     def over_us(self, duration_us: int) -> Money:
-        """Return what it comes to in so many microseconds."""
+        """Return the amount over so many microseconds."""
         return Money(self.nanousd_per_hour * duration_us)
 
     def over(self, duration_s: float) -> Money:
-        """Return what it comes to in so many seconds, rounded up to a microsecond."""
+        """Return the amount over so many seconds, rounded up to a microsecond."""
         return self.over_us(ceil_us(duration_s))
 
     def lasts_s(self, amount: Money) -> float:
-        """Return for how long an amount pays it; for ever if it is nothing."""
+        """Return how long an amount lasts; infinite if the rate is 0."""
         if self.nanousd_per_hour <= 0:
             return math.inf
         return amount.grains / self.nanousd_per_hour / 1e6
@@ -183,17 +172,17 @@ FREE = Rate()
 
 
 def total_rate(rates: Iterable[Rate]) -> Rate:
-    """Return the sum of some rates."""
+    """Return the sum of rates."""
     return Rate(sum(rate.nanousd_per_hour for rate in rates))
 
 
 def floor_us(at_s: float) -> int:
-    """Return a moment in whole microseconds, not later: where paying begins."""
+    """Return a moment in microseconds, rounded down: where billing begins."""
     return math.floor(at_s * 1e6)
 
 
 def ceil_us(at_s: float) -> int:
-    """Return a moment or a time in whole microseconds, not less: where paying ends."""
+    """Return a moment or a time in microseconds, rounded up: where billing ends."""
     return math.ceil(at_s * 1e6)
 
 
@@ -201,6 +190,6 @@ def cost_usd(usd_per_hour: float, seconds: float) -> float:
     """Return dollars for a time at a price, for estimates.
 
     Raises:
-        MoneyError: The price is no price.
+        MoneyError: The price is invalid.
     """
     return Rate.of(usd_per_hour).over(seconds).usd

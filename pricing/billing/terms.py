@@ -1,4 +1,4 @@
-"""How clouds bill: list terms. Sources: docs/budget.md."""
+"""How clouds bill VMs and data that leaves them: list terms. Sources: docs/budget.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _S = 1_000_000
 CLOUD_USD_PER_GB = 0.09
-"""List price of a gigabyte that goes from one cloud to another: AWS to the internet."""
+"""List price of a gigabyte from one cloud to another: AWS to the internet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,40 +15,40 @@ class BillingTerms:
     """How a cloud bills."""
 
     unit_us: int = 1
-    """Billed time is a multiple of it, rounded up."""
-    least_us: int = 0
-    """A VM is billed for so long at least."""
+    """Billed time is rounded up to a multiple of it."""
+    min_us: int = 0
+    """Shortest time that is billed."""
     follows_market: bool = False
-    """Whether a spot VM costs what the market asks at each moment, as far as that was seen;
-    else the price at which it was rented."""
+    """Spot VMs are billed at the market price of each moment, as far as it was seen; else at
+    the price of their launch."""
     zone_usd_per_gb: float = 0.0
-    """List price of a gigabyte that goes from one zone to another, both ends together."""
+    """List price of a gigabyte from one zone to another, both ends together."""
     region_usd_per_gb: float = 0.0
     """The same from one region to another."""
 
 
 EXACT = BillingTerms()
-"""By the microsecond at the price of the launch, as the local cloud bills."""
+"""By the microsecond, at the price of the launch, as the local cloud bills."""
 TERMS: Mapping[str, BillingTerms] = {
     "aws": BillingTerms(
         unit_us=_S,
-        least_us=60 * _S,
+        min_us=60 * _S,
         follows_market=True,
         zone_usd_per_gb=0.02,
         region_usd_per_gb=0.02,
     ),
     "gcp": BillingTerms(
         unit_us=_S,
-        least_us=60 * _S,
+        min_us=60 * _S,
         follows_market=True,
         zone_usd_per_gb=0.01,
         region_usd_per_gb=0.02,
     ),
     "azure": BillingTerms(
         unit_us=60 * _S,
-        least_us=60 * _S,
+        min_us=60 * _S,
         follows_market=True,
         region_usd_per_gb=0.02,
     ),
 }
-"""By cloud; one that is not here bills exactly."""
+"""By cloud; any other bills exactly."""

@@ -1,1 +1,1 @@
-"""What is known of the market: catalogue, prices, preemption hazard, and their sources."""
+"""Knowledge of the market: catalogue, prices, preemption hazard, and their sources."""

@@ -1,7 +1,7 @@
-"""What the clouds' GPU machines are: facts that ship with the package, with sources.
+"""Catalogue of the clouds' GPU machines: facts with sources, shipped with the package.
 
-Prices do not live here but for a first list of on-demand prices, so that something can
-be shown before any cloud was asked.
+Of prices it has only a list of on-demand prices, to show something before any cloud was
+queried.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class GpuType:
     memory_bytes: int
     """As the driver reports it."""
     peak_flops: Mapping[str, float]
-    """Published peak by precision (one of PRECISIONS), FLOP/s, without sparsity; what
-    is not published is absent."""
+    """Published peak FLOP/s by precision (of PRECISIONS), without sparsity; unpublished
+    ones are absent."""
     source: FactSource
 
 
@@ -57,9 +57,9 @@ class InstanceType:
     network_bytes_per_s: float | None
     """Between machines, as published; None: not published."""
     network_is_burst: bool
-    """Whether the cloud says "up to": less than that after a while."""
+    """The cloud says "up to": it is less after a while."""
     local_ssd_gib: int
-    """Local disks that come with it and that the cloud bills by themselves."""
+    """Local disks that come with it and are billed separately."""
     source: FactSource
 
 
@@ -99,10 +99,10 @@ class Catalogue:
         return self.types.get((cloud, instance_type))
 
     def gpu_of(self, device: str) -> GpuType | None:
-        """Return the GPU that a driver's or a profile's name means, None if none.
+        """Return the GPU with a driver's or a profile's name, None if there is none.
 
-        Such as ``NVIDIA A100-SXM4-80GB``: of the GPUs all of whose parts stand in it the
-        one with the most.
+        Such as ``NVIDIA A100-SXM4-80GB``: of the GPUs whose words are all in the name, the
+        one with most words.
         """
         words = _words(device)
         fitting = [gpu for gpu in self.gpus.values() if _words(gpu.name) <= words]

@@ -1,8 +1,8 @@
-"""How often machines are taken away: what was seen here, over what was published.
+"""Preemption hazard: observed losses over a prior from published rates.
 
-Losses are taken as a Poisson process in each place (cloud, zone, instance type), its
-rate with a Gamma prior: what is published counts as if it had been seen over some
-VM-hours of ours, so that a few losses of our own soon outweigh it.
+Losses are a Poisson process in each place (cloud, zone, instance type), whose rate has a
+Gamma prior: published rates count as if observed over some VM-hours of ours, so that a few
+losses of our own soon outweigh them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from spottrain.pricing.prices.place import Place
 from spottrain.units import MONTH_H
 
 BANDS = (0.025, 0.075, 0.125, 0.175, 0.25)
-"""Share of machines that were taken back within a month, by AWS's bands (under 5 %, 5 to
-10, 10 to 15, 15 to 20, over 20): the middles, and 25 % for the open one."""
+"""Share of VMs preempted within a month, by AWS's bands (under 5 %, 5 to 10, 10 to 15, 15
+to 20, over 20): the middles, and 25 % for the open one."""
 UNKNOWN_BAND = len(BANDS) - 1
-"""Where nothing is published the worst band is assumed."""
+"""Assumed where nothing is published: the worst."""
 PRIOR_VM_HOURS = 24.0
-"""What is published, and what is known of the region's other zones, weighs as much as
-a day of one VM of ours: it is an average over a month and over everybody."""
+"""Weight of published rates, and of the region's other zones: a day of one VM of ours, since
+they are averages over a month and over everybody."""
 _CONFIDENCE = 0.95
 
 
@@ -32,34 +32,34 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What spot VMs of ours have lived through in one place."""
+    """VM-hours and losses of our spot VMs in one place."""
 
     place: Place
     vm_hours: float
     losses: int
-    """VMs that the cloud took, with notice or without, or that fell silent."""
+    """VMs that were preempted, with notice or without, or that fell silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """Interruptions of one VM to expect in one place."""
+    """Expected interruptions of one VM in one place."""
 
     losses_per_hour: float
     """The mean of the posterior."""
     low: float
     high: float
-    """Losses per hour; each is passed with a probability of 5 % only."""
+    """Losses per hour; each bound is exceeded with a probability of 5 %."""
     vm_hours: float
     losses: int
-    """What was seen in the place itself."""
+    """Observed in the place itself."""
     published_per_hour: float
-    """What is published for the type in the region, or the worst band."""
+    """Published for the type in the region, or the worst band."""
 
 
 def band_per_hour(band: int) -> float:
     """Return the losses per hour of a published interruption band.
 
-    A share p of machines lost in a month is a rate of -ln(1 - p) per month.
+    A share p of VMs lost in a month is a rate of -ln(1 - p) per month.
 
     Args:
         band: Index into BANDS.
@@ -73,10 +73,10 @@ def band_per_hour(band: int) -> float:
 
 
 class Hazards:
-    """Answers for any place, those never seen included.
+    """Hazards of all places, including those never observed.
 
     Args:
-        exposures: What was seen, any number of them a place.
+        exposures: Observations, any number for a place.
         bands: Published bands by (cloud, region, instance type).
     """
 
@@ -91,11 +91,11 @@ class Hazards:
             _add(self._regions, _region(seen.place), seen)
 
     def of(self, place: Place) -> Hazard:
-        """Return what to expect in one place.
+        """Return the hazard of one place.
 
-        The prior of a zone is what the region's other zones have shown, whose prior is
-        what is published. The bounds are Garwood's for a Poisson rate, the prior's
-        VM-hours and losses among what was seen: wide where little was seen.
+        The prior of a zone comes from the region's other zones, and theirs from published
+        rates. The bounds are Garwood's for a Poisson rate, with the prior's VM-hours and
+        losses counted as observed: wide where little was observed.
         """
         hours, losses = self._zones.get(place, (0.0, 0))
         region = self._regions.get(_region(place), (0.0, 0))
@@ -129,9 +129,9 @@ def _mean(prior_per_hour: float, hours: float, losses: int) -> float:
     return (PRIOR_VM_HOURS * prior_per_hour + losses) / (PRIOR_VM_HOURS + hours)
 
 
-@functools.lru_cache(maxsize=4096)  # most places were never seen: few shapes
+@functools.lru_cache(maxsize=4096)  # most places were never observed: few shapes
 def _bounds(shape: float) -> tuple[float, float]:
-    """Return the bounds of a Poisson mean of which ``shape`` events were seen."""
+    """Return the bounds of a Poisson mean of which ``shape`` events were observed."""
     # Here, not above: scipy takes longer to import than all the rest of a command.
     from scipy.special import gammaincinv
 

@@ -1,8 +1,7 @@
-"""Memory of the market: prices seen and VMs lived, in one SQLite file of its own.
+"""History of the market: prices and lifetimes of VMs, in one SQLite file of its own.
 
-It belongs to this machine, not to a job; any number of processes may use it. It never
-holds anything that cannot be lost: prices can be asked again, and the lives of VMs stand
-in the jobs' journals.
+It belongs to this machine, not to a job; any number of processes may use it. It holds
+nothing precious: prices can be queried again, lifetimes are in the jobs' journals.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ _SCHEMA = """
 """
 _VERSION = 1
 AHEAD_S = HOUR_S
-"""What was noted for later than that was noted under a clock that was ahead."""
+"""Entries further in the future were made under a clock that was ahead."""
 _BUSY_S = 5.0
 _PRICE = (
     "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
 )
 _VM = "job, vm_id, cloud, region, zone, instance_type, spot, from_s, until_s, ended"
 INTERRUPTED = ("notice", "kill", "silence")
-"""Ends of a VM that count as an interruption."""
+"""Ends of a VM that count as interruptions."""
 
 
 class HistoryError(SpottrainError):
@@ -72,7 +71,7 @@ class HistoryError(SpottrainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmLife:
-    """How long one VM lived, and how it ended."""
+    """Lifetime of one VM, and its end."""
 
     job: str
     """The job's unique name."""
@@ -82,9 +81,9 @@ class VmLife:
     from_s: float
     """Seconds since the epoch."""
     until_s: float
-    """Its end; the newest moment known while it lives."""
+    """Its end; while it lives, the newest moment known."""
     ended: str = ""
-    """Empty while it lives; one of INTERRUPTED; ``returned`` if we gave it back."""
+    """Empty while it lives; one of INTERRUPTED; ``returned`` if we returned it."""
 
 
 class History:
@@ -99,11 +98,11 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._explained():
+        with self._translating_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
         try:
-            with self._explained():
+            with self._translating_errors():
                 self._prepare()
         except BaseException:
             self._db.close()
@@ -120,13 +119,13 @@ class History:
         self.close()
 
     def record_prices(self, prices: Iterable[Price]) -> None:
-        """Remember prices, in any order; one that has not changed takes no new row."""
+        """Add prices in any order; an unchanged one extends its row."""
         with self._transaction():
             for price in sorted(prices, key=lambda price: price.since_s):
                 self._record(price)
 
     def forget_prices(self, before_s: float) -> None:
-        """Drop the prices that were last seen before a moment."""
+        """Delete prices that were last seen before a moment."""
         with self._transaction():
             self._db.execute("DELETE FROM prices WHERE seen_s < ?", (before_s,))
 
@@ -134,9 +133,8 @@ class History:
         """Return the newest price of every offer.
 
         Args:
-            now_s: Seconds since the epoch. What was noted under a clock that was ahead
-                does not count, and what was confirmed under one counts as seen when it
-                began.
+            now_s: Seconds since the epoch. Prices recorded under a clock that was ahead
+                do not count; those confirmed under one count as seen when they began.
         """
         # SQLite takes the other columns from the row of the maximum.
         query = (
@@ -144,13 +142,13 @@ class History:
             "FROM prices WHERE since_s <= ? GROUP BY cloud, zone, instance_type, spot"
         )
         latest_s = now_s + AHEAD_S
-        with self._explained():
+        with self._translating_errors():
             rows = self._db.execute(query, (latest_s, latest_s)).fetchall()
         return [replace(_price(row[:-1]), seen_s=row[-1]) for row in rows]
 
     def series(self, price: Price, since_s: float) -> list[Price]:
         """Return the prices of the same offer that held after a moment, oldest first."""
-        with self._explained():
+        with self._translating_errors():
             rows = self._db.execute(
                 f"SELECT {_PRICE} FROM prices WHERE cloud = ? AND zone = ? AND "
                 "instance_type = ? AND spot = ? AND seen_s >= ? ORDER BY since_s",
@@ -159,21 +157,21 @@ class History:
         return [_price(row) for row in rows]
 
     def asked_s(self, scope: str) -> float | None:
-        """Return when a question was last answered, seconds since the epoch."""
-        with self._explained():
+        """Return when a query was last answered, in seconds since the epoch."""
+        with self._translating_errors():
             row = self._db.execute(
                 "SELECT asked_s FROM questions WHERE scope = ?", (scope,)
             ).fetchone()
         return None if row is None else float(row[0])
 
     def mark_asked(self, scopes: Iterable[str], at_s: float) -> None:
-        """Note that questions were answered."""
+        """Record that queries were answered."""
         rows = [(scope, at_s) for scope in scopes]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO questions VALUES (?, ?)", rows)
 
     def record_vms(self, lives: Iterable[VmLife]) -> None:
-        """Remember VMs; what is told again of one replaces what was known of it."""
+        """Add VMs; a newer record of a VM replaces the older one."""
         rows = [
             (
                 *(life.job, life.vm_id, *life.place, life.spot, life.from_s),
@@ -189,12 +187,12 @@ class History:
     def exposures(
         self, since_s: float = 0.0, now_s: float = math.inf
     ) -> list[Exposure]:
-        """Return what spot VMs have lived and suffered after a moment, by place.
+        """Return VM-hours and losses of spot VMs since a moment, by place.
 
-        VMs that were seen under a clock that was ahead of ``now_s`` do not count.
+        VMs recorded under a clock that was ahead of ``now_s`` do not count.
         """
         marks = ",".join("?" * len(INTERRUPTED))
-        with self._explained():
+        with self._translating_errors():
             rows = self._db.execute(
                 "SELECT cloud, region, zone, instance_type, "
                 f"sum(until_s - max(from_s, ?)), sum(ended IN ({marks})) "
@@ -211,12 +209,12 @@ class History:
         yield from self._export(_PRICE, "prices")
 
     def export_vms(self) -> Iterator[str]:
-        """Yield the lives of all VMs as lines of CSV, the header first."""
+        """Yield the lifetimes of all VMs as lines of CSV, the header first."""
         yield from self._export(_VM, "vms")
 
     def _export(self, columns: str, table: str) -> Iterator[str]:
         yield _csv(columns.split(", "))
-        with self._explained():
+        with self._translating_errors():
             rows = self._db.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
             for row in rows:
                 yield _csv(row)
@@ -265,7 +263,7 @@ class History:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._explained():
+        with self._translating_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -276,14 +274,14 @@ class History:
                 raise
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
             raise HistoryError(
                 f"{self._path}: the database of prices cannot be used: {error}; if it "
                 "is damaged, move it away: it will be filled again"
-            ) from None
+            ) from error
 
 
 def _price(row: Sequence[object]) -> Price:

@@ -1,4 +1,4 @@
-"""Prices as seen, and which of them to believe."""
+"""Observed prices, and which of them to trust."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from spottrain.pricing.prices.catalogue import Catalogue
 from spottrain.units import DAY_S, HOUR_S
 
 SPOT_MAX_AGE_S = DAY_S
-"""Beyond it a spot price is shown, but nothing is rented by it."""
+"""An older spot price is shown, but nothing is rented by it."""
 ON_DEMAND_MAX_AGE_S = 90 * DAY_S
 """The same for on-demand prices, which change a few times a year."""
 _MOST_USD_PER_GPU_HOUR = 200.0
-"""What asks for more is a placeholder: the dearest GPU of 2026 costs 18."""
+"""A higher price is a placeholder: the most expensive GPU of 2026 costs 18."""
 PUBLISHED = "published"
 """Source of prices that ship with the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one kind of machine costs in one place, over a time in which it held."""
+    """Price of one machine type in one place, over the time in which it held."""
 
     cloud: str
     region: str
     zone: str
-    """The region where the cloud prices by region."""
+    """The region, where the cloud prices by region."""
     instance_type: str
     spot: bool
     usd_per_hour: float
     since_s: float
-    """When it began or was first seen, seconds since the epoch."""
+    """When it began or was first seen, in seconds since the epoch."""
     seen_s: float
     """When it was last known to hold."""
     source: str
-    """Who said so, such as ``azure retail prices``."""
+    """Its source, such as ``azure retail prices``."""
     gpus: int | None = None
-    """GPUs of the machine, where the source tells."""
+    """GPUs of the machine, where the source says."""
 
     @property
     def name(self) -> str:
-        """Names the offer in messages."""
+        """Name of the offer in messages."""
         market = "spot" if self.spot else "on-demand"
         return f"{self.cloud} {self.zone} {self.instance_type} {market}"
 
@@ -58,7 +58,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """What is left of some prices, and what was left out and why."""
+    """Prices that remain, and a warning for each that was left out."""
 
     prices: tuple[Price, ...]
     warnings: tuple[str, ...]
@@ -67,9 +67,9 @@ class Sifted:
 def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> Sifted:
     """Leave out what cannot be a price of a machine in the catalogue.
 
-    That is NaN, infinite, zero, negative and placeholder prices, GPU counts that the
-    machine does not have, and prices that begin tomorrow. Machines that the catalogue
-    does not know are left out silently: clouds list many.
+    NaN, infinite, zero, negative and placeholder prices, wrong GPU counts, and prices of
+    the future. Machines that the catalogue does not know are left out silently: clouds
+    list many.
     """
     good, warnings = [], []
     for price in prices:
@@ -91,9 +91,9 @@ def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> Sifted:
 
 
 def usable(prices: Sequence[Price]) -> Sifted:
-    """Leave out spot prices that are no discount: there is no usable spot there.
+    """Leave out spot prices without a discount.
 
-    Clouds list the on-demand price where no spot capacity is sold.
+    Clouds list the on-demand price where they sell no spot capacity.
     """
     ceilings: dict[tuple[str, str, str], float] = {}
     for price in prices:
@@ -117,7 +117,7 @@ def usable(prices: Sequence[Price]) -> Sifted:
 
 
 def fresh(prices: Iterable[Price], now_s: float) -> Sifted:
-    """Leave out what is too old to rent by; one warning a cloud and market."""
+    """Leave out prices too old to rent by; one warning per cloud and market."""
     good: list[Price] = []
     old: dict[tuple[str, bool], list[float]] = {}
     for price in prices:
@@ -154,10 +154,10 @@ def published(facts: Catalogue) -> tuple[Price, ...]:
 
 
 def offers(prices: Iterable[Price], facts: Catalogue) -> list[Offer]:
-    """Return what could be rented at these prices, one offer a price.
+    """Return the offers at these prices, one per price.
 
-    A zone that is the region stands for every zone of it. ``gpu_speed`` is left at 1:
-    what a job makes of a GPU is not a fact of the machine.
+    A zone that equals the region stands for all its zones. ``gpu_speed`` stays 1: a job's
+    throughput on a GPU is not a fact of the machine.
     """
     found = []
     for price in prices:

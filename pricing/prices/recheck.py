@@ -1,4 +1,4 @@
-"""The last look at a price before money is spent."""
+"""The last check of prices before money is spent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spottrain.pricing.prices.refresh import (
 )
 
 LIVE_S = 60.0
-"""A price that was asked for so recently counts as checked."""
+"""A price that was queried so recently counts as checked."""
 
 
 def check_live(
@@ -29,21 +29,21 @@ def check_live(
     facts: Catalogue,
     now_s: float,
 ) -> tuple[list[Offer], tuple[str, ...]]:
-    """Ask again for the few offers that are about to be rented.
+    """Query the prices of the few offers that are about to be rented again.
 
-    Where a cloud does not answer, its last known prices serve until they are too old.
+    Where a cloud does not answer, its last known prices are used until they are too old.
 
     Args:
-        wanted: Few: each cloud is asked for their types and regions alone.
-        sources: Those of other clouds are not asked.
-        history: What is known, and where the answers go.
-        facts: What machines there are.
+        wanted: Few: each cloud is queried for their types and regions alone.
+        sources: Price APIs; those of other clouds are not queried.
+        history: Known prices, to which the answers are added.
+        facts: The catalogue of machines.
         now_s: Seconds since the epoch.
 
     Returns:
-        The offers at today's prices, in the given order, without those that the cloud
-        does not list any more, that are no discount, or whose price is too old; and
-        warnings, a line each, one for every offer that was left out.
+        The offers at today's prices, in the given order, without those that the cloud no
+        longer lists, without a discount, or with too old a price; and a line of warning
+        for each offer left out.
     """
     kinds = {
         (offer.cloud, offer.instance_type): kind
@@ -80,7 +80,7 @@ def _ask(
     facts: Catalogue,
     now_s: float,
 ) -> list[str]:
-    """Ask each cloud for the types and regions that are wanted there."""
+    """Query each cloud for the types and regions that are wanted there."""
     warnings: list[str] = []
     for cloud in dict.fromkeys(offer.cloud for offer in wanted):
         request = PriceRequest(
@@ -100,7 +100,7 @@ def _withdrawn(
     facts: Catalogue,
     now_s: float,
 ) -> bool:
-    """Return whether the cloud has answered just now and did not name this price."""
+    """Return whether the cloud answered just now without this price."""
     kind = facts.find(price.cloud, price.instance_type)
     if kind is None or price.seen_s >= now_s - LIVE_S:
         return False

@@ -1,4 +1,4 @@
-"""Asks the clouds for prices, remembers them, and makes do when a cloud does not answer."""
+"""Queries the clouds' price APIs, and falls back on known prices where one does not answer."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from spottrain.pricing.prices.price import (
 from spottrain.units import DAY_S, HOUR_S
 
 TTL_S = HOUR_S
-"""Prices that were asked for so recently are not asked for again."""
+"""Prices that were queried so recently are not queried again."""
 ON_DEMAND_TTL_S = 7 * DAY_S
 """The same for on-demand prices."""
 HISTORY_S = 7 * DAY_S
-"""How far back is asked the first time, where a cloud keeps a history."""
+"""How far back the first query goes, where a cloud keeps a history."""
 KEPT_S = 90 * DAY_S
-"""Prices seen longer ago are forgotten; AWS itself keeps no more."""
+"""Prices last seen before that are deleted; AWS itself keeps no more."""
 _EVERYWHERE = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """Which prices are wanted of one cloud."""
+    """Prices to query of one cloud."""
 
     kinds: Sequence[InstanceType]
     regions: Sequence[str]
-    """All that there are if empty."""
+    """All if empty."""
     now_s: float
     """Seconds since the epoch."""
     since_s: float
@@ -50,20 +50,20 @@ class PriceSource(Protocol):
     name: str
     cloud: str
     markets: frozenset[bool]
-    """What it tells of: spot (True), on demand (False)."""
+    """Markets it covers: spot (True), on demand (False)."""
     ttl_s: float
 
     def fetch(self, question: PriceQuery) -> Iterable[Price]:
-        """Return the prices as they come: nothing is checked yet.
+        """Return prices as the API gives them, unchecked.
 
         Raises:
-            SpottrainError: they cannot be had; one line.
+            SpottrainError: the API does not answer; one line.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceRequest:
-    """Which prices somebody wants to know."""
+    """Prices that are wanted, of any clouds."""
 
     kinds: Collection[InstanceType]
     """Of any clouds."""
@@ -73,12 +73,12 @@ class PriceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """What came of asking."""
+    """Outcome of a refresh."""
 
     failures: Mapping[str, str]
     """By cloud: why it did not answer."""
     warnings: tuple[str, ...]
-    """What was left out of the answers, a line each."""
+    """A line for each price left out."""
 
 
 def refresh(
@@ -91,18 +91,18 @@ def refresh(
     ttl_s: float | None = None,
     history_s: float = HISTORY_S,
 ) -> Refreshed:
-    """Ask all sources at once for what is due.
+    """Query all sources in parallel for what is due.
 
-    A source that fails costs its own prices only: what it said before stays known.
+    If a source fails, its earlier prices stay known.
 
     Args:
         sources: Of any clouds.
-        history: Where the answers go.
-        facts: What machines there are.
-        request: What to ask for.
+        history: To which answers are added.
+        facts: The catalogue of machines.
+        request: Prices that are wanted.
         now_s: Seconds since the epoch.
-        ttl_s: What was asked for so recently is not due; by default the source's own.
-        history_s: How far back to ask what was never asked before.
+        ttl_s: What was queried so recently is not due; by default the source's own.
+        history_s: How far back the first query goes.
     """
     due = [
         (source, question)
@@ -112,7 +112,7 @@ def refresh(
     failures: dict[str, str] = {}
     warnings: list[str] = []
     with ThreadPoolExecutor(max(1, len(due))) as pool:
-        answers = list(pool.map(_ask, due))
+        answers = list(pool.map(_fetch, due))
     for (source, question), answer in zip(due, answers, strict=True):
         if isinstance(answer, SpottrainError):
             failures.setdefault(source.cloud, str(answer))
@@ -131,10 +131,10 @@ def refresh(
 def known(
     history: History, facts: Catalogue, request: PriceRequest, now_s: float
 ) -> Sifted:
-    """Return the newest price of every offer: seen, else as published with us.
+    """Return the newest price of every offer: observed, else as shipped with us.
 
-    What cannot be a price, and spot prices that are no discount, are left out with a
-    warning, and so is what a clock that was ahead has noted.
+    Invalid prices, spot prices without a discount, and prices of a clock that was ahead
+    are left out with a warning.
     """
     wanted = {(kind.cloud, kind.name) for kind in request.kinds}
 
@@ -157,7 +157,7 @@ def on_demand_prices(
 ) -> Callable[[str, str], float | None]:
     """Return a function of (region, instance type): USD per hour on demand.
 
-    None where no price is known that is new enough to rent by.
+    It returns None where no price is new enough to rent by.
     """
     kinds = [kind for kind in facts.types.values() if kind.cloud == cloud]
     believed = known(history, facts, PriceRequest(kinds=kinds), now_s)
@@ -172,7 +172,7 @@ def on_demand_prices(
 def answered_s(
     source: PriceSource, history: History, kind: InstanceType, region: str
 ) -> float | None:
-    """Return when a source last told of one type in one region."""
+    """Return when a source last answered for one type in one region."""
     times = [
         at_s
         for where in (region, _EVERYWHERE)
@@ -189,7 +189,7 @@ def _due(
     ttl_s: float | None,
     history_s: float,
 ) -> PriceQuery:
-    """Return what to ask a source; no kinds if nothing is due."""
+    """Return the query of a source; no kinds if nothing is due."""
     ttl_s = source.ttl_s if ttl_s is None else ttl_s
     kinds = []
     since_s = now_s
@@ -200,7 +200,7 @@ def _due(
             answered_s(source, history, kind, region)
             for region in request.regions or (_EVERYWHERE,)
         ]
-        # A clock may have jumped back: an answer from the future is none.
+        # A clock may have jumped back: answers from the future do not count.
         times = [at_s for at_s in answers if at_s is not None and at_s <= now_s]
         complete = len(times) == len(answers)
         if not complete or min(times) <= now_s - ttl_s:
@@ -212,10 +212,10 @@ def _due(
     )
 
 
-def _ask(asked: tuple[PriceSource, PriceQuery]) -> list[Price] | SpottrainError:
-    source, question = asked
+def _fetch(due: tuple[PriceSource, PriceQuery]) -> list[Price] | SpottrainError:
+    source, query = due
     try:
-        return list(source.fetch(question))
+        return list(source.fetch(query))
     except SpottrainError as error:
         return error
 

@@ -17,10 +17,6 @@ from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.prices.place import Place, offer_key, place_of
-from spottrain.pricing.ranking.frictions import (
-    Frictions,
-    Quote,
-)
 from spottrain.pricing.ranking.order import preference
 from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
@@ -320,18 +316,10 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
         slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     )
     rent = throughput.vms * offer.usd_per_hour
-    wasted = Frictions(
-        boot_s=priced.boot_s / throughput.vms,
-        lost_s=2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s,
-    )
-    per_hour = wasted.throughput(
-        Quote(
-            place=place,
-            usd_per_hour=rent,
-            examples_per_s=examples_per_s,
-            losses_per_hour=throughput.vms * priced.losses_per_hour,
-        )
-    )
+    lost_s = 2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s
+    wasted_s = priced.boot_s / throughput.vms + lost_s
+    losses_per_hour = throughput.vms * priced.losses_per_hour
+    per_hour = examples_per_s * HOUR_S / (1.0 + losses_per_hour * wasted_s / HOUR_S)
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S

@@ -1,4 +1,4 @@
-"""What the allocation policies decide over: offer types, jobs, and what comes out."""
+"""Input and output of the allocation policies: offer types, jobs, hours and shares."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
-"""Bounds of what an LP in double precision can carry."""
+"""Range of numbers that a linear program in double precision can hold."""
 
 
 class InfeasibleError(BudgetError):
-    """No allocation meets what is asked for; says what would do.
+    """No allocation meets the limits.
 
     Args:
-        message: One line: which constraint, and the nearest that can be met.
-        least_usd: The least budget that would do, where the budget is at fault.
-        least_deadline_h: By job, the nearest deadlines that can be met.
+        message: One line: which limit, and the nearest one that can be met.
+        min_usd: The smallest sufficient budget, where the budget is too small.
+        min_deadline_h: By job, the earliest deadlines that can be met.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        least_usd: float | None = None,
-        least_deadline_h: dict[str, float] | None = None,
+        min_usd: float | None = None,
+        min_deadline_h: dict[str, float] | None = None,
     ) -> None:
         super().__init__(message)
-        self.least_usd = least_usd
-        self.least_deadline_h = least_deadline_h or {}
+        self.min_usd = min_usd
+        self.min_deadline_h = min_deadline_h or {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferType:
-    """One kind of machine, and how many of it one may hold at once.
+    """One kind of machine, and how many of it may be held at once.
 
     Raises:
-        ConfigError: a price that is no price, or a negative quota.
+        ConfigError: an invalid price, or a negative quota.
     """
 
     name: str
@@ -63,10 +63,10 @@ class OfferType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one job asks of the market.
+    """The demand of one job.
 
     Raises:
-        ConfigError: a number that cannot be, such as no work or a deadline of 0.
+        ConfigError: an invalid number, such as no work or a deadline of 0.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Demand:
     deadline_h: float = math.inf
     """Hours from now."""
     weight: float = 1.0
-    """Its share in `fairest`, and in the sum of `most_throughput`."""
+    """Its weight in `fairest`, and in the sum of `max_throughput`."""
     machines: int = 1
     """Held at once, all of one type; ``examples_per_s`` is of all of them together."""
 
@@ -111,7 +111,7 @@ class Hours:
     """[job][offer type]: how long the job runs there; times its machines for VM hours."""
     usd: float
     makespan_h: float
-    """The least time in which these hours can be run under the quotas."""
+    """The shortest time in which these hours fit the quotas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Arrays:
 
 
 def arrays(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Arrays:
-    """Return the market as arrays, with what no quota lets run taken as impossible.
+    """Return the market as arrays; where no quota suffices, a job cannot run.
 
     Raises:
         ConfigError: no types, no jobs, or throughputs for another number of types.

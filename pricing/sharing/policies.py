@@ -3,8 +3,8 @@
 After Narayanan's dissertation, sections 5.4 and 6.4. Two forms. Of hours: how long each
 job runs on each offer type until its work is done (`cheapest`, `shortest`). Of shares:
 how each job's time is divided while prices and jobs stay as they are
-(`most_throughput`, `most_for_money`, `fairest`). A job may move between types, and runs
-on one at a time; shares and hours are those of a fluid that takes no time to move.
+(`max_throughput`, `max_examples_per_usd`, `fairest`). A job may move between types, and runs
+on one at a time; moves take no time here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spottrain.pricing.sharing.market import Floats
 
 _SLACK = 1e-9
-"""What an LP's answer may be off, relatively: the solver's own tolerance."""
+"""Relative tolerance of the solver."""
 
 
 def cheapest(
@@ -47,10 +47,10 @@ def cheapest(
     Args:
         types: What can be rented.
         jobs: What is to be done.
-        max_usd: A budget that the cheapest must fit.
+        max_usd: The budget.
 
     Raises:
-        InfeasibleError: with the nearest deadlines, or the least budget, that would do.
+        InfeasibleError: with the earliest deadlines, or the smallest budget, that do.
         ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
@@ -62,7 +62,7 @@ def cheapest(
     if hours is None:
         raise _too_tight(market, deadlines_h, _hours_stretch)
     if max_usd is not None and hours.usd > max_usd * (1 + _SLACK):
-        raise _too_dear(HoursProgram(market, deadlines_h), hours.usd, max_usd)
+        raise _over_budget(HoursProgram(market, deadlines_h), hours.usd, max_usd)
     return hours
 
 
@@ -83,7 +83,7 @@ def shortest(
         max_usd: What all jobs together may cost.
 
     Raises:
-        InfeasibleError: the budget is below the least that the work costs.
+        InfeasibleError: the budget is below the lowest cost of the work.
         ConfigError: an empty market, one that does not fit the jobs, no budget at all.
     """
     market = arrays(types, jobs)
@@ -91,37 +91,37 @@ def shortest(
     alone_h = float(market.whole_h.min(axis=1).max())
     stretch = HoursProgram(market, [alone_h] * len(jobs)).stretch(max_usd)
     if stretch is None:
-        least_usd = float(market.usd.min(axis=1).sum())
+        min_usd = float(market.usd.min(axis=1).sum())
         raise InfeasibleError(
-            f"budget {_usd(max_usd)}: the work costs {_usd(least_usd)} at the least, "
+            f"budget {_usd(max_usd)}: the work costs at least {_usd(min_usd)}, "
             "whatever time it takes; raise the budget to that",
-            least_usd=least_usd,
+            min_usd=min_usd,
         )
     makespan_h = stretch.factor * alone_h
     again = HoursProgram(market, [makespan_h * (1 + _SLACK)] * len(jobs)).cheapest()
     return again or stretch.hours
 
 
-def most_throughput(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
-    """Return shares with the most weighted examples per second (section 6.4.1).
+def max_throughput(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
+    """Return shares that maximise weighted examples per second (section 6.4.1).
 
     Weights of 1 starve slow jobs. Weights of rank over best throughput serve first come
     first (section 5.4).
     """
     market = arrays(types, jobs)
     weights = _column([job.weight for job in jobs])
-    return SharesProgram(market).most(market.rates * weights)
+    return SharesProgram(market).max_value(market.rates * weights)
 
 
-def most_for_money(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
-    """Return shares with the most examples per dollar, each job in time.
+def max_examples_per_usd(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares:
+    """Return shares that maximise examples per dollar, each job in time.
 
     The linear form of section 6.4.2 with the rows of 6.4.3: each job's examples per
-    dollar on a type, as a share of its best ones, times the time spent there. Compares
-    types only: use `cheapest` for the least dollars.
+    dollar on a type, as a share of its best ones, times the time spent there. It
+    compares types only: use `cheapest` for the lowest cost.
 
     Raises:
-        InfeasibleError: with the deadlines that would do.
+        InfeasibleError: with deadlines that can be met.
         ConfigError: an empty market, or one that does not fit the jobs.
     """
     import numpy as np
@@ -129,11 +129,11 @@ def most_for_money(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Shares
     market = arrays(types, jobs)
     best_usd = market.usd.min(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        worth = np.where(market.usd == best_usd, 1.0, best_usd / market.usd)
-    worth = np.where(market.rates > 0, worth, 0.0)
+        value = np.where(market.usd == best_usd, 1.0, best_usd / market.usd)
+    value = np.where(market.rates > 0, value, 0.0)
     program = SharesProgram(market)
     deadlines_h = [job.deadline_h for job in jobs]
-    shares = program.most(worth, at_least=_needed(market, deadlines_h))
+    shares = program.max_value(value, at_least=_needed(market, deadlines_h))
     if shares is None:
         raise _too_tight(market, deadlines_h, _shares_stretch)
     return shares
@@ -147,8 +147,8 @@ def fairest(
 ) -> Shares:
     """Return shares whose worst-off job is best off (max-min fairness, section 5.4.1).
 
-    The objective is the least, over jobs, of throughput times machines over weight and
-    over what it is held against.
+    The objective is the minimum over jobs of throughput times machines, over weight and
+    over the throughput of ``against``.
 
     Args:
         types: What can be rented; every quota must be finite.
@@ -158,7 +158,7 @@ def fairest(
             objective is the finish-time fairness of jobs that begin now.
 
     Raises:
-        ConfigError: a quota without a bound, an empty market, or one that does not fit.
+        ConfigError: an infinite quota, an empty market, or one that does not fit.
         InfeasibleError: a job that can run on no type.
     """
     import numpy as np
@@ -178,7 +178,7 @@ def fairest(
 
 
 def _needed(market: Arrays, deadlines_h: Sequence[float]) -> Floats:
-    """Return the examples per second that deadlines ask of each job, [job, 1]."""
+    """Return the examples per second that each job's deadline needs, [job, 1]."""
     import numpy as np
 
     examples = np.array([job.examples for job in market.jobs])
@@ -186,7 +186,7 @@ def _needed(market: Arrays, deadlines_h: Sequence[float]) -> Floats:
 
 
 def _fits(hours: Hours, market: Arrays, deadlines_h: Sequence[float]) -> bool:
-    """Whether quotas suffice if each job spreads its hours evenly over all its time."""
+    """Return whether quotas suffice if each job spreads its hours evenly."""
     import numpy as np
 
     at_once = np.array(hours.hours) / np.array(deadlines_h)[:, None]
@@ -195,7 +195,7 @@ def _fits(hours: Hours, market: Arrays, deadlines_h: Sequence[float]) -> bool:
 
 
 _Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
-"""(market, deadlines) to the least factor on the deadlines, and whose quota it is for."""
+"""Maps (market, deadlines) to the smallest feasible factor, and the types that bind."""
 
 
 def _hours_stretch(
@@ -218,69 +218,67 @@ def _shares_stretch(
 def _too_tight(
     market: Arrays, deadlines_h: list[float], stretch: _Stretch
 ) -> InfeasibleError:
-    """Return what is wrong with deadlines, and the nearest that can be met."""
-    alone_h = [float(least) for least in market.whole_h.min(axis=1)]
-    late = [m for m, least in enumerate(alone_h) if least > deadlines_h[m]]
+    """Return the error of infeasible deadlines, with the earliest feasible ones."""
+    alone_h = [float(min_h) for min_h in market.whole_h.min(axis=1)]
+    late = [m for m, min_h in enumerate(alone_h) if min_h > deadlines_h[m]]
     if late:
         worst = max(late, key=lambda m: alone_h[m] / deadlines_h[m])
         fastest = market.types[int(market.whole_h[worst].argmin())].name
-        told = (
+        problem = (
             f"{market.jobs[worst].name}: deadline {deadlines_h[worst]:.4g} h: even on "
             f"{fastest}, the fastest it may have, its work takes {alone_h[worst]:.6g} h"
         )
     else:
-        told = "deadlines: each job alone could be in time, but not all of them"
+        problem = "deadlines: each job alone could be in time, but not all of them"
     eased = list(map(max, deadlines_h, alone_h))
     factor, short_of = stretch(market, eased)
     if factor > 1 + _SLACK and short_of:
-        told += f"; quotas of {', '.join(short_of)} are too small"
+        problem += f"; quotas of {', '.join(short_of)} are too small"
     nearest = {
         job.name: eased_h * max(1.0, factor)
         for job, eased_h in zip(market.jobs, eased, strict=True)
         if math.isfinite(eased_h)
     }
-    least = {
+    min_h = {
         job.name: nearest[job.name]
         for job, given in zip(market.jobs, deadlines_h, strict=True)
         if job.name in nearest and nearest[job.name] > given * (1 + _SLACK)
     } or nearest
     return InfeasibleError(
-        f"{told}; allow at least {_named(least)}", least_deadline_h=least
+        f"{problem}; allow at least {_listed(min_h)}", min_deadline_h=min_h
     )
 
 
-def _too_dear(
+def _over_budget(
     program: HoursProgram, needed_usd: float, max_usd: float
 ) -> InfeasibleError:
-    """Return by how much a budget falls short, and what more time would do for it."""
+    """Return the error of a budget that is too small, with what more time would do."""
     market = program.market
-    line = (
-        f"budget {_usd(max_usd)}: being in time costs {_usd(needed_usd)} at the least"
-    )
+    line = f"budget {_usd(max_usd)}: being in time costs at least {_usd(needed_usd)}"
     stretch = program.stretch(max_usd)
     if stretch is None:
-        least_usd = float(market.usd.min(axis=1).sum())
+        min_usd = float(market.usd.min(axis=1).sum())
         return InfeasibleError(
-            f"{line}, and {_usd(least_usd)} with all the time there is; raise the budget",
-            least_usd=needed_usd,
+            f"{line}, and {_usd(min_usd)} with all the time there is; raise the budget",
+            min_usd=needed_usd,
         )
-    least = {
+    min_h = {
         job.name: job.deadline_h * stretch.factor
         for job in market.jobs
         if math.isfinite(job.deadline_h)
     }
     return InfeasibleError(
-        f"{line}; raise the budget to that, or allow {_named(least)}",
-        least_usd=needed_usd,
-        least_deadline_h=least,
+        f"{line}; raise the budget to that, or allow {_listed(min_h)}",
+        min_usd=needed_usd,
+        min_deadline_h=min_h,
     )
 
 
 def _budget(max_usd: float | None) -> float | None:
-    """Return what may be spent; None for any amount.
+    """Return the budget; None for any amount.
 
     Raises:
-        ConfigError: It is no amount.
+        ConfigError: It is invalid.
     """
     if max_usd is not None and not max_usd > 0:
         raise ConfigError(f"budget: got {max_usd} USD; give more than 0, or none")
@@ -293,7 +291,7 @@ def _column(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=float)[:, None]
 
 
-def _named(hours: dict[str, float]) -> str:
+def _listed(hours: dict[str, float]) -> str:
     shown = [f"{name} {value:.6g} h" for name, value in list(hours.items())[:3]]
     more = len(hours) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,4 +1,4 @@
-"""The linear programs of policies.py, for scipy's HiGHS."""
+"""The linear programs of ``policies``, for scipy's HiGHS."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
     from spottrain.pricing.sharing.market import Floats
 
-FEWEST_PERIODS = 16
-"""Periods that there may be, however many jobs: 2,048 on three types take 0.3 s of a
-CPU so where quotas are short. See HoursProgram."""
-MOST_COLUMNS = 2**15
-"""Of fewer jobs there may be so many periods that a program gets no larger than this."""
+MIN_PERIODS = 16
+"""Periods allowed for any number of jobs: 2,048 on three types then take 0.3 s of a CPU where
+quotas are short. See HoursProgram."""
+MAX_COLUMNS = 2**15
+"""Fewer jobs may have more periods, up to programs of this size."""
 INTERIOR: Literal["highs-ipm"] = "highs-ipm"
-"""Interior points first: one column or row touches all jobs, which slows the simplex
-(0.7 s for `fairest` with 2,048 jobs, 0.1 s so)."""
+"""Interior points first where one column or row touches all jobs, which slows the simplex
+(0.7 s instead of 0.1 s for `fairest` with 2,048 jobs)."""
 _INFEASIBLE, _LOST = 2, 4
-"""What became of a program; lost in rounding, which another method may not be."""
+"""Status of the solver; another method may succeed where one is lost in rounding."""
 
 
 class SolverError(SpottrainError):
-    """The solver gave up: an error of ours, or numbers too far apart."""
+    """The solver gave up: a bug, or numbers of too different size."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineStretch:
-    """The least factor on all deadlines with which there is an answer."""
+    """The smallest factor on all deadlines that makes them feasible."""
 
     factor: float
     hours: Hours
     short_of: tuple[str, ...]
-    """Offer types whose quota keeps it from being less."""
+    """Offer types whose quotas bind."""
 
 
 class HoursProgram:
     """Hours per (job, type) that do all work within deadlines and quotas.
 
     A column is the part of a job's work that is done on a type in a period. Where types
-    have quotas, periods lie between the jobs' deadlines, so that what is promised can
+    have quotas, periods lie between the jobs' deadlines, so that a solution can
     be run: within a period any hours that fit every job's and every type's time can be
     put in order, jobs of several machines apart (a preemptive open shop). Where there
     are fewer periods than deadlines, a job whose deadline lies within a period spreads
@@ -70,8 +70,8 @@ class HoursProgram:
         deadlines = np.array(deadlines_h, dtype=float)
         job, kind = np.nonzero(market.rates > 0)
         bound = np.isfinite(self.quotas).any()
-        most = max(FEWEST_PERIODS, MOST_COLUMNS // len(job))
-        ends = _period_ends(deadlines, most) if bound else np.array([math.inf])
+        max_periods = max(MIN_PERIODS, MAX_COLUMNS // len(job))
+        ends = _period_ends(deadlines, max_periods) if bound else np.array([math.inf])
         periods = np.searchsorted(ends, deadlines)[job] + 1
         self.job = np.repeat(job, periods)
         self.kind = np.repeat(kind, periods)
@@ -82,7 +82,7 @@ class HoursProgram:
         self._rows(until - begins, len(ends))
 
     def _rows(self, time_h: Floats, periods: int) -> None:
-        """Make the rows: all work once; time of jobs and of types as shares of it."""
+        """Make the rows: work of each job, and time of jobs and types as shares."""
         from scipy.sparse import csr_array, vstack
 
         market, columns = self.market, np.arange(len(self.job))
@@ -112,18 +112,18 @@ class HoursProgram:
         self.time: csr_array = vstack(parts, format="csr")
 
     def cheapest(self) -> Hours | None:
-        """Return the hours of least cost; None where there are none in time."""
+        """Return the cheapest hours; None if none are in time."""
         scale = float(self.usd.max()) or 1.0
         found = _solve(
             self.usd / scale,
             rows=self.time,
-            most=np.ones(self.time.shape[0]),
+            limits=np.ones(self.time.shape[0]),
             equal=self.work,
         )
         return None if found is None else self._hours(found.x)
 
     def stretch(self, max_usd: float | None) -> DeadlineStretch | None:
-        """Return by how much all deadlines must grow, or may shrink, within a budget.
+        """Return the factor by which all deadlines must grow, or may shrink, in a budget.
 
         Returns:
             None where no time makes the work as cheap as ``max_usd``.
@@ -132,15 +132,15 @@ class HoursProgram:
 
         height, width = self.time.shape
         rows: Any = hstack([self.time, csr_array(-np.ones((height, 1)))], format="csr")
-        most = np.zeros(height)
+        limits = np.zeros(height)
         if max_usd is not None:
             scale = max(max_usd, float(self.usd.max()) * 1e-6) or 1.0
             budget = csr_array(np.append(self.usd / scale, 0.0)[None, :])
             rows = vstack([rows, budget], format="csr")
-            most = np.append(most, max_usd / scale)
+            limits = np.append(limits, max_usd / scale)
         work = hstack([self.work, csr_array((self.work.shape[0], 1))], format="csr")
-        aim = np.append(np.zeros(width), 1.0)
-        found = _solve(aim, rows=rows, most=most, equal=work)
+        objective = np.append(np.zeros(width), 1.0)
+        found = _solve(objective, rows=rows, limits=limits, equal=work)
         if found is None:
             return None
         tight = np.flatnonzero(found.ineqlin.marginals[:height] < -1e-9)
@@ -195,14 +195,14 @@ class SharesProgram:
         self.rows: csr_array = vstack([jobs, types], format="csr")
 
     @overload
-    def most(self, worth: Floats) -> Shares: ...
+    def max_value(self, value: Floats) -> Shares: ...
     @overload
-    def most(self, worth: Floats, at_least: Floats) -> Shares | None: ...
-    def most(self, worth: Floats, at_least: Floats | None = None) -> Shares | None:
-        """Return shares of the most total worth.
+    def max_value(self, value: Floats, at_least: Floats) -> Shares | None: ...
+    def max_value(self, value: Floats, at_least: Floats | None = None) -> Shares | None:
+        """Return shares of the highest total value.
 
         Args:
-            worth: [job, type], of all of a job's time on that type.
+            value: [job, type], of all of a job's time on that type.
             at_least: [job, 1], examples per second that each job must reach.
 
         Returns:
@@ -210,19 +210,19 @@ class SharesProgram:
         """
         from scipy.sparse import vstack
 
-        value = worth[self.job, self.kind]
-        scale = float(value.max()) or 1.0
-        rows, most = self.rows, np.ones(self.rows.shape[0])
+        values = value[self.job, self.kind]
+        scale = float(values.max()) or 1.0
+        rows, limits = self.rows, np.ones(self.rows.shape[0])
         if at_least is not None and (held := np.flatnonzero(at_least[:, 0] > 0)).size:
             rows = vstack([rows, -self._reached(at_least)[held]], format="csr")
-            most = np.append(most, -np.ones(len(held)))
-        found = _solve(-value / scale, rows=rows, most=most, method=INTERIOR)
+            limits = np.append(limits, -np.ones(len(held)))
+        found = _solve(-values / scale, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
             return None
         return Shares(shares=self._shares(found.x), objective=-found.fun * scale)
 
     def fairest(self, against: Floats) -> Shares:
-        """Return shares with the most of min over jobs of throughput over ``against``.
+        """Return shares that maximise the minimum over jobs of throughput / ``against``.
 
         Args:
             against: [job, 1]; a job of 0 does not count.
@@ -236,9 +236,9 @@ class SharesProgram:
         below = hstack([-reached / scale, csr_array(np.ones((len(held), 1)))])
         above = hstack([self.rows, csr_array((self.rows.shape[0], 1))])
         rows = vstack([above, below], format="csr")
-        most = np.append(np.ones(self.rows.shape[0]), np.zeros(len(held)))
-        aim = np.append(np.zeros(len(self.job)), -1.0)
-        found = _solve(aim, rows=rows, most=most, method=INTERIOR)
+        limits = np.append(np.ones(self.rows.shape[0]), np.zeros(len(held)))
+        objective = np.append(np.zeros(len(self.job)), -1.0)
+        found = _solve(objective, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
             raise SolverError("a linear program without demands was called infeasible")
         return Shares(
@@ -259,12 +259,12 @@ class SharesProgram:
         return _tuples(shares)
 
 
-def _period_ends(deadlines: Floats, most: int) -> Floats:
-    """Return where up to ``most`` periods end; one more, endless, if a job has no
+def _period_ends(deadlines: Floats, max_periods: int) -> Floats:
+    """Return where up to ``max_periods`` periods end; one more, endless, if a job has no
     deadline."""
     finite = np.unique(deadlines[np.isfinite(deadlines)])
-    if len(finite) > most:
-        kept = np.linspace(0, len(finite) - 1, most).round().astype(int)
+    if len(finite) > max_periods:
+        kept = np.linspace(0, len(finite) - 1, max_periods).round().astype(int)
         finite = finite[kept]
     endless = [math.inf] if np.isinf(deadlines).any() else []
     return np.append(finite, endless)
@@ -279,14 +279,14 @@ def _kinds(kind: Any, row: Any, height: int, of_types: bool) -> list[int]:
 
 
 def _solve(
-    aim: Floats,
+    objective: Floats,
     *,
     rows: csr_array,
-    most: Floats,
+    limits: Floats,
     equal: csr_array | None = None,
     method: Literal["highs", "highs-ipm"] = "highs",
 ) -> Any:
-    """Minimise ``aim``; None where nothing satisfies the rows.
+    """Minimise ``objective``; None where nothing satisfies the rows.
 
     Raises:
         SolverError: the solver could not tell.
@@ -295,15 +295,15 @@ def _solve(
 
     solve: Any = linprog  # its stubs know no sparse matrices
     found = solve(
-        aim,
+        objective,
         A_ub=rows,
-        b_ub=most,
+        b_ub=limits,
         A_eq=equal,
         b_eq=None if equal is None else np.ones(equal.shape[0]),
         method=method,
     )
     if found.status == _LOST and method != INTERIOR:
-        return _solve(aim, rows=rows, most=most, equal=equal, method=INTERIOR)
+        return _solve(objective, rows=rows, limits=limits, equal=equal, method=INTERIOR)
     if found.status == _INFEASIBLE:
         return None
     if found.status:

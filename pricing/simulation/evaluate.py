@@ -56,7 +56,7 @@ class Case:
     """Time to the deadline over the time of the fastest on-demand fleet."""
     offline_optimum_usd: float
     online_bound_usd: float | None
-    """``promise_blind.min_usd``; None where there are several zones."""
+    """See ``online_bound``; None where there are several zones."""
     outcomes: tuple[SimulatedRun, ...]
     """In the order of ``baselines.RULES``."""
     free: SimulatedRun

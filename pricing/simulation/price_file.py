@@ -1,4 +1,4 @@
-"""Files of spot prices seen: ``cloud,zone,instance_type,observed_at_s,usd_per_hour``."""
+"""Files of recorded spot prices: ``cloud,zone,instance_type,observed_at,usd_per_hour``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from spottrain.pricing.prices.place import Place
 
 COLUMNS = ("cloud", "zone", "instance_type", "observed_at", "usd_per_hour")
 _REGION = {"aws": r"[a-z]$", "gcp": r"-[a-z]$"}
-"""What a zone's name has beyond its region's, by cloud."""
+"""Suffix of a zone's name after its region's, by cloud."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What an instance type holds."""
+    """GPUs of an instance type."""
 
     gpu: str
     count: int
@@ -50,10 +50,10 @@ hold the same GPUs for more money and are left out there and here."""
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The prices seen on one day, in the file's order."""
+    """Prices of one day, in the file's order."""
 
     prices: Mapping[Place, tuple[float, ...]]
-    """USD per hour of the whole instance; several sightings a day are all kept."""
+    """USD per hour of the whole instance; a day may have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PriceFile:
     days: Mapping[date, Day]
     """By ascending date."""
     notices: tuple[str, ...]
-    """What was left out, a line each."""
+    """A line for each kind of rows left out."""
 
     def regions(self) -> dict[str, str]:
         """Return the cloud of each region, in the file's order."""
@@ -80,13 +80,13 @@ def region_of(cloud: str, zone: str) -> str:
 
 
 def parse_prices(text: str) -> PriceFile:
-    """Read a file of spot prices; a day's sightings lose their hour.
+    """Read a file of spot prices, by day.
 
-    Rows of unknown instance types, and without a price above 0, are left out and
-    counted in the notices.
+    Rows of unknown instance types, and without a price above 0, are left out and counted
+    in the notices.
 
     Raises:
-        ConfigError: other columns, a date that is none, or nothing left.
+        ConfigError: wrong columns, an invalid date, or no rows left.
     """
     reader = csv.DictReader(io.StringIO(text))
     if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -140,11 +140,11 @@ def _place(row: Mapping[str, str], number: int) -> Place:
 def _day(text: str | None, number: int) -> date:
     try:
         return date.fromisoformat((text or "")[:10])
-    except ValueError:
+    except ValueError as error:
         raise ConfigError(
             f"row {number}: observed_at: got {text!r}; write 2020-02-27 or "
             "2020-02-27T04:42:58Z"
-        ) from None
+        ) from error
 
 
 def _price(text: str | None) -> float | None:

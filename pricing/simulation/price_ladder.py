@@ -1,9 +1,9 @@
-"""Replay of spot prices: what each way of choosing machines would have cost.
+"""Replay of spot prices: the cost of each strategy of choosing machines.
 
-Narayanan's dissertation, section 6.3.2: Figure 6.5 (the ladder) and 6.6 (what moving
-during training adds), on its own price records and throughputs; then with what it
-leaves out: boot, lost work, egress. One GPU's worth of an instance is paid for, as if
-others filled the rest.
+Narayanan's dissertation, section 6.3.2: Figures 6.5 (the ladder) and 6.6 (the gain of
+moving during training), on its own price records and throughputs; then with what it leaves
+out: boot, lost work, egress. One GPU's share of an instance is paid, as if others filled
+the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from statistics import mean
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import (
+from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
+from spottrain.pricing.simulation.switching import (
     CHEAPEST_NOW,
     NO_FRICTIONS,
     Frictions,
@@ -26,7 +27,6 @@ from spottrain.pricing.ranking.frictions import (
     SwitchingState,
     decide,
 )
-from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
 from spottrain.units import HOUR_S
 
 REFERENCE_GPU = "v100"
@@ -43,13 +43,12 @@ with the dissertation (behind its Table 6.1)."""
 DURATIONS_V100_DAYS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Of Figure 6.6."""
 STARTS, MARGIN_DAYS = 30, 5
-"""Start days that are averaged over: the last 30 but 5 on which the baseline's price
-was seen."""
+"""Number of start days: the last 30 but 5 with a price of the baseline."""
 DAY_H = 24.0
 
 
 class Strategy(StrEnum):
-    """The rungs of Figure 6.5; each may do all that those before it may."""
+    """The rungs of Figure 6.5; each has all choices of those before it."""
 
     SINGLE = "1xV100"
     """The cheapest instance with one V100 at the start, kept."""
@@ -60,17 +59,17 @@ class Strategy(StrEnum):
     MULTI_CLOUD = "+ multi-cloud"
     """Any instance, those of other clouds included, kept."""
     DYNAMIC = "+ dynamic"
-    """Decided anew every day."""
+    """Any instance, chosen anew every day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderTerms:
-    """What a replay assumes; by default what the dissertation does."""
+    """Assumptions of a replay; by default the dissertation's."""
 
     frictions: Frictions = NO_FRICTIONS
     rule: SwitchingRule = CHEAPEST_NOW
     losses_per_day: float = 0.0
-    """Interruptions of a machine to expect, the same everywhere."""
+    """Expected interruptions of a machine, the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One strategy's runs, one a start day."""
+    """One strategy's runs, one per start day."""
 
     runs: tuple[Run, ...]
 
@@ -117,7 +116,7 @@ class Ladder:
     """The strategies in one region over a file of prices.
 
     Args:
-        prices: What was seen.
+        prices: As recorded.
         region: Where all but the multi-cloud strategies stay.
 
     Raises:
@@ -144,7 +143,7 @@ class Ladder:
             )
         self.starts: Sequence[date] = seen[-STARTS - MARGIN_DAYS : -MARGIN_DAYS]
         self.last = seen[-1]
-        """From here on prices stay."""
+        """Prices hold from here on."""
 
     def climb(
         self, model: str, v100_days: float, terms: LadderTerms
@@ -154,7 +153,7 @@ class Ladder:
         Args:
             model: One of THROUGHPUTS.
             v100_days: The job's length on one V100.
-            terms: What is assumed.
+            terms: Assumptions.
         """
         rates = THROUGHPUTS[model]
         examples = v100_days * DAY_H * HOUR_S * rates[REFERENCE_GPU]
@@ -200,7 +199,7 @@ class Ladder:
     def _sights(
         self, strategy: Strategy, rates: Mapping[str, float], losses_per_hour: float
     ) -> dict[date, dict[Place, _Sight]]:
-        """Return what a strategy may choose from, by day, for one GPU's worth."""
+        """Return a strategy's choices by day, for one GPU's share."""
         sights: dict[date, dict[Place, _Sight]] = {}
         days = ((d, s) for d, s in self._prices.days.items() if d >= self.starts[0])
         for day, sightings in days:
@@ -221,17 +220,17 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What a place asked on one day for one GPU's worth."""
+    """Price of one GPU's share in one place on one day."""
 
     quote: Quote
-    """At the day's lowest price: to choose by."""
+    """At the day's lowest price, to choose by."""
     first_usd: float
-    """The day's first price in the file: paid by who stays whatever it costs, as in the
+    """The day's first price in the file, paid by strategies that do not move, as in the
     dissertation's own replay."""
 
 
 class _Job:
-    """A job on its way: what is left, where it is, what it has cost."""
+    """A job under way: work left, place, and cost."""
 
     def __init__(self, examples: float, home: str, terms: LadderTerms) -> None:
         self.terms = terms
@@ -244,11 +243,11 @@ class _Job:
 
     @property
     def done(self) -> bool:
-        """Whether all work is done, rounding aside."""
+        """Return whether all work is done, rounding aside."""
         return self._left <= self._examples * 1e-12
 
     def decide(self, seen: Mapping[Place, _Sight]) -> None:
-        """Stay or go; the price of a place not seen that day stays as it was."""
+        """Stay or move; a place without a price that day keeps its last one."""
         quotes = [sight.quote for sight in seen.values()]
         held = self.held
         if held is not None and held.place not in seen:

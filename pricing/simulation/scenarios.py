@@ -89,7 +89,7 @@ def synthetic(seed: int) -> Scenario:
     Jobs have 4 to 16 VMs that scale well or badly, and 1.05 to 2.5 times the time and 1 to
     2 times the money that on-demand VMs need.
     """
-    draw = random.Random(f"promise/{seed}")
+    draw = random.Random(f"promise/{seed}")  # a former name: keeps the markets
     fleet = _fleet(draw)
     on_demand_usd = draw.uniform(1.0, 30.0)
     train_s = draw.uniform(5.0, 36.0) * HOUR_S

@@ -11,8 +11,8 @@ from spottrain.pricing.sharing.market import Demand, OfferType
 from spottrain.pricing.sharing.policies import (
     cheapest,
     fairest,
-    most_for_money,
-    most_throughput,
+    max_examples_per_usd,
+    max_throughput,
     shortest,
 )
 
@@ -53,8 +53,8 @@ def main() -> None:
         "cheapest, short quotas, 2,048 deadlines": lambda: cheapest(short, apart),
         "shortest": lambda: shortest(types, jobs),
         "shortest within a budget": lambda: shortest(types, jobs, max_usd=max_usd),
-        "most for money, by deadlines": lambda: most_for_money(types, jobs),
-        "most throughput": lambda: most_throughput(types, jobs),
+        "most for money, by deadlines": lambda: max_examples_per_usd(types, jobs),
+        "most throughput": lambda: max_throughput(types, jobs),
         "fairest": lambda: fairest(types, jobs),
     }
     print(f"{JOBS} jobs, {TYPES} types; least of {TIMES}, wanted within {WITHIN_S} s")

@@ -17,6 +17,7 @@ from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.hazard import Hazards
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -41,9 +42,10 @@ class OpenCloud(Cloud):
         return max(0, self.capacity[zone] - used)
 
     def offers(self) -> tuple[Offer, ...]:
-        *spot, dear, _ = super().offers()
-        dear = replace(dear, usd_per_hour=ON_DEMAND_USD_PER_HOUR, available=None)
-        return (*spot, dear)
+        *spot, expensive, _ = super().offers()
+        price = ON_DEMAND_USD_PER_HOUR
+        on_demand = replace(expensive, usd_per_hour=price, available=None)
+        return (*spot, on_demand)
 
     def launch(
         self, token: str, intent: str, wanted: Offer, count: int, at_s: float
@@ -57,7 +59,7 @@ class OpenCloud(Cloud):
             self.capacity = room
 
 
-class PromisingWorld(World):
+class DeadlineWorld(World):
     """Tells the core what fleets do, as the manager's market watch does."""
 
     told: FleetTerms | None = None
@@ -98,11 +100,11 @@ def train_s() -> float:
     return LONG.steps * LONG.minibatch_size / fleet().rates[-1]
 
 
-def world(seed: int, left: float, **changes: Any) -> PromisingWorld:
+def world(seed: int, left: float, **changes: Any) -> DeadlineWorld:
     """A job with ``left`` times the time that the largest fleet needs."""
     cloud = OpenCloud(capacity={"a": 4, "b": 4}, prices={"a": 1.0, "b": 1.2})
     changes = {"spec": LONG, "max_vms": MOST, "allow_on_demand": True, **changes}
-    made = PromisingWorld(seed, settings(**changes), cloud)
+    made = DeadlineWorld(seed, settings(**changes), cloud)
     deadline_s = made.now_s + 300.0 + left * train_s()
     made.settings = replace(made.settings, deadline_s=deadline_s)
     return made
@@ -131,7 +133,7 @@ def usd(world: World, *, spot: bool) -> float:
     return sum(
         vm.offer.usd_per_hour
         * ((vm.ended_at_s or world.now_s) - vm.launched_at_s)
-        / 3600
+        / HOUR_S
         for vm in world.cloud.vms.values()
         if vm.offer.spot is spot
     )
@@ -192,7 +194,7 @@ def vanish(job: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_thrifty_job_is_in_time_for_less_than_on_demand(seed: int) -> None:
+def test_a_cost_optimal_job_is_in_time_for_less_than_on_demand(seed: int) -> None:
     job = world(seed, left=2.0, objective="examples_per_dollar")
     move_market(job, mean_s=0.1 * train_s())
     job.run(until_s=10 * train_s())
@@ -206,14 +208,14 @@ def test_a_thrifty_job_is_in_time_for_less_than_on_demand(seed: int) -> None:
         if fleet().rates[n] > 0
     )
     assert usd(job, spot=True) + usd(job, spot=False) < (
-        alone * ON_DEMAND_USD_PER_HOUR / 3600
+        alone * ON_DEMAND_USD_PER_HOUR / HOUR_S
     )
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_deadline_and_budget_are_kept_together(seed: int) -> None:
     alone_s = train_s() + reserve_s(SPEC.lease_s) + 60.0
-    max_usd = 1.1 * alone_s * MOST * ON_DEMAND_USD_PER_HOUR / 3600
+    max_usd = 1.1 * alone_s * MOST * ON_DEMAND_USD_PER_HOUR / HOUR_S
     job = world(seed, left=1.3, max_usd=max_usd)
     move_market(job, mean_s=0.1 * train_s())
     job.run(until_s=10 * train_s())

@@ -15,7 +15,7 @@ from spottrain.pricing.prices.price import Price
 from spottrain.pricing.prices.refresh import ON_DEMAND_TTL_S, TTL_S, PriceQuery
 
 _CALLS = 8
-"""Calls at once: one a region, or one an instance type."""
+"""Parallel calls: one per region, or one per instance type."""
 _TRIES, _ANSWER_S = 4, 20.0
 
 
@@ -25,7 +25,7 @@ def aws_clients() -> AwsClients:
 
 
 class AwsSpotPrices:
-    """The spot price history: by zone, with what went before.
+    """The spot price history, by zone.
 
     Args:
         clients: Of the account.
@@ -58,7 +58,7 @@ class AwsSpotPrices:
 
 
 class AwsPriceList:
-    """On-demand prices: by region.
+    """On-demand prices, by region.
 
     Args:
         clients: Of the account.
@@ -100,7 +100,7 @@ class AwsPriceList:
 
 
 def _spans(region: str, rows: Iterable[SpotPrice], now_s: float) -> Iterator[Price]:
-    """Yield prices that held until the next one began, the last of each until now."""
+    """Yield prices, each of which held until the next one, the last until now."""
     changes: dict[tuple[str, str], list[SpotPrice]] = {}
     for row in rows:
         changes.setdefault((row.zone, row.instance_type), []).append(row)
@@ -129,7 +129,7 @@ def _until(
 
 
 def _usd(text: str) -> float:
-    """Return the price; not a number, to be refused by name, where it is none."""
+    """Return the price; NaN, which is refused by name later, if it is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -18,7 +18,7 @@ class AzureRetailPrices:
     """The API.
 
     Args:
-        client: Asks over HTTP.
+        client: The HTTP client.
         url: Where the API is.
     """
 
@@ -34,7 +34,7 @@ class AzureRetailPrices:
         """Yield a price for each type, region and market.
 
         Raises:
-            PriceSourceError: the API is down or answers what cannot be read.
+            PriceSourceError: the API is down, or its answer cannot be read.
         """
         names = [kind.name for kind in question.kinds]
         found = retail_prices(

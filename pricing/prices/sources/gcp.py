@@ -1,7 +1,7 @@
-"""GCP Billing Catalog: sums the parts that Google bills a machine by.
+"""GCP Billing Catalog: a machine's price as the sum of its parts.
 
-Google sells cores, memory, GPUs and local disks by themselves, each at its own price in
-each region; a machine's price is their sum. Spot prices change once a month at most.
+Google sells cores, memory, GPUs and local disks separately, each at its own price in each
+region. Spot prices change once a month at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """What the catalogue calls the parts of a series of machines."""
+    """Names of the parts of a machine series in the catalogue."""
 
     host: str
     """Of cores and memory; empty where the GPU's price holds everything."""
@@ -68,8 +68,8 @@ class GcpBillingCatalog:
     """The API.
 
     Args:
-        client: Asks over HTTP.
-        credentials: Headers with an API key or an access token; none: it says so.
+        client: The HTTP client.
+        credentials: Headers with an API key or an access token; empty if there are none.
         url: Where the API is.
     """
 
@@ -88,7 +88,7 @@ class GcpBillingCatalog:
         """Yield a price for each type, region and market that has all its parts.
 
         Raises:
-            PriceSourceError: the API is down, refuses, or answers what cannot be read.
+            PriceSourceError: the API is down, refuses, or its answer cannot be read.
         """
         if not self._credentials:
             raise PriceSourceError(
@@ -128,17 +128,17 @@ class GcpBillingCatalog:
             )
             skus = page.get("skus", [])
             if not isinstance(skus, list):
-                raise PriceSourceError(f"{NAME}: a page whose skus are no list")
+                raise PriceSourceError(f"{NAME}: a page whose skus are not a list")
             yield from skus
             before, token = token, str(page.get("nextPageToken") or "")
             if not token:
                 return
             if token == before:
-                raise PriceSourceError(f"{NAME}: a page that follows itself")
+                raise PriceSourceError(f"{NAME}: a page whose next page is itself")
 
 
 def _take(sku: Mapping[str, Any], parts: _Parts) -> None:
-    """Remember the price of one part, if machines may be made of it."""
+    """Add the price of one part, if machines consist of such parts."""
     try:
         usage = sku["category"]["usageType"]
         match = _PART.match(sku["description"])
@@ -159,11 +159,11 @@ def _take(sku: Mapping[str, Any], parts: _Parts) -> None:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise PriceSourceError(
             f"{NAME}: an entry that cannot be read: {type(error).__name__}: {error}"
-        ) from None
+        ) from error
 
 
 def _sum(kind: InstanceType, region: str, spot: bool, parts: _Parts) -> float | None:
-    """Return a machine's price; None where a part of it has none."""
+    """Return a machine's price; None if a part has none."""
     series = _series(kind)
     if series is None:
         return None

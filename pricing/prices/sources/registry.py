@@ -1,4 +1,4 @@
-"""Which price APIs there are, and how this machine asks them."""
+"""All price APIs, with this machine's credentials."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from spottrain.pricing.prices.sources.azure import AzureRetailPrices
 from spottrain.pricing.prices.sources.gcp import GcpBillingCatalog
 
 AZURE_URL, GCP_URL = PRICES_VARIABLE, "SPOTTRAIN_GCP_PRICES_URL"
-"""Environment variables that point elsewhere than to the clouds, such as to a proxy;
-boto3 has its own."""
+"""Environment variables with other URLs, such as a proxy's; boto3 has its own."""
 
 
 def price_sources(
     client: httpx.Client, environment: Mapping[str, str]
 ) -> list[PriceSource]:
-    """Return all price APIs; nothing is asked or imported yet.
+    """Return all price APIs; nothing is queried or imported yet.
 
     Args:
-        client: Asks over HTTP; see price_http.TIMEOUT.
+        client: The HTTP client.
         environment: Holds the GCP credentials: GOOGLE_API_KEY, or else
-            GOOGLE_OAUTH_ACCESS_TOKEN. boto3 looks for AWS's itself; Azure needs none.
+            GOOGLE_OAUTH_ACCESS_TOKEN. boto3 finds AWS's itself; Azure needs none.
     """
     aws = aws_clients()
     return [

@@ -1,4 +1,4 @@
-"""Small jobs and markets for the tests of the promise."""
+"""Small jobs and markets for the tests of the deadline policy."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _vm(told: Sequence[Fact], vm_id: str, at_s: float) -> int:
     from_us = floor_us(first.from_s)
     terms = TERMS.get(first.offer.cloud, EXACT)
     until_us = ceil_us(_until_s(own, at_s))
-    lasted_us = max(until_us - from_us, terms.least_us)
+    lasted_us = max(until_us - from_us, terms.min_us)
     lasted_us += -lasted_us % terms.unit_us
     market: dict[int, int] = {}
     for fact in told:

@@ -1,4 +1,4 @@
-"""The promise: what is rented in which straits, and the net under it."""
+"""The deadline policy: what is rented in which situation, and the on-demand fallback."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
     assert dict(decided(at, holdings=booted).wanted) == {"on-demand": 4}
 
 
-def test_a_budget_that_only_just_pays_the_net_risks_no_spot_vm() -> None:
+def test_a_budget_that_only_just_pays_the_fallback_risks_no_spot_vm() -> None:
     at = status(hours=20, work=5)
-    least = feasible(at, FLEET, (ON_DEMAND,)).min_usd
-    assert least is not None
-    tight = replace(at, usd_left=least + 0.1)
+    min_usd = feasible(at, FLEET, (ON_DEMAND,)).min_usd
+    assert min_usd is not None
+    tight = replace(at, usd_left=min_usd + 0.1)
     assert decided(tight).count("spot") == 0
-    assert decided(replace(at, usd_left=least + 1)).count("spot") > 0
+    assert decided(replace(at, usd_left=min_usd + 1)).count("spot") > 0
 
 
 def test_a_vm_elsewhere_must_be_clearly_cheaper_than_one_that_is_held() -> None:
@@ -105,13 +105,13 @@ def test_a_vm_elsewhere_must_be_clearly_cheaper_than_one_that_is_held() -> None:
     assert (far.count("a"), far.count("b")) == (4, 4)  # until those of b are ready
 
 
-def test_a_zone_that_takes_its_vms_back_all_the_time_counts_as_dearer() -> None:
+def test_a_zone_that_often_preempts_its_vms_counts_as_more_expensive() -> None:
     rough = replace(spot("rough", 0.9), losses_per_hour=10.0)
     decision = decided(status(hours=6, work=5), (rough, spot("calm"), ON_DEMAND))
     assert decision.count("rough") == 0
 
 
-def test_the_cap_of_an_hours_price_bounds_the_fleet() -> None:
+def test_the_hourly_cap_bounds_the_fleet() -> None:
     decision = decided(status(hours=6, work=1, cap=2.5))
     assert decision.count("spot") <= 2
 
@@ -121,13 +121,13 @@ def test_without_a_deadline_all_spot_vms_are_taken_and_none_on_demand() -> None:
     assert (decision.mode, dict(decision.wanted)) == ("spot", {"spot": 4})
 
 
-def test_without_on_demand_vms_nothing_is_promised_and_all_spot_is_taken() -> None:
+def test_without_on_demand_vms_nothing_is_guaranteed_and_all_spot_is_taken() -> None:
     decision = decided(status(hours=9, work=5), (spot(available=3),))
     assert (decision.mode, decision.count("spot")) == ("spot", 3)
     assert "nothing can be guaranteed" in decision.reason
 
 
-def test_a_rate_below_the_least_one_rents_on_demand_until_spot_suffices() -> None:
+def test_a_rate_below_the_minimum_rents_on_demand_until_spot_suffices() -> None:
     at = replace(
         status(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0
     )
@@ -150,10 +150,10 @@ def test_a_job_that_is_late_goes_on_with_all_it_has(hours: float) -> None:
     assert (decision.mode, decision.count("on-demand")) == ("late", 4)
 
 
-def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> None:
+def test_on_demand_vms_of_a_time_optimal_job_stay_until_there_is_slack_again() -> None:
     holdings = (Holdings(name="on-demand", ready=4),)
 
-    def hastened(hours: float) -> dict[str, int]:
+    def time_optimal(hours: float) -> dict[str, int]:
         at = status(hours=hours, work=5)
         supplies = (spot(), ON_DEMAND)
         return dict(
@@ -162,13 +162,13 @@ def test_on_demand_vms_of_a_job_in_haste_stay_until_there_is_slack_again() -> No
             ).wanted
         )
 
-    assert hastened(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
-    assert hastened(5 + 400 / HOUR_S) == {"on-demand": 4}, "just off it"
-    assert hastened(9)["spot"] == 4
+    assert time_optimal(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
+    assert time_optimal(5 + 400 / HOUR_S) == {"on-demand": 4}, "just off it"
+    assert time_optimal(9)["spot"] == 4
 
 
-def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
-    def hastened(
+def test_a_time_optimal_job_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
+    def time_optimal(
         *supplies: Supply, holdings: tuple[Holdings, ...] = ()
     ) -> dict[str, int]:
         at = status(hours=20, work=5, usd=500.0)
@@ -178,17 +178,22 @@ def test_a_job_in_haste_waits_for_spot_vms_only_while_they_may_cost_less() -> No
             ).wanted
         )
 
-    dear = spot(usd=3.0, available=0)
-    assert hastened(DRY, ON_DEMAND) == {}
-    assert hastened(dear, ON_DEMAND) == {"on-demand": 4}
-    assert hastened(ON_DEMAND) == {"on-demand": 4}
+    expensive = spot(usd=3.0, available=0)
+    assert time_optimal(DRY, ON_DEMAND) == {}
+    assert time_optimal(expensive, ON_DEMAND) == {"on-demand": 4}
+    assert time_optimal(ON_DEMAND) == {"on-demand": 4}
     training = (Holdings(name="spot", ready=3),)
-    assert hastened(dear, ON_DEMAND, holdings=training) == {"spot": 3, "on-demand": 1}
+    assert time_optimal(expensive, ON_DEMAND, holdings=training) == {
+        "spot": 3,
+        "on-demand": 1,
+    }
     rented = (Holdings(name="on-demand", ready=4),)
-    assert hastened(spot(), ON_DEMAND, holdings=rented)["spot"] == 4
+    assert time_optimal(spot(), ON_DEMAND, holdings=rented)["spot"] == 4
 
 
-def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> None:
+def test_near_the_deadline_losses_in_a_row_are_survived_as_far_as_there_are_vms() -> (
+    None
+):
     at = status(hours=5 + 294 / HOUR_S, work=5)
     four = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=4),))
     assert (four.mode, four.count("on-demand")) == ("edge", 2)
@@ -201,7 +206,7 @@ def test_the_edge_bears_losses_one_after_the_other_as_far_as_there_are_vms() -> 
 # --- Before anything is rented ---
 
 
-def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
+def test_a_refusal_names_the_smallest_budget_and_the_earliest_deadline() -> None:
     at = status(hours=5.2, work=5, usd=40.0)
     answer = feasible(at, FLEET, (spot(), ON_DEMAND))
     assert not answer.possible
@@ -211,7 +216,7 @@ def test_a_promise_names_the_least_budget_and_the_nearest_deadline() -> None:
     assert feasible(replace(at, usd_left=answer.min_usd), FLEET, (ON_DEMAND,)).possible
 
 
-def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
+def test_a_deadline_that_is_too_near_names_the_earliest_one() -> None:
     at = status(hours=4, work=5)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert (answer.possible, answer.min_usd) == (False, None)
@@ -221,7 +226,7 @@ def test_a_deadline_that_is_too_near_names_the_nearest_one() -> None:
 
 
 @given(work=st.floats(0.01, 50), ending_s=st.floats(0.0, 100.0))
-def test_the_deadline_that_is_named_does_a_minute_later(
+def test_the_deadline_that_is_named_can_be_kept_a_minute_later(
     work: float, ending_s: float
 ) -> None:
     at = replace(status(hours=0.001, work=work), ending_s=ending_s)
@@ -233,7 +238,7 @@ def test_the_deadline_that_is_named_does_a_minute_later(
     assert feasible(replace(moved, now_s=59.9), FLEET, (ON_DEMAND,)).possible
 
 
-def test_without_on_demand_vms_no_promise_can_be_made() -> None:
+def test_without_on_demand_vms_no_deadline_can_be_guaranteed() -> None:
     answer = feasible(status(hours=50, work=5), FLEET, (spot(),))
     assert not answer.possible
     assert "nothing can be guaranteed" in answer.reason
@@ -245,7 +250,7 @@ def test_without_on_demand_vms_no_promise_can_be_made() -> None:
     usd=st.floats(0.0, 1000),
     max_vms=st.integers(1, 4),
 )
-def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
+def test_limits_are_feasible_exactly_if_some_size_is_in_time_and_budget(
     hours: float, work: float, usd: float, max_vms: int
 ) -> None:
     at = status(hours=hours, work=work, usd=usd)
@@ -262,17 +267,17 @@ def test_a_promise_is_possible_exactly_if_some_size_is_in_time_and_budget(
 
 
 @given(
-    least=st.floats(0.01, 10),
+    minimum=st.floats(0.01, 10),
     hours=st.floats(0.1, 100) | st.none(),
     usd=st.floats(0.0, 1000),
     max_vms=st.integers(1, 4),
 )
-def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
-    least: float, hours: float | None, usd: float, max_vms: int
+def test_a_minimum_rate_is_feasible_exactly_if_some_size_trains_so_fast(
+    minimum: float, hours: float | None, usd: float, max_vms: int
 ) -> None:
-    at = replace(status(hours=hours, work=5, usd=usd), min_examples_per_s=least)
+    at = replace(status(hours=hours, work=5, usd=usd), min_examples_per_s=minimum)
     supply = replace(ON_DEMAND, available=max_vms)
-    fast = [n for n in range(1, max_vms + 1) if FLEET.rates[n] >= least * (1 - 1e-9)]
+    fast = [n for n in range(1, max_vms + 1) if FLEET.rates[n] >= minimum * (1 - 1e-9)]
     answer = feasible(at, FLEET, (supply,))
     if hours is None:  # it is kept for as long as the budget lasts
         assert answer.possible == bool(fast)
@@ -286,7 +291,7 @@ def test_a_least_rate_is_promised_exactly_if_some_size_trains_so_fast(
     assert answer.possible == bool(by_hand)
 
 
-def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
+def test_a_minimum_rate_that_on_demand_vms_cannot_train_is_reported() -> None:
     at = replace(status(hours=100, work=5), min_examples_per_s=1e9)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert not answer.possible
@@ -295,7 +300,7 @@ def test_a_least_rate_that_on_demand_vms_cannot_train_is_told() -> None:
     )
 
 
-def test_a_least_rate_costs_what_vms_so_fast_cost() -> None:
+def test_a_minimum_rate_costs_what_vms_so_fast_cost() -> None:
     slow = status(hours=None, work=5, usd=10.0)
     at = replace(slow, min_examples_per_s=3.0)
     answer = feasible(at, FLEET, (ON_DEMAND,))
@@ -351,7 +356,7 @@ def test_a_decision_asks_for_nothing_that_is_not_there_nor_above_the_cap(
     assert decision.reason
 
 
-# --- Fleets, outlooks, nets ---
+# --- Fleets, outlooks, fallbacks ---
 
 
 def test_vms_that_add_nothing_are_no_size() -> None:
@@ -373,23 +378,23 @@ def test_no_size_lies_above_the_hull_of_the_sizes(rates: list[float]) -> None:
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
+def test_an_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="examples_per_s"):
         Fleet(examples_per_s=(0.0, rate))
 
 
 @pytest.mark.parametrize("usd", [-1.0, float("nan"), float("inf")])
-def test_a_price_that_cannot_be_is_refused(usd: float) -> None:
+def test_an_invalid_price_is_refused(usd: float) -> None:
     with pytest.raises(ConfigError, match="usd_per_hour"):
         spot(usd=usd)
 
 
-def test_a_number_that_is_none_is_refused_where_the_job_stands() -> None:
+def test_a_status_with_a_nan_is_refused() -> None:
     with pytest.raises(ConfigError, match="examples_left"):
         replace(status(hours=5, work=1), examples_left=float("nan"))
 
 
-def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
+def test_samples_are_spaced_and_the_oldest_are_forgotten() -> None:
     outlook = MarketOutlook()
     for number in range(2 * MAX_SAMPLES):
         outlook = observe(outlook, number * SAMPLE_S, FLEET, (spot(),), ())
@@ -398,7 +403,7 @@ def test_looks_are_kept_at_their_pace_and_the_oldest_are_forgotten() -> None:
     assert outlook.samples[0] == ((1.0, 4),)
 
 
-def test_the_net_counts_boots_of_those_that_are_not_rented_yet() -> None:
+def test_the_fallback_counts_boots_of_vms_that_are_not_rented_yet() -> None:
     at = status(hours=9, work=5)
     fresh = on_demand_fallback(at, FLEET, (ON_DEMAND,), ())
     paid = on_demand_fallback(

@@ -14,8 +14,8 @@ from spottrain.pricing.sharing.market import Demand, Hours, InfeasibleError, Off
 from spottrain.pricing.sharing.policies import (
     cheapest,
     fairest,
-    most_for_money,
-    most_throughput,
+    max_examples_per_usd,
+    max_throughput,
     shortest,
 )
 
@@ -77,9 +77,9 @@ def test_resnet_is_always_cheapest_on_its_fastest_gpu(days: float) -> None:
     assert hours == pytest.approx((0, 0, 24), abs=1e-6)
 
 
-def test_jobs_share_quotas_by_what_a_dollar_is_worth_to_them() -> None:
+def test_jobs_share_quotas_by_their_examples_per_dollar() -> None:
     jobs = [v100_day(A3C), v100_day(RESNET, name="resnet")]
-    found = most_for_money(market(quota=1), jobs)
+    found = max_examples_per_usd(market(quota=1), jobs)
     assert found.objective == pytest.approx(2.0)
     assert found.shares[0] == pytest.approx((1, 0, 0), abs=1e-6)
     assert found.shares[1] == pytest.approx((0, 0, 1), abs=1e-6)
@@ -87,7 +87,7 @@ def test_jobs_share_quotas_by_what_a_dollar_is_worth_to_them() -> None:
 
 def test_a_deadline_takes_the_fast_gpu_from_another_job() -> None:
     jobs = [v100_day(A3C, 1.2), v100_day(RESNET, name="resnet")]
-    found = most_for_money(market(quota=1), jobs)
+    found = max_examples_per_usd(market(quota=1), jobs)
     assert found.objective == pytest.approx(1.33739, abs=2e-5)
     assert found.shares[0] == pytest.approx((0.3116, 0, 0.6884), abs=5e-5)
     assert found.shares[1] == pytest.approx((0, 0.6884, 0.3116), abs=5e-5)
@@ -123,8 +123,8 @@ def test_finish_time_fairness_of_jobs_that_begin_now() -> None:
     assert 1 / found.objective == pytest.approx(11 / 12)
 
 
-def test_the_most_throughput_starves_the_slow_job() -> None:
-    found = most_throughput(machines(1, 1), hour_of_work(*TOY))
+def test_the_highest_throughput_starves_the_slow_job() -> None:
+    found = max_throughput(machines(1, 1), hour_of_work(*TOY))
     assert found.objective == pytest.approx(110)
     assert sum(found.shares[1]) == pytest.approx(0, abs=1e-6)
 
@@ -135,7 +135,7 @@ def test_weights_of_rank_serve_first_come_first(last: int, objective: float) -> 
         replace(job, weight=max(1e-12, (2 - m + last) / max(job.examples_per_s)))
         for m, job in enumerate(hour_of_work(*TOY))
     ]
-    found = most_throughput(machines(1, 1), jobs)
+    found = max_throughput(machines(1, 1), jobs)
     assert found.objective == pytest.approx(objective, abs=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_a_deadline_that_no_gpu_can_meet_names_the_nearest() -> None:
         InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100"
     ) as e:
         cheapest(market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")])
-    assert e.value.least_deadline_h == pytest.approx({"a3c": 24.0})
+    assert e.value.min_deadline_h == pytest.approx({"a3c": 24.0})
     assert e.value.exit_code == 4
     assert "\n" not in str(e.value)
 
@@ -182,35 +182,35 @@ def test_quotas_that_deadlines_need_are_named_with_the_nearest_deadlines() -> No
         cheapest(machines(2), jobs)
     # Both machines are taken until a and b end: 2 + c1 <= 2s, c1 + s >= 1.5.
     nearest = {name: end * 3.5 / 3 for name, end in (("a", 1), ("b", 1), ("c", 2))}
-    assert error.value.least_deadline_h == pytest.approx(nearest)
+    assert error.value.min_deadline_h == pytest.approx(nearest)
 
 
 def test_the_nearest_deadlines_can_be_met() -> None:
     jobs = [v100_day(A3C, 1.1, "a"), v100_day(A3C, 1.1, "b"), v100_day(A3C, 3, "c")]
     with pytest.raises(InfeasibleError) as error:
         cheapest(market(quota=1), jobs)
-    nearest = error.value.least_deadline_h
+    nearest = error.value.min_deadline_h
     eased = [replace(job, deadline_h=nearest[job.name] * 1.000001) for job in jobs]
     assert cheapest(market(quota=1), eased).usd > 0
 
 
-def test_a_budget_below_the_least_names_the_least() -> None:
-    with pytest.raises(InfeasibleError, match=r"costs \$26.834 at the least") as error:
+def test_a_budget_below_the_minimum_names_the_minimum() -> None:
+    with pytest.raises(InfeasibleError, match=r"costs at least \$26.834") as error:
         shortest(market(), [v100_day(A3C)], max_usd=26)
-    assert error.value.least_usd == pytest.approx(26.834, abs=5e-4)
+    assert error.value.min_usd == pytest.approx(26.834, abs=5e-4)
 
 
 def test_budget_and_deadline_at_odds_name_what_would_do() -> None:
     with pytest.raises(InfeasibleError, match="raise the budget to that, or") as error:
         cheapest(market(), [v100_day(A3C, 1.2)], max_usd=40)
-    assert error.value.least_usd == pytest.approx(61.172, abs=5e-4)
-    assert error.value.least_deadline_h == pytest.approx({"a3c": 42.8606}, abs=2e-4)
+    assert error.value.min_usd == pytest.approx(61.172, abs=5e-4)
+    assert error.value.min_deadline_h == pytest.approx({"a3c": 42.8606}, abs=2e-4)
 
 
 def test_a_budget_too_small_even_without_a_deadline_says_so() -> None:
     with pytest.raises(InfeasibleError, match=r"\$26.834 with all the time") as error:
         cheapest(market(), [v100_day(A3C, 1.2)], max_usd=20)
-    assert error.value.least_deadline_h == {}
+    assert error.value.min_deadline_h == {}
 
 
 def test_shares_that_miss_deadlines_name_how_much_more_time_would_do() -> None:
@@ -218,10 +218,10 @@ def test_shares_that_miss_deadlines_name_how_much_more_time_would_do() -> None:
     with pytest.raises(
         InfeasibleError, match=r"allow at least a3c 33\.2\d+ h, resnet 30\.4"
     ) as error:
-        most_for_money(market(quota=1), jobs)
-    nearest = error.value.least_deadline_h
+        max_examples_per_usd(market(quota=1), jobs)
+    nearest = error.value.min_deadline_h
     eased = [replace(job, deadline_h=nearest[job.name] * 1.000001) for job in jobs]
-    assert most_for_money(market(quota=1), eased).objective > 0
+    assert max_examples_per_usd(market(quota=1), eased).objective > 0
 
 
 def test_a_job_that_runs_nowhere_is_named() -> None:
@@ -244,28 +244,26 @@ def test_a_job_that_runs_nowhere_is_named() -> None:
         ("weight", 0.0),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(field: str, value: Any) -> None:
+def test_invalid_numbers_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match="a3c: "):
         replace(v100_day(A3C), **{field: value})
 
 
 @pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
-def test_a_price_that_is_none_is_refused(usd: float) -> None:
+def test_an_invalid_price_is_refused(usd: float) -> None:
     with pytest.raises(ConfigError, match="k80: price"):
         OfferType(name="k80", usd_per_hour=usd)
 
 
 @pytest.mark.parametrize("policy", [cheapest, shortest])
 @pytest.mark.parametrize("usd", [0.0, -1.0, math.nan])
-def test_a_budget_that_is_none_is_refused(
-    policy: Callable[..., Hours], usd: float
-) -> None:
+def test_an_invalid_budget_is_refused(policy: Callable[..., Hours], usd: float) -> None:
     with pytest.raises(ConfigError, match="budget: got"):
         policy(market(), [v100_day(A3C)], max_usd=usd)
 
 
 @pytest.mark.parametrize("policy", [cheapest, shortest])
-def test_a_budget_without_end_is_none(policy: Callable[..., Hours]) -> None:
+def test_an_infinite_budget_is_no_limit(policy: Callable[..., Hours]) -> None:
     job = v100_day(A3C, 1.2)
     assert policy(market(), [job], max_usd=math.inf) == policy(market(), [job])
 
@@ -274,8 +272,10 @@ def test_shares_for_a_deadline_that_no_gpu_can_meet_name_the_nearest() -> None:
     with pytest.raises(
         InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100"
     ) as e:
-        most_for_money(market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")])
-    assert e.value.least_deadline_h == pytest.approx({"a3c": 24.0})
+        max_examples_per_usd(
+            market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")]
+        )
+    assert e.value.min_deadline_h == pytest.approx({"a3c": 24.0})
 
 
 def test_throughputs_must_fit_the_market() -> None:
@@ -283,7 +283,7 @@ def test_throughputs_must_fit_the_market() -> None:
         cheapest(market()[:2], [v100_day(A3C)])
 
 
-def test_fair_shares_of_a_type_without_end_are_refused() -> None:
+def test_fair_shares_without_a_quota_are_refused() -> None:
     with pytest.raises(ConfigError, match="k80: fair shares need a quota"):
         fairest(market(), [v100_day(A3C)])
 
@@ -291,4 +291,4 @@ def test_fair_shares_of_a_type_without_end_are_refused() -> None:
 def test_free_machines_cost_nothing() -> None:
     free = [replace(kind, usd_per_hour=0.0) for kind in market()]
     assert cheapest(free, [v100_day(A3C, 1.5)]).usd == 0.0
-    assert most_for_money(free, [v100_day(A3C)]).objective == pytest.approx(1.0)
+    assert max_examples_per_usd(free, [v100_day(A3C)]).objective == pytest.approx(1.0)

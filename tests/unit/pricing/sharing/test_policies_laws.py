@@ -80,13 +80,13 @@ def test_scaled_prices_scale_the_cost(
     drawn: tuple[list[OfferType], list[Demand]], factor: float
 ) -> None:
     types, jobs = drawn
-    dear = [replace(t, usd_per_hour=t.usd_per_hour * factor) for t in types]
+    expensive = [replace(t, usd_per_hour=t.usd_per_hour * factor) for t in types]
     usd = usd_or_none(types, jobs)
-    assert usd_or_none(dear, jobs) == pytest.approx(usd * factor, rel=1e-6)
+    assert usd_or_none(expensive, jobs) == pytest.approx(usd * factor, rel=1e-6)
 
 
 @given(markets())
-def test_what_is_promised_is_done_in_time_and_within_quotas(
+def test_a_solution_is_in_time_and_within_quotas(
     drawn: tuple[list[OfferType], list[Demand]],
 ) -> None:
     types, jobs = drawn
@@ -110,7 +110,7 @@ def test_the_deadlines_that_are_named_can_be_met(
         return
     with pytest.raises(InfeasibleError) as error:
         cheapest(types, jobs)
-    nearest = error.value.least_deadline_h
+    nearest = error.value.min_deadline_h
     eased = [
         replace(job, deadline_h=nearest.get(job.name, job.deadline_h) * CLOSE)
         for job in jobs
@@ -197,18 +197,18 @@ def test_a_quota_that_is_one_too_small_is_named() -> None:
         cheapest(types, jobs)
 
 
-def test_of_many_jobs_only_the_late_one_is_told_to_wait() -> None:
+def test_of_many_jobs_only_the_late_one_is_named() -> None:
     types, jobs = close_deadlines(300, 1.0, 1.1, 1.2, quota=1000)
-    assert programs.MOST_COLUMNS // (3 * 300) < 300
+    assert programs.MAX_COLUMNS // (3 * 300) < 300
     assert cheapest(types, jobs).usd == pytest.approx(sum(10 + m for m in range(300)))
     jobs[123] = replace(jobs[123], deadline_h=100.0)
     with pytest.raises(InfeasibleError, match=r"^j123: deadline 100 h: ") as error:
         cheapest(types, jobs)
-    assert error.value.least_deadline_h == pytest.approx({"j123": 133 / 1.2})
+    assert error.value.min_deadline_h == pytest.approx({"j123": 133 / 1.2})
 
 
 @given(markets())
-def test_fewer_periods_than_deadlines_promise_nothing_that_cannot_be_kept(
+def test_fewer_periods_than_deadlines_give_no_infeasible_solution(
     drawn: tuple[list[OfferType], list[Demand]],
 ) -> None:
     types, jobs = drawn
@@ -216,8 +216,8 @@ def test_fewer_periods_than_deadlines_promise_nothing_that_cannot_be_kept(
     wide = [replace(kind, quota=10.0 * len(jobs)) for kind in types]
     wide_usd = usd_or_none(wide, jobs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "FEWEST_PERIODS", 2)
-        patch.setattr(programs, "MOST_COLUMNS", 1)
+        patch.setattr(programs, "MIN_PERIODS", 2)
+        patch.setattr(programs, "MAX_COLUMNS", 1)
         assert usd_or_none(types, jobs) >= exact_usd / CLOSE
         assert usd_or_none(wide, jobs) == pytest.approx(wide_usd)
 

@@ -51,7 +51,7 @@ def test_every_rise_pays_for_a_boot() -> None:
     assert training + boots <= 2 * 2.0 * 0.5
 
 
-def test_what_cannot_be_done_in_time_has_no_price() -> None:
+def test_infeasible_work_has_an_infinite_cost() -> None:
     assert usd([always(1.0)], 1.9 * SLOT_S, 1) == math.inf
 
 
@@ -113,9 +113,9 @@ def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
     least = usd(supplies, work * SLOT_S, slots)
     best = by_brute_force(supplies, slots, work)
     assert least <= best + 1e-6
-    # Whole VMs and whole slots do at most one step too much, the dearest there is.
-    dearest = 1.5 / (RATES[2] - RATES[1]) * SLOT_S / 3600
-    assert best <= least + dearest + 1e-6
+    # Whole VMs and whole slots do at most one step too much, the most expensive one there is.
+    most_expensive = 1.5 / (RATES[2] - RATES[1]) * SLOT_S / 3600
+    assert best <= least + most_expensive + 1e-6
 
 
 @given(markets(), st.integers(0, 10**6))

@@ -59,52 +59,54 @@ class Ways:
         self.sizes = range(self.max_vms + 1)
         self.reach = functools.cache(self._reach)
 
-    def rate(self, spot: int, dear: int) -> float:
-        return self.job.examples_per_s[min(self.max_vms, spot + dear)]
+    def rate(self, spot: int, on_demand: int) -> float:
+        return self.job.examples_per_s[min(self.max_vms, spot + on_demand)]
 
-    def _reach(self, cell: int, spot: int, dear: int) -> tuple[Point, ...]:
+    def _reach(self, cell: int, spot: int, on_demand: int) -> tuple[Point, ...]:
         """What comes of a fleet that stands before a moment, on the lower hull."""
         if cell == self.cells:
             return ((0.0, 0.0),)
-        found = [*self.unmoved(cell, spot, dear)]
-        for held, kept in itertools.product(range(spot + 1), range(dear + 1)):
+        found = [*self.unmoved(cell, spot, on_demand)]
+        for held, kept in itertools.product(range(spot + 1), range(on_demand + 1)):
             found += self.moved(cell, held, kept)
         return hull(found)
 
-    def unmoved(self, cell: int, spot: int, dear: int) -> list[Point]:
+    def unmoved(self, cell: int, spot: int, on_demand: int) -> list[Point]:
         """Nothing is changed before it is seen what goes."""
-        calm = self.landed(cell, spot, dear)
+        calm = self.landed(cell, spot, on_demand)
         if spot <= self.there(cell):
-            calm += self.then(cell, spot, dear, paused=False)
-        hurt = self.landed(cell, max(0, spot - 1), dear)
-        return self.mixed(cell, spot, self.rate(spot, dear), calm, hurt)
+            calm += self.then(cell, spot, on_demand, paused=False)
+        hurt = self.landed(cell, max(0, spot - 1), on_demand)
+        return self.mixed(cell, spot, self.rate(spot, on_demand), calm, hurt)
 
-    def moved(self, cell: int, spot: int, dear: int) -> list[Point]:
+    def moved(self, cell: int, spot: int, on_demand: int) -> list[Point]:
         """Down to so many before, up to more at the moment itself."""
         found = []
-        for more, extra in itertools.product(self.sizes[spot:], self.sizes[dear:]):
-            usd = (more - spot) * USD + (extra - dear) * ON_DEMAND_USD
+        for more, extra in itertools.product(self.sizes[spot:], self.sizes[on_demand:]):
+            usd = (more - spot) * USD + (extra - on_demand) * ON_DEMAND_USD
             calm, hurt = (
                 self.landed(cell, max(0, count), extra) for count in (more, more - 1)
             )
-            mixed = self.mixed(cell, spot, self.rate(spot, dear), calm, hurt)
+            mixed = self.mixed(cell, spot, self.rate(spot, on_demand), calm, hurt)
             found += [(done, cost + usd * BOOT_S / 3600) for done, cost in mixed]
         return found
 
-    def landed(self, cell: int, spot: int, dear: int) -> list[Point]:
+    def landed(self, cell: int, spot: int, on_demand: int) -> list[Point]:
         """A pause with so many at the most."""
         return [
             point
-            for fewer, less in itertools.product(range(spot + 1), range(dear + 1))
+            for fewer, less in itertools.product(range(spot + 1), range(on_demand + 1))
             if fewer <= self.there(cell)
             for point in self.then(cell, fewer, less, paused=True)
         ]
 
-    def then(self, cell: int, spot: int, dear: int, *, paused: bool) -> list[Point]:
+    def then(
+        self, cell: int, spot: int, on_demand: int, *, paused: bool
+    ) -> list[Point]:
         seconds = CELL_S - (self.job.morph_s if paused else 0.0)
-        done = self.rate(spot, dear) * seconds
-        usd = (spot * USD + dear * ON_DEMAND_USD) * CELL_S / 3600
-        later = self.reach(cell + 1, spot, dear)
+        done = self.rate(spot, on_demand) * seconds
+        usd = (spot * USD + on_demand * ON_DEMAND_USD) * CELL_S / 3600
+        later = self.reach(cell + 1, spot, on_demand)
         return [(done + more, usd + cost) for more, cost in later]
 
     def mixed(
@@ -143,7 +145,7 @@ def hull(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def cross(a: Point, b: Point, c: Point) -> float:
-    """Above 0 if ``b`` is dearer than its like between ``a`` and ``c`` is not."""
+    """Above 0 if ``b`` is more expensive than its like between ``a`` and ``c`` is not."""
     return (a[1] - b[1]) * (b[0] - c[0]) - (b[1] - c[1]) * (a[0] - b[0])
 
 
@@ -155,7 +157,7 @@ def cheapest(points: tuple[Point, ...], examples: float) -> float:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_is_the_least_of_all_ways(seed: int) -> None:
+def test_it_is_the_minimum_over_all_strategies(seed: int) -> None:
     draw = random.Random(seed)
     cells = 3
     rates = (0.0, 1.0) if seed % 2 else (0.0, 1.0, 1.7)
@@ -174,7 +176,7 @@ def test_it_is_the_least_of_all_ways(seed: int) -> None:
         assert found >= 0.98 * least
 
 
-def test_a_vm_that_may_be_the_one_that_goes_costs_more_than_one_that_stays() -> None:
+def test_a_vm_that_may_be_lost_costs_more_than_one_that_stays() -> None:
     what = job((0.0, 1.0), 20, examples=1200.0)
     calm = min_usd(zone([(0, 20)]), what)
     rough = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
@@ -193,7 +195,7 @@ def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
 
 
 @pytest.mark.parametrize("seed", [10006, 10024])
-def test_no_rule_costs_less_on_the_mean_over_the_draws(seed: int) -> None:
+def test_no_rule_costs_less_on_average_over_the_draws(seed: int) -> None:
     scenario = synthetic(seed)
     (place,) = scenario.zones
     least = online_bound_usd(scenario)

@@ -13,11 +13,6 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import (
-    Frictions,
-    Quote,
-    SwitchingRule,
-)
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -26,6 +21,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
+from spottrain.pricing.simulation.switching import Frictions, Quote, SwitchingRule
 
 settings.register_profile("no hurry", deadline=None)
 settings.load_profile("no hurry")
@@ -80,8 +76,8 @@ def test_the_last_price_stays() -> None:
 
 
 def test_a_multi_gpu_instance_is_paid_by_the_gpu() -> None:
-    dear = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
-    ladder = single_start(dear)
+    expensive = ("aws", "us-east-1a", "p3.8xlarge", 0, 2.0)
+    ladder = single_start(expensive)
     assert first_usd(ladder, Strategy.GPU_TYPE) == pytest.approx(48)
     assert first_usd(ladder, Strategy.MULTI_GPU) == pytest.approx(24)
 
@@ -292,7 +288,7 @@ def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> Non
         assert moves[1] <= moves[0]
 
 
-def test_each_rung_is_no_dearer_than_the_one_before(us_east_1: Ladder) -> None:
+def test_each_rung_costs_no_more_than_the_one_before(us_east_1: Ladder) -> None:
     for model in THROUGHPUTS:
         costs = [
             rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()

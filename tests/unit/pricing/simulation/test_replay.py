@@ -1,4 +1,4 @@
-"""The promise on seeded markets: in time, in budget, near the bound, intervals kept."""
+"""The deadline policy on synthetic markets: in time, in budget, near the bound, intervals kept."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scenario(
 STEADY = [(0.0, math.inf)] * 4
 
 
-def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
+def test_a_job_without_losses_takes_boot_joining_and_training() -> None:
     outcome = play(scenario(STEADY, hours=9, work=5), SpotOnlyWait())
     paid_s = FLEET.boot_s + FLEET.morph_s + 5 * HOUR_S
     assert outcome.finished_s == pytest.approx(paid_s)
@@ -74,13 +74,13 @@ def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
     assert outcome.finished_s > whole.finished_s
 
 
-def test_without_spot_vms_the_net_alone_is_in_time() -> None:
+def test_without_spot_vms_the_fallback_alone_is_in_time() -> None:
     outcome = play(scenario([], hours=6, work=5), CostOptimal())
     assert outcome.in_time
     assert outcome.on_demand_usd == pytest.approx(outcome.usd)
 
 
-def test_a_storm_at_the_worst_moment_does_not_break_the_promise() -> None:
+def test_a_storm_at_the_worst_moment_does_not_break_the_deadline() -> None:
     for storm_h in (0.5, 1.0, 2.0, 4.0, 5.0):
         lives = [(0.0, storm_h * HOUR_S)] * 4
         outcome = play(scenario(lives, hours=5.2, work=5), CostOptimal())
@@ -89,7 +89,7 @@ def test_a_storm_at_the_worst_moment_does_not_break_the_promise() -> None:
 
 @given(st.integers(10**6, 10**9))
 @settings(max_examples=12, deadline=None)
-def test_the_promise_holds_on_any_market_and_costs_no_less_than_the_bound(
+def test_limits_are_kept_on_any_market_and_cost_is_no_less_than_the_bound(
     seed: int,
 ) -> None:
     market = synthetic(seed)
@@ -101,7 +101,7 @@ def test_the_promise_holds_on_any_market_and_costs_no_less_than_the_bound(
 
 @given(st.integers(10**6, 10**9), st.floats(0.0, 0.05), st.floats(0.0, 0.05))
 @settings(max_examples=12, deadline=None)
-def test_the_promise_holds_with_next_to_no_slack_of_time_and_money(
+def test_limits_are_kept_with_next_to_no_slack_of_time_and_money(
     seed: int, time: float, money: float
 ) -> None:
     market = synthetic(seed)
@@ -126,7 +126,7 @@ def test_failover_rents_on_demand_at_once_and_uniform_progress_when_behind() -> 
     assert greedy.finished_s < even.finished_s
 
 
-def test_a_world_is_the_same_for_the_same_seed_and_feasible() -> None:
+def test_a_scenario_is_the_same_for_the_same_seed_and_feasible() -> None:
     assert synthetic(7) == synthetic(7)
     assert synthetic(7) != synthetic(8)
     for seed in range(20):
@@ -139,7 +139,7 @@ def test_a_world_is_the_same_for_the_same_seed_and_feasible() -> None:
             assert max(zone.usd_per_hour) <= market.on_demand_usd_per_hour
 
 
-def test_markets_begin_anew_for_those_who_are_late() -> None:
+def test_markets_repeat_for_late_jobs() -> None:
     short = replace(
         scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S
     )
@@ -152,7 +152,7 @@ def test_markets_begin_anew_for_those_who_are_late() -> None:
     assert play(prolonged(short), OnDemandOnly()) == play(short, OnDemandOnly())
 
 
-def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> None:
+def test_a_late_job_pays_to_the_end_and_rules_are_compared_on_jobs_in_time() -> None:
     dry = replace(scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
     gone = replace(dry, zones=(replace(dry.zones[0], lives=()),))
     cases = [evaluate(one) for one in (scenario(STEADY, hours=9, work=5), dry, gone)]
@@ -170,7 +170,7 @@ def test_who_is_late_pays_to_the_end_and_is_compared_on_the_jobs_in_time() -> No
     assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
 
 
-def test_of_one_zone_the_bound_without_foresight_lies_between() -> None:
+def test_in_one_zone_the_online_bound_lies_between() -> None:
     lives = [(at_h * HOUR_S, (at_h + 2) * HOUR_S) for at_h in (0, 0, 1, 2, 3, 4)]
     market = scenario(lives, hours=6, work=2)
     assert online_bound_usd(replace(market, zones=market.zones * 2)) is None
@@ -198,10 +198,10 @@ def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
     )
 
 
-# --- Projections ---
+# --- Forecasts ---
 
 
-def test_a_projection_lies_between_the_earliest_finish_and_the_deadline() -> None:
+def test_a_forecast_lies_between_the_earliest_finish_and_the_deadline() -> None:
     at = status(hours=9, work=5)
     told = forecast(
         at, FLEET, (spot(), VMS), (Holdings(name="spot", ready=4),), MarketOutlook()

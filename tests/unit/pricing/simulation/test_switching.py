@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import (
+from spottrain.pricing.simulation.switching import (
     CHEAPEST_NOW,
     NO_FRICTIONS,
     Frictions,
@@ -86,7 +86,7 @@ def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
     assert decide(off, state(), NO_FRICTIONS, rule).moves
 
 
-def test_prices_that_waver_within_the_hysteresis_cause_one_move_at_most() -> None:
+def test_prices_within_the_hysteresis_cause_one_move_at_most() -> None:
     held, moves = HERE, 0
     for day in range(20):
         wave = 0.02 if day % 2 else -0.02
@@ -127,9 +127,7 @@ def test_a_checkpoint_costs_more_the_further_it_goes(there: Place, usd: float) -
 @pytest.mark.parametrize(
     ("size_gb", "share"), [(0.098, 0.00006), (0.408, 0.00025), (150, 0.0913)]
 )
-def test_egress_is_what_the_dissertation_reckons_with(
-    size_gb: float, share: float
-) -> None:
+def test_egress_is_that_of_the_dissertation(size_gb: float, share: float) -> None:
     # Table 6.2, against 160 V100-hours of spot; datasets there have their first GB free.
     frictions = Frictions(checkpoint_bytes=(size_gb - (size_gb > 1)) * 1e9)
     moved = frictions.checkpoint_usd(HERE, OTHER)
@@ -156,7 +154,7 @@ def test_an_interruption_wastes_its_boot_and_the_work_done_again() -> None:
     assert frictions.throughput(quote(losses=1.0)) == pytest.approx(HOUR / 1.5)
 
 
-def test_what_has_no_quote_any_more_is_replaced() -> None:
+def test_a_held_place_without_a_quote_is_replaced() -> None:
     quotes = [quote(FAR, usd=1.0), quote(OTHER, usd=1.0)]
     frictions = Frictions(checkpoint_bytes=100e9)
     decision = decide(quotes, state(), frictions, SwitchingRule(hysteresis=9.0))
@@ -176,7 +174,7 @@ def test_no_quotes_are_no_market() -> None:
             decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
 
 
-def test_a_held_place_whose_price_is_no_number_is_left() -> None:
+def test_a_held_place_with_an_invalid_price_is_left() -> None:
     quotes = [quote(usd=math.nan), quote(OTHER, usd=5.0)]
     decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.quote.place == OTHER
@@ -267,7 +265,7 @@ UNSOUND = st.builds(
 
 
 @given(QUOTES, UNSOUND, st.integers(0, 8), FRICTIONS, RULES, st.sampled_from(PLACES))
-def test_quotes_that_cannot_be_have_no_say_wherever_they_stand(
+def test_invalid_quotes_change_nothing(
     quotes: list[Quote],
     unsound: Quote,
     where: int,
