@@ -41,7 +41,7 @@ def unanswered(story: Story) -> str:
     intent = story.intend().intent
     no_answer(story, intent)
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
     story.wait(UNANSWERED_S)
     no_answer(story, intent)
     return intent
@@ -49,10 +49,10 @@ def unanswered(story: Story) -> str:
 
 def trained(story: Story, offer: Offer) -> tuple[str, ...]:
     """Rent VMs of one offer that get ready; return their ids."""
-    wish = story.intend()
-    ids = tuple(f"{offer.cloud}.{n}" for n in range(wish.count))
-    vms = tuple(story.vm(vm_id, wish.intent, offer=offer) for vm_id in ids)
-    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    command = story.intend()
+    ids = tuple(f"{offer.cloud}.{n}" for n in range(command.count))
+    vms = tuple(story.vm(vm_id, command.intent, offer=offer) for vm_id in ids)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     for vm_id in ids:
         story.ready(vm_id)
     return ids
@@ -68,12 +68,12 @@ def test_a_list_of_one_cloud_says_nothing_of_another() -> None:
     assert story.state.vms == {}
 
 
-def test_a_launch_that_a_cloud_leaves_open_is_met_elsewhere() -> None:
+def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
     unanswered(story)
     assert story.state.intents == {}
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (WEST, 4)
+    command = story.intend()
+    assert (command.offer, command.count) == (WEST, 4)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_launch_that_a_cloud_leaves_open_is_met_elsewhere() -> None:
         (({"available": 0},), {}),
     ],
 )
-def test_where_no_other_cloud_is_it_is_asked_again_and_again(
+def test_a_single_cloud_is_asked_again_until_it_answers(
     others: tuple[dict[str, Any], ...], settings: dict[str, Any]
 ) -> None:
     more = (replace(EAST, zone="east-y", **changes) for changes in others)
@@ -92,10 +92,10 @@ def test_where_no_other_cloud_is_it_is_asked_again_and_again(
     intent = unanswered(story)
     assert set(story.state.intents) == {intent}
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
 
 
-def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -> None:
+def test_late_vms_of_a_launch_that_was_given_up_are_billed_and_returned() -> None:
     story = begun(EAST, WEST)
     intent = unanswered(story)
     alive = story.vm("east.0", intent, offer=EAST)
@@ -108,7 +108,7 @@ def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -
     listed = (alive, ended)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=listed, cloud="east")
     assert story.state.vms["east.0"].phase is VmPhase.RETURNING
-    assert {"east.0"} == {i for w in story.wished(c.TerminateVms) for i in w.vm_ids}
+    assert {"east.0"} == {i for w in story.emitted(c.TerminateVms) for i in w.vm_ids}
     assert set(story.state.ledger.open) == {"east.0"}
     assert set(story.state.ledger.closed) == {"east.1"}
 
@@ -132,17 +132,19 @@ def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() 
         assert story.state.vms[ids[0]].phase is phase
 
 
-def test_too_few_in_each_of_two_places_make_way_where_no_more_can_be_had() -> None:
+def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     story = begun(EAST, WEST, min_vms=2, max_vms=2)
     first, second = trained(story, EAST)
     story.tell(e.VmLost, vm_id=first, reason="killed")
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (EAST, 1)
-    story.tell(e.LaunchRefused, intent=wish.intent, reason="no", refusal="no_capacity")
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (WEST, 1)
-    vms = (story.vm("west.0", wish.intent, offer=WEST),)
-    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    command = story.intend()
+    assert (command.offer, command.count) == (EAST, 1)
+    story.tell(
+        e.LaunchRefused, intent=command.intent, reason="no", refusal="no_capacity"
+    )
+    command = story.intend()
+    assert (command.offer, command.count) == (WEST, 1)
+    vms = (story.vm("west.0", command.intent, offer=WEST),)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     assert story.state.vms[second].phase is VmPhase.RETURNING
     assert story.intend().offer == WEST
 
@@ -153,8 +155,8 @@ def test_a_job_fails_only_where_each_cloud_needs_a_person(
 ) -> None:
     story = begun(EAST, WEST)
     for kind in (refusal, "auth"):
-        wish = story.intend()
-        story.tell(e.LaunchRefused, intent=wish.intent, reason="no", refusal=kind)
+        command = story.intend()
+        story.tell(e.LaunchRefused, intent=command.intent, reason="no", refusal=kind)
     assert (story.state.outcome is not None) is fails
 
 
@@ -164,10 +166,10 @@ def test_the_span_says_whether_clouds_mix(span: str, clouds: int) -> None:
     story = begun(replace(EAST, available=1), near, WEST, span=span)
     regions, asked = set(), set()
     for _ in range(3):
-        if not story.wished(c.IntendLaunch):
+        if not story.emitted(c.IntendLaunch):
             break
-        wish = story.intend()
-        regions.add(wish.offer.region)
-        asked.add(wish.offer.cloud)
+        command = story.intend()
+        regions.add(command.offer.region)
+        asked.add(command.offer.cloud)
     assert len(asked) == clouds
     assert len(regions) == {"region": 1, "cloud": 2, "any": 3}[span]

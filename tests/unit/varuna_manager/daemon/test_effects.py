@@ -9,7 +9,7 @@ from spottrain.cloud.port.errors import (
     NoCapacityError,
     ThrottledError,
 )
-from spottrain.varuna_manager.daemon.refusals import RETRY_S, refusal_of, retry_after_s
+from spottrain.varuna_manager.daemon.effects import RETRY_S, refusal_of, retry_after_s
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,12 @@ from spottrain.varuna_manager.daemon.refusals import RETRY_S, refusal_of, retry_
         (CloudError("something"), "unknown"),
     ],
 )
-def test_an_error_says_what_can_be_done(error: CloudError, kind: str) -> None:
+def test_an_error_of_a_cloud_becomes_a_kind_of_refusal(
+    error: CloudError, kind: str
+) -> None:
     assert refusal_of(error) == kind
 
 
-def test_a_throttling_cloud_says_when_to_come_back() -> None:
+def test_a_throttling_cloud_says_when_to_ask_again() -> None:
     assert retry_after_s(ThrottledError("slowly", retry_after_s=7.0)) == 7.0
     assert retry_after_s(CloudError("something")) == RETRY_S
