@@ -54,7 +54,7 @@ def check(state: State, past: JobHistory) -> dict[str, Any]:
     for by in ("by_zone", "by_type", "by_vm"):
         rows = cost[by]
         assert sum(row["billed"] for row in rows) == pytest.approx(billed_s, abs=1e-3)
-    did = past.stretches(told_s)
+    did = past.intervals(told_s)
     assert all(one.to_s == after.from_s for one, after in pairwise(did))
     return cost
 

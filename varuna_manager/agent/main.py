@@ -1,16 +1,16 @@
-"""Our process on a VM: the line between its manager and its supervisor, without torch.
+"""The agent, spottrain's process on a VM: connects manager and supervisor, without torch.
 
 ``python -m spottrain.varuna_manager.agent.main agent.json [supervisor command...]``, standard
-library only. The folder of agent.json is the VM's; the agent registers, fetches the job
-and the user's workdir, starts the supervisor and passes commands down and reports up.
-When the agent exits the VM is over: its cloud ends it.
+library only. The VM's folder is that of agent.json; the agent registers, fetches the job
+and the user's workdir, starts the supervisor, and forwards commands and reports.
+When the agent exits, the cloud ends the VM.
 
     manager <--HTTPS-- heartbeat thread --queue--> writer thread --stdin--> supervisor
     manager <--HTTPS-- report thread <--outbox-- reader thread <--stdout-- supervisor
                                         ^------- notice thread <-- the cloud's metadata
-    manager.address --> way thread, which breaks off calls that go elsewhere
+    manager.address --> route thread, which breaks off calls to an outdated address
 
-Exit codes: 0 retired or lease over, 1 failed, 3 fenced, 143 terminated.
+Exit codes: 0 retired or lease expired, 1 failed, 3 fenced, 143 terminated.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ logger = logging.getLogger(__name__)
 
 RETIRED, FAILED, FENCED, TERMINATED = 0, 1, 3, 143
 REGISTER_S = 600.0
-"""How long a fresh agent looks for its manager."""
+"""How long a new agent tries to reach its manager."""
 CHECKPOINT_S = 120.0
-"""How long workers may take to checkpoint when the lease is over."""
+"""How long workers may take to checkpoint when the lease has expired."""
 FLUSH_S = 5.0
-"""How long the last reports may take on their way."""
-WAY_LOOK_S = 0.5
-"""How soon an agent notices that its calls are taken elsewhere."""
+"""How long the last reports may take to be posted."""
+ROUTE_CHECK_S = 0.5
+"""Time between checks of the manager's address."""
 MANAGER_ADDRESS = "manager.address"
-"""In the VM's folder, written by the manager: where calls are taken."""
+"""File in the VM's folder, written by the manager: its present address."""
 _MAX_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What the VM's cloud left in agent.json."""
+    """The contents of agent.json, written when the VM was set up."""
 
     vm_id: str
     manager_url: str
@@ -77,19 +77,19 @@ class Bootstrap:
         """Read agent.json.
 
         Raises:
-            AgentError: it is missing or does not fit.
+            AgentError: It is missing or malformed.
         """
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from None
+            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from error
 
 
 class Agent:
     """One VM's agent.
 
     Args:
-        bootstrap: Who we are and where the manager is.
+        bootstrap: The VM's identity and the manager's address.
         folder: The VM's work folder.
         argv: The supervisor's command.
     """
@@ -102,17 +102,17 @@ class Agent:
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._closing = threading.Event()
-        self._way = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
+        self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
-        self._ears = hear.source(bootstrap.notices)
+        self._notice_source = hear.source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
-        """Ask ``run`` to come to its end; the first call counts."""
+        """Ask ``run`` to end; the first call counts."""
         self._ends.put((code, reason))
 
     def run(self) -> int:
         """Serve until something ends this VM; return the exit code."""
-        self._spawn("way", self._watch_way)
+        self._spawn("route", self._watch_route)
         try:
             spec = self._join()
         except VmFencedError as error:
@@ -140,7 +140,7 @@ class Agent:
         finally:
             self._closing.set()
             supervisor.kill()
-        hear.acknowledge(self._ears)
+        hear.acknowledge(self._notice_source)
         return self._log_end(code, reason)
 
     def _log_end(self, code: int, reason: str) -> int:
@@ -154,7 +154,7 @@ class Agent:
         ).start()
 
     def _guarded(self, target: Any) -> None:
-        """Run a thread's work; whatever ends it ends the agent."""
+        """Run a thread's work; an error ends the agent."""
         try:
             target()
         except VmFencedError as error:
@@ -166,9 +166,9 @@ class Agent:
             raise
 
     def _client(self, wait_s: float = 0.0) -> ManagerClient:
-        """Return a connection of the caller's own, whose answers may take ``wait_s``."""
-        told = self._bootstrap
-        client = ManagerClient(self._way, told.ca_pem, told.token, wait_s)
+        """Return a new connection whose answers may take ``wait_s``."""
+        bootstrap = self._bootstrap
+        client = ManagerClient(self._route, bootstrap.ca_pem, bootstrap.token, wait_s)
         self._clients.append(client)
         return client
 
@@ -188,7 +188,7 @@ class Agent:
         spec: wire.JobSpec = wire.decode(
             wire.JobSpec, self._call(client, deadline, "GET", "/v1/job")
         )
-        if not (self._folder / "workdir").is_dir():  # else it was carried here
+        if not (self._folder / "workdir").is_dir():  # else it was uploaded before
             archive = self._folder / "workdir.tar.gz"
             archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
             unpack(archive, self._folder / "workdir")
@@ -204,7 +204,7 @@ class Agent:
         path: str,
         body: str = "",
     ) -> bytes:
-        """Call the manager, again while it is away and ``deadline`` not yet there."""
+        """Call the manager; retry until ``deadline`` while it does not answer."""
         backoff = Backoff()
         while True:
             try:
@@ -229,7 +229,7 @@ class Agent:
     # --- threads ------------------------------------------------------------------------
 
     def _beat(self, spec: wire.JobSpec, supervisor: SupervisorProcess) -> None:
-        """Heart-beat for ever; hand commands down; end when the lease is over."""
+        """Send heartbeats and forward commands; end when the lease has expired."""
         client, backoff = self._client(spec.heartbeat_s), Backoff()
         received, sequence, heard_at = 0, 0, time.monotonic()
         while True:
@@ -259,7 +259,7 @@ class Agent:
                     supervisor.send(command)
 
     def _post_reports(self) -> None:
-        """Post reports for ever, each until the manager has it."""
+        """Post reports, each until the manager has it."""
         client, backoff = self._client(), Backoff()
         while True:
             first, reports = self._outbox.peek(_MAX_BATCH)
@@ -275,15 +275,17 @@ class Agent:
             backoff.reset()
             self._outbox.drop_before(int(json.loads(text)["received"]))
 
-    def _watch_way(self) -> None:
-        """Turn calls round that wait where nobody answers any more."""
-        while not self._closing.wait(WAY_LOOK_S):
+    def _watch_route(self) -> None:
+        """Break off calls that wait at an outdated address of the manager."""
+        while not self._closing.wait(ROUTE_CHECK_S):
             for client in tuple(self._clients):
-                client.turn()
+                client.reconnect()
 
     def _watch_notices(self) -> None:
         hear.listen(
-            self._ears, lambda news: self._outbox.add(_report(news)), self._closing
+            self._notice_source,
+            lambda news: self._outbox.add(_report(news)),
+            self._closing,
         )
 
 
@@ -298,10 +300,10 @@ def _report(news: hear.News) -> wire.Report:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a workdir; nothing may land or point outside of ``folder``.
+    """Unpack a workdir; nothing may be written or point outside of ``folder``.
 
     Raises:
-        AgentError: the archive is damaged or holds what a workdir cannot.
+        AgentError: The archive is damaged or holds what a workdir cannot.
     """
     folder = folder.resolve()
     folder.mkdir(exist_ok=True)
@@ -318,7 +320,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise AgentError(f"workdir holds {member.name!r}: not a plain file")
                 tar.extract(member, folder, set_attrs=member.isreg())
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise AgentError(f"workdir cannot be unpacked: {error}") from None
+        raise AgentError(f"workdir cannot be unpacked: {error}") from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -344,5 +346,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     logging.shutdown()
-    # Threads may sit in a call to the manager; the VM must not live on for them.
+    # Threads may be in a call to the manager; they must not keep the VM running.
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""``spottrain cost``: what a job cost, what for, and what it would have cost otherwise."""
+"""``spottrain cost``: what a job cost, by kind, and what alternatives would have cost."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.show import describe_past
+from spottrain.varuna_manager.cli.show import describe_history
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.costs import By
-from spottrain.varuna_manager.reporting.html.text import kinds_of, money_rows
+from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
 
 def register(app: typer.Typer) -> None:
@@ -32,12 +32,13 @@ def register(app: typer.Typer) -> None:
 def cost(
     name: NameArgument,
     by: Annotated[
-        By | None, typer.Option("--by", help="Show the bill by zone, type or VM, too.")
+        By | None,
+        typer.Option("--by", help="Also break the bill down by zone, type or VM."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a job cost, what for, and what that saved."""
-    document, _, _ = describe_past(find(name), documents.cost)
+    """Show what a job cost, what the money went to, and what was saved."""
+    document, _, _ = describe_history(find(name), documents.cost)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -47,11 +48,11 @@ def cost(
 def cost_parts(
     cost: Mapping[str, Any], by: By | None = None
 ) -> Iterator[RenderableType]:
-    """Yield what ``cost`` shows to people.
+    """Yield the parts of the command's answer for people.
 
     Args:
-        cost: As ``views.cost`` gives it.
-        by: Show the bill by this, too.
+        cost: From ``documents.cost``.
+        by: Also break the bill down by this.
     """
     of = "" if cost["usd_budget"] is None else f" of {dollars(cost['usd_budget'])}"
     yield (
@@ -71,7 +72,7 @@ def cost_parts(
 def _time_table(cost: Mapping[str, Any]) -> Table:
     table = _table("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
     seconds = cost["vm_seconds"]
-    for kind, words in kinds_of(cost).items():
+    for kind, words in time_kinds(cost).items():
         table.add_row(
             kind,
             f"{seconds[kind] / 3600:.2f}",
@@ -79,12 +80,12 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
             f"${cost['usd_by_time'][kind]:.4f}",
             words,
         )
-    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "all of it")
+    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "total")
     return table
 
 
 def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
-    shown = kinds_of(cost)
+    shown = time_kinds(cost)
     kinds = (f"r:{kind.upper()}" for kind in shown)
     table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
     for row in cost[f"by_{by}"]:

@@ -1,4 +1,4 @@
-"""The command line: ``spottrain``. Commands that change something; see cli_read.py, cli_plan.py.
+"""The command line ``spottrain``, and the commands that change a job.
 
 Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 """
@@ -31,13 +31,14 @@ from spottrain.varuna_manager.cli import (
     ssh,
 )
 from spottrain.varuna_manager.cli import show as show_commands
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
+    is_debugging,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -49,8 +50,8 @@ from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import control, data, inspect, submit
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 an error of spottrain's own, 2 usage or job file, "
-    "3 failed by user code, 4 budget or deadline cannot be met, 5 no capacity, "
+    "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
+    "3 user code failed, 4 budget or deadline cannot be met, 5 no capacity, "
     "6 cloud or credentials, 130 interrupted."
 )
 
@@ -75,7 +76,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of spottrain's own errors.")
+        bool,
+        typer.Option("--debug", help="Show what caused an error, and its traceback."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True)
@@ -88,26 +90,26 @@ def options(
 def launch_command(
     file: FileArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="As 'plan': check and plan, rent nothing.")
+        bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
     ] = False,
     with_vm: Annotated[
-        bool, typer.Option("--manager-vm", help="Put the manager on a VM of its own.")
+        bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Start a job and watch it; Ctrl-C stops it, a closed terminal does not.
+    """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
 
-    With --manager-vm Ctrl-C only ends the watching.
+    With --manager-vm, Ctrl-C only stops watching.
     """
     config = load_config(file)
     if dry_run:
         plan.preview(config, output)
         return
     _check_here(config, on_vm=with_vm)
-    data_bytes = data.ready(config, say)
+    data_bytes = data.prepare_data(config, say)
     lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
         say(line)
@@ -116,21 +118,21 @@ def launch_command(
     # Not above: it imports the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    if found := check_deadline(config, facts, offers, say):
-        say(found)
+    if forecast := check_deadline(config, facts, offers, say):
+        say(forecast)
     job, packed_bytes = submit.submit(config, facts, data_bytes)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
     if with_vm:
-        _drive_there(job, offers or (), detach, output)
+        _run_on_manager_vm(job, offers or (), detach, output)
     else:
-        _drive(job, submit.start_manager(job), detach, output)
+        _run_here(job, submit.start_manager(job), detach, output)
 
 
 def _check_here(config: JobConfig, *, on_vm: bool) -> None:
-    """Check what can be told before a cloud is asked, or data fetched."""
+    """Check what needs no cloud and no data."""
     submit.check_name(config.name)
     submit.check_manager(config, on_vm=on_vm)
     submit.check_budget(config)
@@ -143,14 +145,15 @@ def _check_here(config: JobConfig, *, on_vm: bool) -> None:
 def stop(
     name: NameArgument,
     now: Annotated[
-        bool, typer.Option("--now", help="Without a checkpoint: VMs go back at once.")
+        bool,
+        typer.Option("--now", help="Return the VMs at once, without a checkpoint."),
     ] = False,
 ) -> None:
-    """Stop a job: checkpoint, return its VMs, keep it for 'resume'."""
+    """Stop a job: save a checkpoint and return its VMs; 'resume' continues it."""
     job = find(name)
     control.stop_job(job, now=now)
     code = Watcher(job, console(stderr=True)).run()
-    _tell_how_to_go_on(job)
+    _say_how_to_resume(job)
     if submit.end_of(job) != "stopped":
         raise typer.Exit(code)
 
@@ -160,43 +163,45 @@ def resume(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name of a job; or, from any machine, the URL where its checkpoints are.",
-            callback=at_its_manager,
+            help="Name of a job, or the URL of its checkpoints (on any machine).",
+            callback=run_at_manager,
         ),
     ],
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Go on with a job that was stopped or whose manager is gone, and watch it."""
+    """Continue a job that was stopped or lost its manager, and watch it."""
     if is_url(name):
-        # Not above: other commands have no use for it.
+        # Not above: no other command uses it.
         from spottrain.varuna_manager.launch.takeover import take_over
 
         job = take_over(name, say)
     else:
         job = find(name)
-    _drive(job, control.resume_job(job), detach, output)
+    _run_here(job, control.resume_job(job), detach, output)
 
 
 @app.command()
 def down(name: NameArgument) -> None:
-    """Return everything that a job rents and end it for good; its report stays."""
+    """End a job for good and return everything it rents; its report stays."""
     job = find(name)
     returned = control.end_job(job)
-    say(f"job {name} is ended; VMs returned after its manager: {returned}")
+    say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 
 
-def _drive(
+def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
-    """Watch a job whose manager was just started; exits with the job's exit code."""
+    """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
         control.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
-        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        say(
+            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
+        )
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:
@@ -206,27 +211,31 @@ def _drive(
         raise
     show_commands.show_report(job, output)
     if code == INTERRUPTED:
-        _tell_how_to_go_on(job)
+        _say_how_to_resume(job)
     elif code:
-        show_commands.tell_failure(job)
+        if is_debugging():
+            _show_log_tail(job)
+        show_commands.say_failure(job)
     raise typer.Exit(code)
 
 
-def _drive_there(
+def _run_on_manager_vm(
     job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
 ) -> None:
-    """Start the manager of a job on a VM and look on; exits with the job's exit code."""
-    # Not above: it imports what rents, which other commands do not need.
+    """Start a job's manager on a VM and watch it; exit with the job's exit code."""
+    # Not above: it imports the cloud adapters, which other commands do not need.
     from spottrain.varuna_manager.cli import remote
 
     remote.begin(job, offers)
     if detach:
         if output is Output.JSON:
             show_json({"name": job.name, "folder": str(job.path)})
-        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        say(
+            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
+        )
         return
     code = remote.watch(job)
-    if not job.away.exists():
+    if not job.remote_manager_file.exists():
         show_commands.show_report(job, output)
     raise typer.Exit(code)
 
@@ -243,48 +252,46 @@ gc.register(app)
 ssh.register(app)
 
 
-def _tell_how_to_go_on(job: JobDir) -> None:
+def _say_how_to_resume(job: JobDir) -> None:
     if submit.can_be_resumed(job):
         say(
-            f"go on with 'spottrain resume {job.name}', or end the job with "
+            f"continue it with 'spottrain resume {job.name}', or end it with "
             f"'spottrain down {job.name}'"
         )
 
 
 def _show_log_tail(job: JobDir) -> None:
-    for line in job.log.read_text(errors="replace").splitlines()[-5:]:
+    most = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
         say(f"manager.log: {line}")
 
 
 def main() -> None:
-    """Run the command line; what goes wrong becomes one line and its exit code."""
+    """Run the command line; an error becomes one line and its exit code."""
     try:
         sys.exit(app(standalone_mode=False))
-    except (SpottrainError, TyperException) as error:
-        if "--debug" in sys.argv:
-            raise
+    except TyperException as error:
+        say_error(error, _usage(error))
+        sys.exit(error.exit_code)
+    except SpottrainError as error:
         if isinstance(error, UserCodeError) and error.traceback:
             say(error.traceback.rstrip())
-        told = _usage(error) if isinstance(error, TyperException) else str(error)
-        if told:
-            say(f"error: {' '.join(told.split())}")
+        say_error(error, str(error))
         sys.exit(error.exit_code)
     except typer.Abort:
         say("error: aborted")
         sys.exit(1)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"error: internal: {what}; run it again with --debug and report it")
+    except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
+        hint = "" if is_debugging() else "; run it again with --debug and report it"
+        say_error(error, f"internal: {type(error).__name__}: {error}{hint}")
         sys.exit(1)
 
 
 def _usage(error: TyperException) -> str:
-    """Return what is wrong with a command line; nothing where its help says enough."""
-    told = error.format_message().rstrip(".")
+    """Return what is wrong with a command line; empty where its help was printed."""
+    message = error.format_message().rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", None)
-    return f"{told}; see '{command} -h'" if told and command else told
+    return f"{message}; see '{command} -h'" if message and command else message
 
 
 if __name__ == "__main__":

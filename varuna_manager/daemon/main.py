@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
-from spottrain.errors import SpottrainError
+from spottrain.errors import SpottrainError, causes
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
@@ -182,7 +182,8 @@ def main(argv: Sequence[str]) -> int:
             if outcome is not None and isinstance(provider, ShutsDown):
                 provider.shut_down()  # the job has ended: no process of it may stay
     except SpottrainError as error:
-        logger.error("error: %s", error)
+        for line in (f"error: {error}", *causes(error)):
+            logger.error("%s", line)
         return error.exit_code
     except InternalError as error:
         logger.exception("this is a bug of spottrain, please report it:")

@@ -1,4 +1,4 @@
-"""A job seen from outside: its journal, folded read-only as it grows."""
+"""The state of a job for readers: its journal, folded read-only as it grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.reporting.history import JobHistory, fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +19,11 @@ class JournalEntry:
     seq: int
     event: Event
     news: str
-    """What it means to people, one line; empty if it is nothing new to them."""
+    """One line for people; empty if the event is no news to them."""
 
 
 class Follower:
-    """The state of a job, kept up to date by ``advance``.
+    """The state of a job, brought up to date by ``advance``.
 
     Raises:
         JournalError: The journal is missing or damaged.
@@ -38,7 +37,7 @@ class Follower:
         """When ``state.last_news`` happened."""
 
     def advance(self) -> Iterator[JournalEntry]:
-        """Yield what was journalled since the last call, after folding it."""
+        """Yield the events since the last call, each after it was folded."""
         for seq, event in self._journal.read(self._seq):
             before = self.state.last_news
             self.state, _ = step.step(self.state, event)
@@ -50,25 +49,12 @@ class Follower:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is over and nothing is rented any more."""
+        """True if the job is over and nothing is rented any more."""
         return self.state.phase is JobPhase.ENDED
 
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-
-def read_past(job: JobDir) -> tuple[State, JobHistory]:
-    """Return the present state of a job, and what a report needs of its past.
-
-    Raises:
-        JournalError: The journal is missing or damaged.
-    """
-    journal = Journal(job.journal, read_only=True)
-    try:
-        return fold(journal)
-    finally:
-        journal.close()
 
 
 def read_state(job: JobDir) -> State:

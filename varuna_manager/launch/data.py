@@ -1,6 +1,6 @@
-"""The job's data as this machine sees it: checked before a launch, fetched where needed.
+"""A job's data on this machine: checked before a launch and fetched where needed.
 
-It is needed here if the VMs are on this machine, and while the model is inspected and
+It is needed here if the VMs run on this machine, and while the model is inspected and
 measured here.
 """
 
@@ -28,85 +28,87 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import home
 
-LARGEST_SAMPLE_BYTES = 10**9
-"""What is larger is not fetched just to inspect a model here."""
+MAX_SAMPLE_BYTES = 10**9
+"""Larger datasets are not fetched just to inspect a model here."""
 _HOLDERS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "abfss": "azure"}
-_LOOKS = 8
+_THREADS = 8
 _PATIENCE_S = 15.0
 
 Say = Callable[[str], None]
 
 
-def ready(config: JobConfig, say: Say) -> dict[str, float]:
-    """Check the data of a job from here, and have here what is needed here.
+def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
+    """Check a job's data and fetch what is needed on this machine.
 
-    What cannot be seen from here is told and no more: VMs may have other rights.
+    Data that this machine cannot see is only reported: VMs may have other rights.
 
     Args:
         config: The job.
-        say: Told what data there is, and how fetching goes on, a line each time.
+        say: Called with messages: what data there is, and progress.
 
     Returns:
         Bytes that each VM fetches, by the cloud whose buckets hold them.
 
     Raises:
-        ConfigError: A dataset does not exist, or VMs' disks are too small.
-        DataError, DataAwayError: As ``have``.
+        ConfigError: A dataset does not exist, or the VMs' disks are too small.
+        DataError, DataAwayError: As ``ensure_data``.
     """
-    wanted = [wish for wish in data_requests(config.data) if wish.url]
-    with ThreadPoolExecutor(_LOOKS, "look") as threads:
-        seen = list(threads.map(_look, wanted))
+    wanted = [request for request in data_requests(config.data) if request.url]
+    with ThreadPoolExecutor(_THREADS, "look") as threads:
+        seen = list(threads.map(_inspect, wanted))
     held: Counter[str] = Counter()
     total_bytes = 0
-    for wish, found in zip(wanted, seen, strict=True):
+    for request, found in zip(wanted, seen, strict=True):
         if isinstance(found, str):
-            say(f"{found}; VMs will try")
+            say(f"{found}; the VMs will try")
             continue
         found_bytes = num_bytes(found.files)
-        total_bytes += found_bytes * (2 if wish.unpack else 1)
-        if (cloud := holder(wish.url)) is not None:
+        total_bytes += found_bytes * (2 if request.unpack else 1)
+        if (cloud := holder(request.url)) is not None:
             held[cloud] += found_bytes
         files = len(found.files)
-        say(f"data {wish.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}")
+        say(
+            f"data {request.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}"
+        )
     for rented in config.clouds:
         if total_bytes > rented.disk_gib * 2**30:
             raise ConfigError(
-                f"{rented.cloud}.disk_gib: data takes {size(total_bytes)}, "
-                f"archives and what is in them counted: got {rented.disk_gib}; raise it"
+                f"{rented.cloud}.disk_gib: the data takes {size(total_bytes)}, "
+                f"including unpacked archives: got {rented.disk_gib}; raise it"
             )
-    have(config, say)
+    ensure_data(config, say)
     return dict(held)
 
 
 def holder(url: str) -> str | None:
-    """Return the cloud that has a bucket, if it is one of a cloud's own."""
+    """Return the cloud whose bucket a URL names; None if it is not a cloud's."""
     return None if "endpoint_url=" in url else _HOLDERS.get(url.partition(":")[0])
 
 
-def _look(wish: DataRequest) -> DataSource | str:
-    """Return what there is of a dataset, or why that cannot be seen from here."""
+def _inspect(request: DataRequest) -> DataSource | str:
+    """Return what a dataset consists of, or why this machine cannot see it."""
     try:
-        return look(wish, _PATIENCE_S)
+        return look(request, _PATIENCE_S)
     except NothingThereError as error:
-        raise ConfigError(f"data.{wish.name}: {error}") from None
+        raise ConfigError(f"data.{request.name}: {error}") from error
     except (DataError, DataAwayError) as error:
-        return f"cannot be seen from here: {error}"
+        return f"not visible from this machine: {error}"
 
 
-def have(config: JobConfig, say: Say = lambda line: None) -> None:
-    """Have the user's code find the job's data here, by this process's environment.
+def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
+    """Make the job's data available to user code that this process starts.
 
-    With the local provider that is all data. Else it is for inspecting the model: the
-    samples that the job file names, paths that are here too, and what is small. What is
-    set in the environment already stays.
+    With the local provider that is all data. Otherwise it is for inspecting the model:
+    the samples that the job file names, paths that exist here, and small datasets. What
+    the environment already sets stays.
 
     Args:
         config: The job.
-        say: Told how fetching goes on.
+        say: Called with progress messages.
 
     Raises:
-        DataError: The local provider's data cannot be had.
-        DataAwayError: Nor can it now.
+        DataError: The local provider's data cannot be fetched.
+        DataAwayError: Its source is unavailable at present.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
@@ -119,25 +121,25 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
     if is_local:
         os.environ.update(bring(data_requests(missing), cache, say))
         return
-    for wish in _small(missing):
+    for request in _small(missing):
         try:
-            os.environ.update(bring([wish], cache, say))
+            os.environ.update(bring([request], cache, say))
         except (DataError, DataAwayError) as error:
             say(f"{error}; the model is inspected without it")
 
 
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
-    """Yield what can be had here without much ado."""
+    """Yield the datasets that are here or quickly fetched."""
     for name, one in data.items():
-        wish = one.to_request(name)
+        request = one.to_request(name)
         if one.sample is not None:
             continue
-        if wish.path and Path(wish.path).expanduser().exists():
-            yield wish
-        if wish.url:
+        if request.path and Path(request.path).expanduser().exists():
+            yield request
+        if request.url:
             try:
-                found = look(wish, _PATIENCE_S)
+                found = look(request, _PATIENCE_S)
             except (DataError, DataAwayError):
-                continue  # it was told, and the user's code may not ask for it
-            if num_bytes(found.files) <= LARGEST_SAMPLE_BYTES:
-                yield wish
+                continue  # already reported, and the user's code may not need it
+            if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
+                yield request

@@ -1,6 +1,6 @@
-"""What a job cost, what for, and what it would have cost otherwise: plain data.
+"""What a job cost, by kind, and what alternatives would have cost: plain data.
 
-Everything comes from the journal: bills are made of the prices and times that were seen.
+Everything comes from the journal: the prices and times that the job has seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.money import Money, total
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.series import Point
 from spottrain.varuna_manager.reporting.time_split import (
     KINDS,
@@ -26,7 +26,7 @@ from spottrain.varuna_manager.reporting.time_split import (
 )
 
 By = Literal["zone", "type", "vm"]
-"""What costs can be told by."""
+"""How the bill can be broken down."""
 _NAMES: dict[By, Callable[[Rental], str]] = {
     "zone": lambda one: f"{one.offer.cloud} {one.offer.zone}",
     "type": lambda one: (
@@ -36,22 +36,22 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 }
 
 
-def rentals(state: State, past: JobHistory, at_s: float) -> list[Rental]:
-    """Return all VMs that a job ever had, until ``at_s``, in order of launch."""
+def rentals(state: State, history: JobHistory, at_s: float) -> list[Rental]:
+    """Return all VMs that a job had until ``at_s``, in order of launch."""
     lines = {**state.ledger.closed, **state.ledger.open}
-    told = (rental(k, v, past.slots.get(k, 0), at_s) for k, v in lines.items())
+    told = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
     return sorted((one for one in told if one), key=lambda one: one.launched_s)
 
 
-def cost(state: State, past: JobHistory, at_s: float) -> dict[str, Any]:
-    """Return what a job cost until ``at_s`` (seconds since the epoch), and what for.
+def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
+    """Return what a job cost until ``at_s`` (seconds since the epoch), by kind.
 
     Money in dollars, times in VM-seconds; ``None`` where nothing is known. The fields
     are described in docs/reports.md.
     """
     at_s = max(at_s, state.now_s)  # as in ``spent_usd``
-    rented = rentals(state, past, at_s)
-    splits = _splits(rented, past, at_s)
+    rented = rentals(state, history, at_s)
+    splits = _splits(rented, history, at_s)
     spending = state.ledger.spending(at_s)
     spent, machines = spending.total, spending.spot + spending.on_demand
     examples = state.progress.step * state.job.spec.minibatch_size
@@ -72,22 +72,22 @@ def cost(state: State, past: JobHistory, at_s: float) -> dict[str, Any]:
         },
         "usd_spot": spending.spot.usd,
         "usd_on_demand_vms": spending.on_demand.usd,
-        "savings": _savings(machines, spending.if_on_demand, rented, past.prices),
+        "savings": _savings(machines, spending.if_on_demand, rented, history.prices),
         **{f"by_{by}": _rows(by, rented, splits) for by in _NAMES},
     }
 
 
 def _splits(
-    rented: Iterable[Rental], past: JobHistory, at_s: float
+    rented: Iterable[Rental], history: JobHistory, at_s: float
 ) -> dict[str, TimeSplit]:
-    stretches = past.stretches(at_s)
-    return {one.vm_id: split_time(one, stretches) for one in rented}
+    intervals = history.intervals(at_s)
+    return {one.vm_id: split_time(one, intervals) for one in rented}
 
 
 def _by_time(
     rented: Iterable[Rental], splits: Mapping[str, TimeSplit]
 ) -> dict[str, float]:
-    """Return dollars by what the VMs' time was spent on."""
+    """Return dollars by how the VMs' time was spent."""
     shares = [share_money(one.cost, splits[one.vm_id]) for one in rented]
     return {kind: total(share[kind] for share in shares).usd for kind in KINDS}
 
@@ -95,7 +95,7 @@ def _by_time(
 def _rows(
     by: By, rented: Iterable[Rental], splits: Mapping[str, TimeSplit]
 ) -> list[dict[str, Any]]:
-    """Return the bill by zone, type or VM; the dearest first."""
+    """Return the bill by zone, type or VM; the most expensive first."""
     groups: dict[str, list[Rental]] = {}
     for one in rented:
         groups.setdefault(_NAMES[by](one), []).append(one)
@@ -114,14 +114,14 @@ def _rows(
     return sorted(rows, key=lambda row: (-row["usd"], row[by]))
 
 
-# --- What it would have cost otherwise ------------------------------------------------
+# --- Alternatives ---------------------------------------------------------------------
 
 
 def _savings(
     spent: Money,
     on_demand: Money,
     rented: Sequence[Rental],
-    prices: Mapping[str, PriceLine],
+    prices: Mapping[str, PriceSeries],
 ) -> dict[str, Any]:
     fixed = cheapest_fixed(rented, prices)
     return {
@@ -141,18 +141,18 @@ def _savings(
 
 
 def cheapest_fixed(
-    rented: Sequence[Rental], prices: Mapping[str, PriceLine]
+    rented: Sequence[Rental], prices: Mapping[str, PriceSeries]
 ) -> tuple[Offer, float] | None:
-    """Return the one offer that would have been cheapest all the time, and its dollars.
+    """Return the single offer that would have been cheapest all along, and its cost.
 
-    For every VM, for as long as it was billed, as much of the offer is held instead (by
-    slots times declared speed), at the price that the offer was seen to have at each
-    moment. Only offers that were there at every look, with no less memory a slot than
-    the least that was rented; that they would have had machines enough, and been
+    Each VM is replaced, while it was billed, by as much of the offer (slots times declared
+    speed) at the price that the offer was seen to have at each moment. Only offers that
+    were seen in every listing count, with at least the smallest memory per slot that was
+    rented; that they had enough machines and no more interruptions is assumed.
     interrupted no more often, is assumed.
 
     Returns:
-        None: nothing was rented, or no offer was there all the time.
+        None: Nothing was rented, or no offer was in every listing.
     """
     rented = [one for one in rented if one.trains]
     if not rented:
@@ -171,7 +171,7 @@ def cheapest_fixed(
 
 
 def _held(rented: Iterable[Rental], points: Sequence[Point], power: float) -> float:
-    """Return dollars for holding as much of one offer as was rented."""
+    """Return dollars for renting as much of one offer as was rented."""
     usd_at = _integral(points)
     dollars = 0.0
     for one in rented:
@@ -182,8 +182,8 @@ def _held(rented: Iterable[Rental], points: Sequence[Point], power: float) -> fl
 
 
 def _integral(points: Sequence[Point]) -> Callable[[float], float]:
-    """Return the dollars that a price has come to by any moment; the first price holds
-    before the first look, too."""
+    """Return the integral of a price over time; the first price holds
+    before the first listing, too."""
     times = [at_s for at_s, _ in points]
     sums = [0.0]
     for (at_s, usd), (next_s, _) in pairwise(points):

@@ -1,13 +1,14 @@
-"""What a report needs of a job's past beyond its state, gathered as its journal is folded.
+"""The history of a job beyond its state, gathered while its journal is folded.
 
-The core keeps only what decisions need. Who reads a journal lets a ``JobHistory`` look on:
-it sees every event with the state before and after, and keeps what was done when, and
-thinned series. Its memory grows with VMs, generations and saved checkpoints, and with
+The core keeps only what decisions need. A reader of the journal passes every event, with
+the state before and after, to a ``JobHistory``, which keeps what was done when, and
+downsampled series. Its memory grows with VMs, generations and saved checkpoints, and with
 mini-batches only since the oldest checkpoint that is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -33,9 +34,10 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.reporting.series import Bins, Point, thinned
-from spottrain.varuna_manager.reporting.time_split import Doing, Interval
+from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
+from spottrain.varuna_manager.reporting.time_split import Activity, Interval
 from spottrain.wire import (
     CheckpointSaved,
     GenerationStarted,
@@ -43,25 +45,25 @@ from spottrain.wire import (
     MinibatchCommitted,
 )
 
-MOST_POINTS = 2048
-"""Of one series; beyond that neighbours are merged."""
+MAX_POINTS = 2048
+"""Size of a series beyond which it is downsampled."""
 
 
 @dataclass(slots=True)
-class PriceLine:
-    """What one offer cost, as far as it was seen."""
+class PriceSeries:
+    """The price of one offer over time, as far as it was seen."""
 
     offer: Offer
     """As it was seen first."""
     points: list[Point] = field(default_factory=list)
     """(seconds since the epoch, USD per hour), a new one where the price changed."""
     is_constant: bool = True
-    """Whether it was offered at every look, from the first one on."""
+    """True if it was in every listing from the first one on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
-    """Something that befell the job as a whole."""
+    """Something that happened to the job as a whole."""
 
     at_s: float
     kind: str
@@ -70,40 +72,40 @@ class Milestone:
 
 
 @dataclass(slots=True)
-class _Open:
-    """What the job does since a moment."""
+class _CurrentInterval:
+    """What the job has been doing since a moment."""
 
     since_s: float
     key: tuple[int | None, str]
-    doing: Doing
+    activity: Activity
     slots: Mapping[str, int]
 
 
 class JobHistory:
-    """A job's past; see the module."""
+    """What has happened to a job; see the module."""
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
-        """How many each VM has, of those whose agent ever called."""
+        """Number of slots by VM, for VMs whose agent has registered."""
         self.throughput = Bins()
         """Examples per second, from commit to commit."""
-        self.prices: dict[str, PriceLine] = {}
+        self.prices: dict[str, PriceSeries] = {}
         """By ``offer_key``."""
         self.budgets: list[Point] = []
-        """What the budget was from when on; infinite without one."""
+        """The budget over time; infinite without one."""
         self.milestones: deque[Milestone] = deque(maxlen=KEPT)
         self.checkpoints: list[Point] = []
-        """When checkpoints were saved, and of which step; thinned."""
+        """(time, step) of saved checkpoints; downsampled."""
         self._stretches: list[Interval] = []
-        self._open = _Open(0.0, (None, "waiting"), "waiting", {})
+        self._open = _CurrentInterval(0.0, (None, "waiting"), "waiting", {})
         self._mark_s = 0.0
-        """The newest commit, or when its generation began to train."""
+        """Time of the newest commit, or of the start of its generation's training."""
         self._steps: list[int] = []
         self._step_times: list[float] = []
         self._looked = False
 
     def note(self, before: State, event: Event, after: State) -> None:
-        """Look at one step of the fold."""
+        """Record one step of the fold."""
         if after.phase is JobPhase.NEW:
             return
         report = event.report if isinstance(event, ReportReceived) else None
@@ -113,12 +115,14 @@ class JobHistory:
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
 
-    def stretches(self, at_s: float) -> list[Interval]:
-        """Return what the job did until ``at_s`` (seconds since the epoch), by time."""
+    def intervals(self, at_s: float) -> list[Interval]:
+        """Return what the job did until ``at_s`` (seconds since the epoch), in order."""
         now = self._open
         if at_s <= now.since_s:
             return list(self._stretches)
-        last = Interval(from_s=now.since_s, to_s=at_s, doing=now.doing, slots=now.slots)
+        last = Interval(
+            from_s=now.since_s, to_s=at_s, activity=now.activity, slots=now.slots
+        )
         return [*self._stretches, last]
 
     # --- VMs and the world ------------------------------------------------------------
@@ -138,21 +142,23 @@ class JobHistory:
             case ManagerStarted(software_version=version):
                 again = " again" if self._looked else ""
                 text = f"manager started{again}, version {version}"
-                self._tell(after.now_s, "manager", text)
+                self._add_milestone(after.now_s, "manager", text)
             case StopRequested(by=by):
-                self._tell(after.now_s, "stop", f"stop asked for by {by}")
+                self._add_milestone(after.now_s, "stop", f"stop requested by {by}")
             case LimitsChanged(by=by, limits=limits):
-                self._tell(after.now_s, "limits", f"{_limits(limits)}, by {by}")
+                self._add_milestone(
+                    after.now_s, "limits", f"{_limits(limits)}, by {by}"
+                )
             case ClockSet(by_s=by_s):
-                self._tell(
-                    after.now_s, "manager", f"its clock was set by {by_s:+.0f} s"
+                self._add_milestone(
+                    after.now_s, "manager", f"manager's clock was set by {by_s:+.0f} s"
                 )
             case ReportReceived(report=CheckpointSaved(step=step)):
                 self._follow_checkpoint(step, after)
             case _:
                 pass
 
-    def _tell(self, at_s: float, kind: str, text: str) -> None:
+    def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
 
     def _follow_prices(self, offers: tuple[Offer, ...], at_s: float) -> None:
@@ -161,16 +167,16 @@ class JobHistory:
             line.is_constant &= key in seen
         for key, offer in seen.items():
             line = self.prices.setdefault(
-                key, PriceLine(offer, is_constant=not self._looked)
+                key, PriceSeries(offer, is_constant=not self._looked)
             )
             if not line.points or line.points[-1][1] != offer.usd_per_hour:
                 line.points.append((at_s, offer.usd_per_hour))
-            if len(line.points) > 2 * MOST_POINTS:
-                line.points = thinned(line.points, MOST_POINTS)
+            if len(line.points) > 2 * MAX_POINTS:
+                line.points = downsampled(line.points, MAX_POINTS)
         self._looked = True
 
     def _follow_checkpoint(self, step: int, after: State) -> None:
-        """Note it; no restore goes back beyond the oldest one that is kept."""
+        """Record it; no restore goes back beyond the oldest checkpoint kept."""
         self.checkpoints.append((after.now_s, step))
         if len(self.checkpoints) > 2 * KEPT:
             self.checkpoints = self.checkpoints[::2]
@@ -184,7 +190,7 @@ class JobHistory:
     def _follow_steps(self, before: State, after: State, report: object) -> None:
         step, now_s = after.progress.step, after.now_s
         if step < before.progress.step:
-            self._throw_away(step)
+            self._discard_after(step)
         elif step == before.progress.step:
             return
         elif isinstance(report, MinibatchCommitted):
@@ -194,29 +200,29 @@ class JobHistory:
                 self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
             self._mark_s = now_s
         elif isinstance(report, GenerationStarted):
-            self._adopt()
+            self._count_as_trained()
         self._steps.append(step)
         self._step_times.append(now_s)
 
     def _follow_work(self, before: State, after: State, report: object) -> None:
-        key, doing = _doing(after)
+        key, activity = _activity_of(after)
         if key == self._open.key:
             return
         now_s = after.now_s
-        if self._open.doing == "training":
+        if self._open.activity == "training":
             assert before.generation is not None, "what trained is a generation"
             self._end_training(before.generation, after, report)
         else:
-            self._put(self._open.since_s, now_s, self._open.doing)
-        self._open = _Open(now_s, key, doing, _slots(after, doing))
-        if doing == "training":
+            self._put(self._open.since_s, now_s, self._open.activity)
+        self._open = _CurrentInterval(now_s, key, activity, _slots(after, activity))
+        if activity == "training":
             self._mark_s = now_s
 
     def _end_training(
         self, generation: Generation, after: State, report: object
     ) -> None:
-        """Training until the last commit; what came after it counted only if all
-        stopped as told."""
+        """Count training until the last commit; later work counts only if all slots
+        stopped as requested."""
         mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
         self._put(self._open.since_s, mark_s, "training")
         broke = after.generation is not None and (
@@ -231,25 +237,25 @@ class JobHistory:
         self._put(mark_s, lost_until_s, "lost")
         self._put(lost_until_s, now_s, "morphing")
 
-    def _put(self, from_s: float, to_s: float, doing: Doing) -> None:
+    def _put(self, from_s: float, to_s: float, activity: Activity) -> None:
         if to_s > from_s:
-            stretch = Interval(
-                from_s=from_s, to_s=to_s, doing=doing, slots=self._open.slots
+            interval = Interval(
+                from_s=from_s, to_s=to_s, activity=activity, slots=self._open.slots
             )
-            self._stretches.append(stretch)
+            self._stretches.append(interval)
 
-    def _adopt(self) -> None:
-        """The mini-batch in the air was committed after all: it was not lost."""
+    def _count_as_trained(self) -> None:
+        """Count the mini-batch in flight as trained: it was committed after all."""
         for index in reversed(range(len(self._stretches))):
             one = self._stretches[index]
-            if one.doing == "training":
+            if one.activity == "training":
                 return
-            if one.doing == "lost":
-                self._stretches[index] = replace(one, doing="training")
+            if one.activity == "lost":
+                self._stretches[index] = replace(one, activity="training")
                 return
 
-    def _throw_away(self, step: int) -> None:
-        """A restore went back to ``step``: what was trained after it is lost."""
+    def _discard_after(self, step: int) -> None:
+        """Count what was trained after ``step`` as lost: a restore went back to it."""
         index = bisect_right(self._steps, step)
         since_s = self._step_times[index - 1] if index else 0.0
         del self._steps[index:], self._step_times[index:]
@@ -258,32 +264,42 @@ class JobHistory:
             kept -= 1
         undone, self._stretches[kept:] = self._stretches[kept:], []
         for one in undone:
-            if one.doing != "training":
+            if one.activity != "training":
                 self._stretches.append(one)
                 continue
             if one.from_s < since_s:
                 self._stretches.append(replace(one, to_s=since_s))
-            lost = replace(one, from_s=max(one.from_s, since_s), doing="lost")
+            lost = replace(one, from_s=max(one.from_s, since_s), activity="lost")
             self._stretches.append(lost)
 
 
-def fold(journal: Journal) -> tuple[State, JobHistory]:
-    """Return the state that a journal's events lead to, and its past.
+def read_history(job: JobDir) -> tuple[State, JobHistory]:
+    """Return the present state of a job and its history.
 
     Raises:
-        JournalError: The file is damaged.
+        JournalError: The journal is missing or damaged.
     """
-    state, past = State(), JobHistory()
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+        return fold(journal)
+
+
+def fold(journal: Journal) -> tuple[State, JobHistory]:
+    """Return the state that a journal's events lead to, and the job's history.
+
+    Raises:
+        JournalError: The journal is damaged.
+    """
+    state, history = State(), JobHistory()
     for _, event in journal.read():
         before, (state, _) = state, core.step(state, event)
-        past.note(before, event, state)
-    return state, past
+        history.note(before, event, state)
+    return state, history
 
 
 def _limits(limits: tuple[Limit, ...]) -> str:
-    """Return changed limits in words."""
+    """Return changed limits as text."""
     return ", ".join(
-        f"{one.name} {'without a bound' if one.value is None else f'{one.value:g}'}"
+        f"{one.name} {'removed' if one.value is None else f'set to {one.value:g}'}"
         for one in limits
     )
 
@@ -291,8 +307,8 @@ def _limits(limits: tuple[Limit, ...]) -> str:
 _TRAINS = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
 
 
-def _doing(state: State) -> tuple[tuple[int | None, str], Doing]:
-    """Return what a job does, and a key that changes when that, or with whom, does."""
+def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
+    """Return what a job does, and a key that changes with it or its participants."""
     generation = state.generation
     if generation is not None:
         if generation.phase in _TRAINS:
@@ -302,12 +318,12 @@ def _doing(state: State) -> tuple[tuple[int | None, str], Doing]:
         return (state.calibration.number, "measuring"), "preparing"
     if state.initialiser is not None:
         return (None, state.initialiser), "preparing"
-    doing: Doing = "morphing" if _plans_again(state) else "waiting"
-    return (None, doing), doing
+    activity: Activity = "morphing" if _plans_again(state) else "waiting"
+    return (None, activity), activity
 
 
 def _plans_again(state: State) -> bool:
-    """Whether a job that has trained is about to go on: it does not lack VMs."""
+    """Return whether a job that has trained is about to continue, having enough VMs."""
     answer = state.answer
     refused = answer is not None and answer.plan is None and state.plan_asked is None
     enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
@@ -315,16 +331,16 @@ def _plans_again(state: State) -> bool:
     return trained and enough and not refused and wants_training(state)
 
 
-def _slots(state: State, doing: Doing) -> Mapping[str, int]:
-    """Return the slots that take part in what the job does now, by VM."""
-    if doing == "waiting":
+def _slots(state: State, activity: Activity) -> Mapping[str, int]:
+    """Return the number of participating slots by VM."""
+    if activity == "waiting":
         return {}
     if (generation := state.generation) is not None:
-        trains = doing == "training"
+        trains = activity == "training"
         slots = generation.plan.slots if trains else generation.participants
         return Counter(slot.vm_id for slot in slots)
-    if doing == "preparing" and state.calibration is not None:
+    if activity == "preparing" and state.calibration is not None:
         return Counter(slot.vm_id for slot in state.calibration.participants)
-    if doing == "preparing" and state.initialiser is not None:
+    if activity == "preparing" and state.initialiser is not None:
         return {state.initialiser: state.vms[state.initialiser].num_slots}
     return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

@@ -91,7 +91,7 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--gpus says on how many"),
+        ((), "a profile needs --gpus"),
         (("--gpus", "4", "--schedule", "fifo"), "--schedule must be one of"),
         (("--gpus", "4", "--objective", "fame"), "--objective must be one of"),
         (("--gpus", "4", "--minibatch-size", "6"), "multiple of one of"),
@@ -108,7 +108,7 @@ def test_wishes_that_cannot_be_are_refused(
 def test_a_job_file_says_its_own_machines(run: Run, tmp_path: Path) -> None:
     code, _, err = run(tmp_path / "job.yaml", "--gpus", "4")
     assert code == 2
-    assert "go with a profile as JSON" in " ".join(err.split())
+    assert "need a profile as JSON" in " ".join(err.split())
 
 
 def test_a_calibrated_profile_is_planned_with_facts(run: Run, tmp_path: Path) -> None:
