@@ -208,7 +208,7 @@ def test_no_capacity_exits_with_5(run: Run, tmp_path: Path) -> None:
     path = job_file(tmp_path, resources={"min_vms": 2}, local=local)
     answer = run("plan", path)
     assert answer.code == 5
-    assert "2 VMs wanted, 1 can be had" in answer.error
+    assert "2 VMs wanted, 1 can be rented now" in answer.error
 
 
 def test_a_cap_below_what_enough_machines_cost_exits_with_4(
