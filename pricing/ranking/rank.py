@@ -41,7 +41,7 @@ class Priced:
     """Interruptions of one VM to expect."""
     boot_s: float = 0.0
     """From paying to training."""
-    most_vms: int | None = None
+    max_vms: int | None = None
     """VMs that can be rented, by capacity or quota; None: not known."""
     is_estimate: bool = False
     """True if its throughput comes from declared ratios, not from a measurement."""
@@ -272,7 +272,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
         return "its price is too old to rent by"
     if not offer.spot and not terms.allow_on_demand:
         return "on demand: resources.allow_on_demand is not set"
-    if priced.most_vms is not None and priced.most_vms < 1:
+    if priced.max_vms is not None and priced.max_vms < 1:
         return "there is no machine left"
     if terms.max_gpus is not None and offer.gpus > terms.max_gpus:
         return f"it has more than {terms.max_gpus} GPUs"
@@ -379,8 +379,8 @@ def greedy_fleet(
         left = _affordable(offer, terms.max_vms - vms, terms, held)
         if vms + left < terms.min_vms:
             left = 0
-        if row.priced.most_vms is not None:
-            left = min(left, row.priced.most_vms - taken.get(machines, 0))
+        if row.priced.max_vms is not None:
+            left = min(left, row.priced.max_vms - taken.get(machines, 0))
         if left > 0:
             fleet.append((row, left))
             taken[machines] = taken.get(machines, 0) + left

@@ -101,7 +101,7 @@ def own_market(
                 machine=machine(offer),
                 losses_per_hour=losses_per_hour(offer, hazards),
                 boot_s=zone.boot_s,
-                most_vms=zone.capacity if spot else None,
+                max_vms=zone.capacity if spot else None,
                 is_estimate=zone.slot_speed != 1.0 or not is_measured,
             )
             found.append(priced)

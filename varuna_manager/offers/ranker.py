@@ -20,7 +20,7 @@ from spottrain.pricing.ranking.order import (
     in_order,
 )
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
-from spottrain.pricing.ranking.throughput import ThroughputCache
+from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -153,23 +153,16 @@ class OfferRanker:
             return None
         priced = [self._priced(o, state, profile, hazards) for o in of_kind]
         first = priced[0]
-        kind = first.offer.cloud, first.offer.instance_type
         if first.machine is None:
             return None
-        correction = self._terms(state).correction(first.place)
-        rates = [0.0]
-        for vms in _sizes(state.job.max_vms):
-            throughput = throughputs.of(first.machine, vms)
-            rates += [rates[-1]] * (vms - len(rates))
-            rates.append(
-                max(rates[-1], SAFE_SHARE * correction * throughput.examples_per_s)
-            )
+        share = SAFE_SHARE * self._terms(state).correction(first.place)
+        rates = _rates(throughputs, first.machine, state.job.max_vms, share)
         if not rates[-1]:
             return None
         morph_s = state.progress.morph_cost_s or MORPH_COST_S
         return FleetTerms(
-            cloud=kind[0],
-            instance_type=kind[1],
+            cloud=first.offer.cloud,
+            instance_type=first.offer.instance_type,
             fleet=Fleet(
                 examples_per_s=tuple(float(f"{rate:.3g}") for rate in rates),
                 boot_s=float(f"{first.boot_s:.2g}"),
@@ -257,13 +250,20 @@ def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
     return [o for o in offers if (o.cloud, o.instance_type) == kind]
 
 
-def _sizes(max_vms: int) -> list[int]:
-    """Return fleet sizes to plan for: all small ones, ever fewer of the large ones."""
-    sizes, size = [], 0
-    while size < max_vms:
-        size = min(max_vms, size + 1 + size // 8)
-        sizes.append(size)
-    return sizes
+def _rates(
+    throughputs: ThroughputCache, machine: MachineShape, max_vms: int, share: float
+) -> list[float]:
+    """Return ``share`` of the throughput of fleets by size, from 0; it never falls.
+
+    Of the small sizes all are planned, of the large ones ever fewer.
+    """
+    rates = [0.0]
+    while (size := len(rates) - 1) < max_vms:
+        step = min(max_vms, size + 1 + size // 8) - size
+        throughput = throughputs.of(machine, size + step)
+        rates += [rates[-1]] * (step - 1)
+        rates.append(max(rates[-1], share * throughput.examples_per_s))
+    return rates
 
 
 def _worth(row: RankedOffer) -> OfferWorth:

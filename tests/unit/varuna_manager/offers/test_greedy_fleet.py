@@ -44,7 +44,7 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
         max_usd_per_hour=cap,
     )
     market = [
-        priced(zone=f"z{n}", usd_per_hour=usd, available=count, most_vms=count)
+        priced(zone=f"z{n}", usd_per_hour=usd, available=count, max_vms=count)
         for n, (usd, count) in enumerate(rows)
     ]
     terms = ranking_terms(job)

@@ -69,15 +69,15 @@ def job(**changes: object) -> JobConfig:
 
 def test_a_job_file_s_zones_are_offers_on_both_markets() -> None:
     market = own_market(job(), Hazards((), {}), NOW_S)
-    told = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
-    assert told == [
+    found = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
+    assert found == [
         ("a", True, 1.0),
         ("a", False, 0.3),
         ("b", True, 0.1),
         ("b", False, 0.3),
     ]
     first, on_demand, fast = market.offers[:3]
-    assert (first.most_vms, first.boot_s, first.is_estimate) == (2, 9.0, False)
+    assert (first.max_vms, first.boot_s, first.is_estimate) == (2, 9.0, False)
     assert first.losses_per_hour > 0
     assert on_demand.losses_per_hour == 0
     assert fast.is_estimate
@@ -152,9 +152,9 @@ def test_the_best_offers_are_asked_for_again_until_the_best_was(
     prices = enumerate("abcdef", 4)
     zones = [replace(SPOT, zone=f"us-east-1{z}", usd_per_hour=n) for n, z in prices]
     history.record_prices(zones)
-    # The first is gone, the next three have become dearer.
-    dearer = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
-    api = PriceApi([*dearer, *zones[4:]])
+    # The first is gone, the next three have become pricier.
+    pricier = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
+    api = PriceApi([*pricier, *zones[4:]])
     ranking, warnings = rank_live(
         rented(history), ThroughputCache(JOB), TERMS, history, NOW_S, sources=[api]
     )

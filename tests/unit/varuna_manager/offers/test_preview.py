@@ -33,7 +33,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(**changes: Any) -> JobConfig:
     zones = [
-        {"name": "dear", "spot_usd_per_hour": 2.0, "capacity": 4},
+        {"name": "expensive", "spot_usd_per_hour": 2.0, "capacity": 4},
         {"name": "cheap", "spot_usd_per_hour": 1.0, "capacity": 2},
     ]
     data = {
@@ -66,10 +66,10 @@ def spot(zone: str, usd_per_hour: float) -> Price:
 def test_the_fleet_is_of_the_first_offers() -> None:
     document = preview_job(job(), FACTS, PROFILE, OFFLINE)
     json.dumps(document, allow_nan=False)
-    assert [vm["zone"] for vm in document["fleet"]] == ["cheap"] * 2 + ["dear"] * 2
+    assert [vm["zone"] for vm in document["fleet"]] == ["cheap"] * 2 + ["expensive"] * 2
     assert document["usd_per_hour"] == 6.0
     assert document["choice"] == "local cheap cpu spot"
-    assert [row["zone"] for row in document["offers"]][:2] == ["cheap", "dear"]
+    assert [row["zone"] for row in document["offers"]][:2] == ["cheap", "expensive"]
     reason = "on demand: resources.allow_on_demand is not set"
     assert [row["why_not"] for row in document["offers"]] == ["", "", reason, reason]
     assert document["plan"] is not None
@@ -79,7 +79,7 @@ def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
     document = preview_job(
         job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE
     )
-    assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "dear"]
+    assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "expensive"]
     capped = job(budget={"max_usd_per_hour": 0.9})
     with pytest.raises(BudgetError, match="does not pay for one machine"):
         preview_job(capped, FACTS, PROFILE, OFFLINE)
