@@ -106,13 +106,13 @@ def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
     min_vms = config.resources.min_vms
     if vms >= min_vms:
         return
-    lack = f"resources.min_vms: {min_vms} VMs wanted, {vms} can be rented now"
+    shortage = f"resources.min_vms: {min_vms} VMs wanted, {vms} can be rented now"
     if capped:
         raise BudgetError(
-            f"{lack} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
+            f"{shortage} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
             "lower resources.min_vms"
         )
-    raise CapacityError(f"{lack}; lower it or wait for more")
+    raise CapacityError(f"{shortage}; lower it or wait for more")
 
 
 def preview_job(
