@@ -1,9 +1,14 @@
-"""What no simulation of a pipeline can fall below, for many widths at once.
+"""Lower bounds on the simulated time of a pipeline, for many widths at once.
 
-Three things hold whatever the order of tasks. A stage cannot begin before the first
-activation has come to it, has all its tasks to do, and after its last one the gradient
-has to go all the way back. A micro-batch that is in flight on a stage holds one of its
-places until its gradient is back. And a stage's replicas reduce after they have drained.
+Three facts hold for any order of tasks. A stage cannot begin before the first
+activation has arrived, must run all its tasks, and after its last one the gradient has
+to go all the way back. A micro-batch that is in flight on a stage holds one of its
+places until its gradient is back. And a stage's replicas reduce after they have
+drained.
+
+That assumes the fastest device everywhere, which says little about a mixed fleet. There
+replicas are counted by the speed of their slowest device, as ``placement`` makes them (no
+other placement has more of any speed or above), and virtual nodes are divisible.
 """
 
 from __future__ import annotations
@@ -15,15 +20,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.simulate.reducing import AT_ONCE, TOTALS, least_hop
+from spottrain.morphing.simulate.reducing import (
+    CONCURRENT_ALL_REDUCES,
+    LOSS_TENSORS,
+    fastest_hop,
+)
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+EXACT = 1e-6
+"""Share of a virtual node that rounding may lose."""
 NANOSECOND = 1e-9
 
 
-class Times:
-    """The sections at one micro-batch size, summed up so that any run is two look-ups."""
+class SectionTimes:
+    """Prefix sums of section times at one micro-batch size: any run is two look-ups."""
 
     def __init__(self, profile: Profile, microbatch_size: int) -> None:
         self.sections = profile.sections_at(microbatch_size)
@@ -34,7 +46,7 @@ class Times:
         self.output_bytes = np.array([s.output_bytes for s in self.sections], float)
 
     def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
-        """Return what sections cost in most stages, and in the last one."""
+        """Return the costs of sections before the last stage, and in the last stage."""
         last_s = [s.forward_s + s.backward_s for s in self.sections]
         if not recompute:
             return last_s, last_s
@@ -42,26 +54,27 @@ class Times:
             s.forward_s + s.recompute_s + s.backward_s for s in self.sections
         ], last_s
 
-    def beside_s(self, recompute: bool) -> float:
-        """Return what a micro-batch's tasks cost a stage beyond its sections."""
-        beside = self.overheads
-        once_s = beside.forward_s + beside.backward_s
-        return once_s + beside.recompute_s if recompute else once_s
+    def overhead_s(self, recompute: bool) -> float:
+        """Return the time of a micro-batch's tasks beyond the stage's sections."""
+        overheads = self.overheads
+        once_s = overheads.forward_s + overheads.backward_s
+        return once_s + overheads.recompute_s if recompute else once_s
 
 
 def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
     return np.concatenate(([0.0], np.cumsum([getattr(s, name) for s in sections])))
 
 
-def fastest(profile: Profile, alone: bool) -> LinkProfile:
+def fastest_link(profile: Profile, single_slot: bool) -> LinkProfile:
     """Return a link that no link of the fleet is faster than.
 
     Args:
-        profile: Knows both kinds.
-        alone: Whether every VM has but one slot, so that all links lead between VMs.
+        profile: Has both kinds of links.
+        single_slot: Whether every VM has one slot only, so that all links lead between
+            VMs.
     """
     within, between = profile.within_vm, profile.between_vms
-    if alone:
+    if single_slot:
         return between
     return LinkProfile(
         latency_s=min(within.latency_s, between.latency_s),
@@ -73,18 +86,18 @@ def fastest(profile: Profile, alone: bool) -> LinkProfile:
 
 @dataclass(frozen=True, eq=False)
 class Pipe:
-    """A pipeline's stages, whatever its width."""
+    """A pipeline's stages, independent of its width."""
 
     depth: int
     busy_s: Array
-    """Of each stage, a micro-batch's forward, backward and recompute."""
+    """Of each stage, the time of a micro-batch's forward, backward and recompute."""
     recompute_s: Array
-    """Of each stage; what its first micro-batch may be spared."""
-    there_s: Array
+    """Of each stage; the recompute that its first micro-batch may skip."""
+    arrival_s: Array
     """From the beginning until the first activation is at each stage."""
-    back_s: Array
+    return_s: Array
     """From the end of each stage's last task until the gradient is back at the first."""
-    away_s: Array
+    round_trip_s: Array
     """From the beginning of a forward on each stage to the end of its backward."""
     link: LinkProfile
     speed: float
@@ -94,7 +107,7 @@ class Pipe:
 
 
 def make_pipe(
-    times: Times,
+    times: SectionTimes,
     bounds: Sequence[int],
     depth: int,
     recompute: bool,
@@ -105,83 +118,84 @@ def make_pipe(
 
     Args:
         times: On a device of speed 1.
-        bounds: Of the runs, several a stage if interleaved.
+        bounds: Of the runs, several per stage if interleaved.
         depth: Stages.
         recompute: Whether all runs but the last recompute.
         link: One that no link is faster than.
         speed: One that no device is faster than.
     """
-    cuts, beside = np.array(bounds), times.overheads
-    forward = np.diff(times.forward_s[cuts]) / speed + beside.forward_s
-    backward = np.diff(times.backward_s[cuts]) / speed + beside.backward_s
-    forward[:-1] += beside.posting_s
-    backward[1:] += beside.posting_s
+    cuts, overheads = np.array(bounds), times.overheads
+    forward = np.diff(times.forward_s[cuts]) / speed + overheads.forward_s
+    backward = np.diff(times.backward_s[cuts]) / speed + overheads.backward_s
+    forward[:-1] += overheads.posting_s
+    backward[1:] += overheads.posting_s
     again = np.zeros(len(cuts) - 1)
     if recompute:
         again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
-        again[:-1] += beside.recompute_s
+        again[:-1] += overheads.recompute_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)
     once = (forward + backward).reshape(by_stage).sum(axis=0)
     hops = np.zeros(depth)
     hops[:-1] = times.output_bytes[cuts[1:depth] - 1] / link.bandwidth_bytes_per_s
     hops[:-1] += link.latency_s
-    there = _before(forward[:depth] + hops)
-    back = _before(backward[:depth] + hops)
+    arrival = _prefix_sums(forward[:depth] + hops)
+    returned = _prefix_sums(backward[:depth] + hops)
     all_the_way = (forward + backward)[:depth] + 2 * hops
-    away = np.cumsum(all_the_way[::-1])[::-1]
+    round_trip = np.cumsum(all_the_way[::-1])[::-1]
     return Pipe(
         depth=depth,
         busy_s=once + spare,
         recompute_s=spare,
-        there_s=there,
-        back_s=back,
-        away_s=away,
+        arrival_s=arrival,
+        return_s=returned,
+        round_trip_s=round_trip,
         link=link,
         speed=speed,
         sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
     )
 
 
-def _before(values: Array) -> Array:
-    """Return what lies before each place, summed up."""
+def _prefix_sums(values: Array) -> Array:
+    """Return the sum of all values before each place."""
     return np.concatenate(([0.0], np.cumsum(values)[:-1]))
 
 
-def least_steps_s(
+def min_steps_s(
     pipe: Pipe,
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
     *,
-    places: NDArray[np.int64] | None,
+    max_in_flight: NDArray[np.int64] | None,
     stage_bytes: Array,
     profile: Profile,
     reduction: Reduction,
     finish_s: Array | None = None,
 ) -> Array:
-    """Return what a mini-batch takes at least, for each of several widths.
+    """Return the minimum time of a mini-batch for each of several widths.
 
     Args:
         pipe: The stages.
-        counts: For each width, micro-batches that some replica has at least.
+        counts: For each width, the minimum number of micro-batches of the largest
+            replica.
         widths: Numbers of replicas.
-        places: Most micro-batches in flight on each stage, as far as that is known.
+        max_in_flight: Maximum micro-batches in flight on each stage, as far as that is known.
         stage_bytes: Parameters of each stage, which are reduced and updated.
         profile: Rings and the optimizer.
         reduction: How gradients are summed up.
         finish_s: When the first stage has drained at the earliest, as far as that is
-            known, see ``mixed_bounds``.
+            known, see ``min_finish_s``.
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
-    to_first = pipe.there_s + busy + pipe.back_s
+    to_first = pipe.arrival_s + busy + pipe.return_s
     if finish_s is not None:
         to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
     # The latest over the stages from here on, less the way that is not gone.
-    drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.back_s
-    if places is not None:
-        turns = np.ceil(many / np.minimum(places, many))
-        drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
+    drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.return_s
+    if max_in_flight is not None:
+        turns = np.ceil(many / np.minimum(max_in_flight, many))
+        drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
     reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
     prepared = (drained + reduce_s).max(axis=1)
     latency_s = pipe.link.latency_s
@@ -202,11 +216,11 @@ def _reduce_s(
     stage_bytes: Array,
     reduction: Reduction,
 ) -> Array:
-    """Return what reducing takes at least, for each width (a column) and each stage."""
-    tensors = pipe.sections + TOTALS
+    """Return the minimum time of reducing, for each width (a column) and each stage."""
+    tensors = pipe.sections + LOSS_TENSORS
     if reduction == "fast":
-        hop = least_hop(profile)
-        turns = np.ceil(tensors / AT_ONCE)
+        hop = fastest_hop(profile)
+        turns = np.ceil(tensors / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
         in_rings: Array = (widths - 1) * each_s
         return in_rings
@@ -215,3 +229,85 @@ def _reduce_s(
     message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
     in_turn: Array = hops * (tensors * pipe.link.latency_s + message_s)
     return in_turn
+
+
+# --- Devices of several speeds --------------------------------------------------------
+
+
+def replica_counts(
+    speeds: Sequence[float], depth: int, widths: Sequence[int]
+) -> tuple[Counts, Counts]:
+    """Count the replicas that the fastest devices make up, for each of several widths.
+
+    Args:
+        speeds: Of all devices.
+        depth: Devices of a replica.
+        widths: Numbers of replicas; there are devices enough for each.
+
+    Returns:
+        Replicas of equal devices and mixed ones: a row per width, a column per speed, from
+        fast to slow; a mixed one by its slowest device.
+    """
+    fleet = np.sort(np.array(speeds))[::-1]
+    kinds = np.unique(fleet)[::-1]
+    ends = np.searchsorted(-fleet, -kinds, side="right")
+    taken = np.minimum(ends, depth * np.array(widths)[:, None])
+    left, pure = np.modf(np.diff(taken, axis=1, prepend=0) / depth)
+    whole = np.floor(np.cumsum(left, axis=1) + 0.5 / depth)
+    mixed = np.diff(whole, axis=1, prepend=0)
+    return pure.astype(np.int64), mixed.astype(np.int64)
+
+
+def min_finish_s(
+    pipes: Sequence[Pipe], pure: Counts, mixed: Counts, virtual_nodes: int
+) -> Array:
+    """Return the earliest time at which the last replica can be done, for each width.
+
+    Seen from any one stage, a replica of equal devices can have done no more virtual
+    nodes than fit between the way of the first activation to it and the way of the last
+    gradient back. A mixed replica can have done no more than its slowest device, on the
+    lightest stage. All of them have to add up: most strictly seen from some stage.
+
+    Args:
+        pipes: The same stages on devices of each speed.
+        pure: As ``replica_counts`` returns them; so is the next one.
+        mixed: Replicas of different devices.
+        virtual_nodes: Of the mini-batch.
+    """
+    fixed = [pipe.arrival_s - pipe.recompute_s + pipe.return_s for pipe in pipes]
+    paces = [pipe.busy_s for pipe in pipes]
+    for pipe in pipes:
+        fixed.append(np.full(pipe.depth, -pipe.recompute_s.max()))
+        paces.append(np.full(pipe.depth, pipe.busy_s.min()))
+    begins_s, pace_s = np.array(fixed), np.array(paces)
+    counts = np.concatenate([pure, mixed], axis=1)[:, :, None]
+    active = np.broadcast_to(counts > 0, (len(counts), *begins_s.shape))
+    while True:
+        rates = counts * active / pace_s
+        done_s = (virtual_nodes + (rates * begins_s).sum(axis=1)) / rates.sum(axis=1)
+        # Replicas that could not even begin by then have no part in it.
+        still = active & (begins_s < done_s[:, None, :])
+        if (still == active).all():
+            break
+        active = still
+    earliest: Array = _whole_virtual_nodes(
+        done_s, counts, begins_s, pace_s, virtual_nodes
+    ).max(axis=1)
+    return earliest
+
+
+def _whole_virtual_nodes(
+    done_s: Array,
+    counts: Counts,
+    begins_s: Array,
+    pace_s: Array,
+    virtual_nodes: int,
+) -> Array:
+    """Postpone ``done_s`` until enough whole virtual nodes are done."""
+    while True:
+        done = np.floor((done_s[:, None, :] - begins_s) / pace_s + EXACT).clip(0)
+        short = (counts * done).sum(axis=1) < virtual_nodes
+        if not short.any():
+            return done_s
+        next_s = np.where(counts > 0, begins_s + (done + 1) * pace_s, np.inf)
+        done_s = np.where(short, next_s.min(axis=1), done_s)

@@ -1,9 +1,9 @@
-"""Compiles the loops of this folder with numba, where there is enough to do for that.
+"""Compiles the loops of this package with numba, where that pays.
 
-A loop is a function of numbers and arrays that runs as it is, slowly, or compiled. numba
-takes a moment to import and, once after a change, seconds to compile, which small work
-does not pay back. Machine code is kept in the user's cache folder, apart for every
-version of the sources (numba itself looks at the file of the loop only).
+A loop is a function of numbers and arrays that runs as it is, slowly, or compiled.
+numba takes a moment to import and, once after a change, seconds to compile, which does
+not pay for little work. Machine code is kept in the user's cache folder, separately for
+every version of the sources (numba itself checks the file of the loop only).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 WORTH_COMPILING = 3000
-"""Tasks from which on the import of numba is paid back."""
-_parts: list[Callable[..., Any]] = []
+"""Number of tasks from which on importing numba pays."""
+_jitables: list[Callable[..., Any]] = []
 _compiled: dict[Callable[..., Any], Any] = {}
 
 
-def part(function: F) -> F:
+def jitable(function: F) -> F:
     """Declare a function that loops call, so that it is compiled with them."""
-    _parts.append(function)
+    _jitables.append(function)
     return function
 
 
-def fast(loop: F, tasks: int) -> F:
-    """Return ``loop``, compiled if that has been done or pays for so many tasks."""
+def jitted(loop: F, tasks: int) -> F:
+    """Return ``loop``, compiled if that was done before or pays for so many tasks."""
     if _compiled.get(loop) is None:
         if tasks < WORTH_COMPILING and not _compiled:
             return loop
@@ -46,9 +46,9 @@ def _compile(loop: F) -> Any:
         return loop
     from numba.extending import register_jitable
 
-    for function in _parts:
+    for function in _jitables:
         register_jitable(function)
-    _parts.clear()
+    _jitables.clear()
     config: Any = numba.config
     usual = config.CACHE_DIR
     config.CACHE_DIR = usual or str(_cache_dir())

@@ -1,6 +1,6 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
-A schedule is one list of tasks a stage, made before the mini-batch begins (``lists`` makes
+A schedule is one list of tasks per stage, made before the mini-batch begins (``lists`` makes
 it). ``next_task`` reads a stage's list and ``StageProgress`` and says what to run now. The
 executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
 that what is simulated is what runs.
@@ -24,7 +24,7 @@ from spottrain.wire import ScheduleKind
 
 
 class Work(StrEnum):
-    """What a task does with its micro-batch."""
+    """Kinds of tasks of a micro-batch."""
 
     FORWARD = "F"
     RECOMPUTE = "R"
@@ -37,17 +37,13 @@ NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
 class OrderPolicy(IntEnum):
-    """How far a stage departs from its list."""
+    """How strictly a stage follows its list."""
 
     OPPORTUNISTIC = rule.OPPORTUNISTIC
-    """As the runtime: see ``next_task``."""
+    """As the runtime does: see ``next_task``."""
     STRICT = rule.STRICT
-    """Not at all: it waits for whatever is next. The one conduct under which nothing
-    that takes longer can make the mini-batch end sooner."""
-    ORIGINAL = rule.ORIGINAL
-    """As Varuna's published simulator: in order, but a recompute waits for its gradient;
-    as long as that is missing a forward is put before it for good; and no forward keeps
-    its tensors, so that no recompute is skipped."""
+    """Exactly: the stage waits for whatever is next. Only under this policy a slower
+    task never makes the mini-batch finish earlier."""
 
 
 class Task(NamedTuple):
@@ -95,7 +91,10 @@ def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
 
 
 def format_schedule(schedule: Schedule) -> list[str]:
-    """Return every stage's list as text, as ``format_stage`` does."""
+    """Return every stage's list as text: ``F0 F1 R0 B0 R1 B1``.
+
+    A chunk but the first is named after a point: ``F0.1``.
+    """
     names = [
         (work.value, f".{chunk}" if chunk else "")
         for chunk in range(schedule.chunks)
@@ -110,16 +109,8 @@ def format_schedule(schedule: Schedule) -> list[str]:
     ]
 
 
-def format_stage(tasks: Iterable[Task]) -> str:
-    """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``.
-
-    A chunk but the first is named after a point: ``F0.1``.
-    """
-    return " ".join(map(str, tasks))
-
-
 def max_in_flight(tasks: Iterable[Task]) -> int:
-    """Return the most micro-batches that a stage following ``tasks`` has in flight.
+    """Return the maximum micro-batches in flight of a stage following ``tasks``.
 
     In flight: forwarded, and not yet through the backward. Each holds its stashed input
     or, on a stage that does not recompute, its saved tensors. A micro-batch counts once
@@ -172,7 +163,7 @@ def arrivals(
 
 @dataclass(slots=True)
 class ChunkCounts:
-    """What has arrived and what is done of one of a stage's chunks."""
+    """Counts of arrivals and completed tasks of one of a stage's chunks."""
 
     recomputes: bool
     activations: int = 0
@@ -182,22 +173,22 @@ class ChunkCounts:
 
 
 class StageProgress:
-    """Where one stage stands in its list, what has arrived, and what it may hold.
+    """State of one stage: its place in its list, arrivals, and limits.
 
     The one object that executor and simulator keep for each stage: they report arrivals
     and completed tasks to it, and ask ``next_task``.
 
     Args:
         tasks: The stage's list.
-        bound: Most micro-batches in flight; ``max_in_flight(tasks)`` if not given.
+        bound: Maximum micro-batches in flight; ``max_in_flight(tasks)`` if not given.
             Any bound from 1 on is free of deadlock: the oldest micro-batch of the
             pipeline is always permitted.
         first: Whether the stage reads the model's input itself, so that its first chunk
             awaits no activation.
         last: Whether the stage computes the loss, so that its last chunk awaits no
             gradient.
-        order_policy: How far the stage departs from its list. A list with chunks is always
-            followed in order, so that the neighbours know what comes next.
+        order_policy: How strictly the stage follows its list. A list with chunks is
+            always followed in order, so that the neighbours know what comes next.
     """
 
     __slots__ = (
@@ -250,7 +241,6 @@ class StageProgress:
         is always by the next to go backward."""
         self.peak_in_flight = 0
         self._position = 0
-        self._promised = False
         self._recomputed = 0
         self._passed = dict.fromkeys(Work, 0)
 
@@ -261,7 +251,7 @@ class StageProgress:
 
     @property
     def done(self) -> bool:
-        """Whether the whole list has been run."""
+        """True if the whole list has been run."""
         return self._position == len(self.tasks)
 
     def activation_arrived(self, chunk: int = 0) -> None:
@@ -273,7 +263,7 @@ class StageProgress:
         self.chunks[chunk].gradients += 1
 
     def keeps_graph(self, task: Task) -> bool:
-        """Whether this forward is to keep its tensors for the backward.
+        """Return whether this forward is to keep its tensors for the backward.
 
         In a chunk that does not recompute all do. Elsewhere only one whose recompute
         comes next in the list, nothing else being in flight: its recompute is skipped.
@@ -285,7 +275,6 @@ class StageProgress:
         if task.work is not Work.FORWARD or following >= len(self.tasks):
             return False
         return rule.keeps_graph(
-            self.order_policy,
             NUMBERS[self.tasks[self._position].work],
             NUMBERS[self.tasks[following].work],
             self.forwards,
@@ -300,8 +289,7 @@ class StageProgress:
             if counts.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
                 self._recomputed += 1
-            self._promised = False
-            counts.forwards += 1
+                counts.forwards += 1
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:
@@ -350,18 +338,9 @@ def next_task(progress: StageProgress) -> Task | None:
         return None
     listed = progress.tasks[progress._position]
     counts = progress.chunks[listed.chunk]
-    work = NUMBERS[listed.work]
-    progress._promised = progress._promised or rule.expects_forward(
-        progress.order_policy,
-        work,
-        counts.forwards,
-        counts.backwards,
-        counts.gradients,
-        progress.num_microbatches,
-    )
     chosen = rule.decide(
         progress.order_policy,
-        rule.FORWARD if progress._promised else work,
+        NUMBERS[listed.work],
         counts.forwards,
         counts.backwards,
         counts.activations,
@@ -372,7 +351,7 @@ def next_task(progress: StageProgress) -> Task | None:
     )
     if chosen == rule.NOTHING:
         return None
-    if chosen == work:
+    if chosen == NUMBERS[listed.work]:
         return listed
     is_forward = chosen == rule.FORWARD
     return Task(WORKS[chosen], counts.forwards if is_forward else counts.backwards)

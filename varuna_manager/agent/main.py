@@ -104,7 +104,7 @@ class Agent:
         self._closing = threading.Event()
         self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
-        self._notice_source = hear.source(bootstrap.notices)
+        self._notice_source = hear.open_source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to end; the first call counts."""
@@ -248,7 +248,7 @@ class Agent:
                 self._closing.wait(backoff.next_s())
                 continue
             heard_at = time.monotonic()
-            lease.heard()
+            lease.renew()
             backoff.reset()
             answer = wire.decode(wire.HeartbeatAnswer, text)
             received += len(answer.commands)
@@ -289,11 +289,11 @@ class Agent:
         )
 
 
-def _report(news: hear.News) -> wire.Report:
+def _report(news: hear.NoticeChange) -> wire.Report:
     match news:
-        case hear.Taken(lead_s=lead_s):
+        case hear.PreemptionAnnounced(lead_s=lead_s):
             return wire.InterruptionNoticed(lead_s=lead_s)
-        case hear.Kept():
+        case hear.NoticeWithdrawn():
             return wire.InterruptionCancelled()
         case hear.AtRisk():
             return wire.InterruptionLikely()

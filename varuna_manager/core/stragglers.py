@@ -86,7 +86,7 @@ def _controller(
     bound = _max_share(state, plan, profile)
     if bound < max(shares):
         return None
-    return balance.start(shares, most=[bound] * len(shares))
+    return balance.start(shares, limits=[bound] * len(shares))
 
 
 def _max_share(state: State, plan: Plan, profile: Profile) -> int:

@@ -26,10 +26,10 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
-    ExcusesSilence,
     HasParts,
     LaunchRequest,
     ReleasesJob,
+    ReportsUnreachableVms,
     StartsAgents,
     Vm,
 )
@@ -38,7 +38,8 @@ from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
-from spottrain.storage.store import StorageError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -275,15 +276,17 @@ class EffectRunner:
                 )
             self._sink.feed(e.JobReleased(at_s=self._sink.now_s()))
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
         knows = self._provider
-        return knows.out_of_reach() if isinstance(knows, ExcusesSilence) else ()
+        return (
+            knows.unreachable_vms() if isinstance(knows, ReportsUnreachableVms) else ()
+        )
 
     async def ask(self, command: c.AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
-            if command.vm_id in self.out_of_reach():
+            if command.vm_id in self.unreachable_vms():
                 raise CloudError(f"{command.vm_id}: its region's relay is down")
             part = self._part_of(command.vm_id)
             vms = await self._call(part.list_vms, self._job.spec.name)

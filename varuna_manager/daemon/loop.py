@@ -295,7 +295,7 @@ class ManagerLoop:
                 # This process was stopped itself: whether VMs called meanwhile is unknown.
                 self.sessions.forgive()
                 continue
-            self.sessions.excuse(self._effects.out_of_reach())
+            self.sessions.excuse(self._effects.unreachable_vms())
             for vm_id in self.sessions.silent(suspect_s):
                 self.feed(e.VmSilent(at_s=self.now_s(), vm_id=vm_id))
 

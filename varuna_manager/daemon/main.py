@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
+from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.errors import SpottrainError, causes
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are forwarded
-to it (``CarriesCalls``). A manager on a VM of its own is reached at its private address."""
+to it (``ForwardsCalls``). A manager on a VM of its own is reached at its private address."""
 COPY_WAIT_S = 5.0
 """How long a manager that is told to exit waits for the copy of its journal."""
 DURABLE_COPY = "--durable-copy"
@@ -108,7 +108,7 @@ async def manage(
     manager_loop = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
     server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url)
-    if isinstance(provider, CarriesCalls):
+    if isinstance(provider, ForwardsCalls):
         provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(manager_loop.run())
@@ -116,7 +116,7 @@ async def manage(
 
     def leave() -> None:
         running.cancel()
-        if isinstance(provider, CarriesCalls):
+        if isinstance(provider, ForwardsCalls):
             # In a thread: it may wait for a VM's answer.
             threading.Thread(target=provider.close).start()
 
@@ -177,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
             try:
                 outcome = uvloop.run(manage(job, provider, copy))
             finally:
-                if isinstance(provider, CarriesCalls):
+                if isinstance(provider, ForwardsCalls):
                     provider.close()
             if outcome is not None and isinstance(provider, ShutsDown):
                 provider.shut_down()  # the job has ended: no process of it may stay

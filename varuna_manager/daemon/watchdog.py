@@ -95,7 +95,7 @@ def _run_manager(job: JobDir) -> int:
             cwd=job.path,
         )
     while True:
-        lease.heard()
+        lease.renew()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return manager.wait(_HEARD_S)
 

@@ -27,13 +27,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
 from spottrain.errors import SpottrainError
-from spottrain.storage.store import (
-    PATIENCE_S,
-    ExistsError,
-    MissingError,
-    Store,
-    open_store,
-)
+from spottrain.storage.open import open_store
+from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import JournalError, JournalRow, event_of

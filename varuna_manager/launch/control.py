@@ -19,8 +19,8 @@ from spottrain.cloud.data.request import to_json
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
-    CarriesCalls,
     CloudProvider,
+    ForwardsCalls,
     Offer,
     ReleasesJob,
     Vm,
@@ -127,11 +127,11 @@ def check_machines(
         offers, lines = preflight.before_launch(config.clouds)
         check_budget(config, offers)
         return [*lines, _when_asleep(config, on_vm)], tuple(offers)
-    from spottrain.cloud.ssh.hosts.check import check
+    from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
-    told = check(
+    told = check_hosts(
         config.ssh.fleet(),
-        least=config.resources.min_vms,
+        min_hosts=config.resources.min_vms,
         needs_software=not config.setup,
         buckets=_uses_buckets(config),
     )
@@ -328,7 +328,7 @@ def end_job(job: JobDir) -> int:
             SpottrainError
         ):  # a damaged journal must not cost money
             _journal_end(job, asked_at_s, provider)
-        if isinstance(provider, CarriesCalls):
+        if isinstance(provider, ForwardsCalls):
             provider.close()
         job.mark_down()
         with contextlib.suppress(SpottrainError):  # nothing is rented, here or there

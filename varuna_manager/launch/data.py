@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
+from spottrain.cloud.data.prepare import fetch_data
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
 )
-from spottrain.cloud.data.sources import DataSource, look
+from spottrain.cloud.data.sources import DataSource, open_source
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
@@ -51,7 +51,7 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
 
     Raises:
         ConfigError: A dataset does not exist, or the VMs' disks are too small.
-        DataError, DataAwayError: As ``ensure_data``.
+        DataError, DataUnavailableError: As ``ensure_data``.
     """
     wanted = [request for request in data_requests(config.data) if request.url]
     with ThreadPoolExecutor(_THREADS, "look") as threads:
@@ -88,10 +88,10 @@ def holder(url: str) -> str | None:
 def _inspect(request: DataRequest) -> DataSource | str:
     """Return what a dataset consists of, or why this machine cannot see it."""
     try:
-        return look(request, _PATIENCE_S)
-    except NothingThereError as error:
+        return open_source(request, _PATIENCE_S)
+    except DataMissingError as error:
         raise ConfigError(f"data.{request.name}: {error}") from error
-    except (DataError, DataAwayError) as error:
+    except (DataError, DataUnavailableError) as error:
         return f"not visible from this machine: {error}"
 
 
@@ -108,7 +108,7 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
 
     Raises:
         DataError: The local provider's data cannot be fetched.
-        DataAwayError: Its source is unavailable at present.
+        DataUnavailableError: Its source is unavailable at present.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
@@ -119,12 +119,12 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
         return
     cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(bring(data_requests(missing), cache, say))
+        os.environ.update(fetch_data(data_requests(missing), cache, say))
         return
     for request in _small(missing):
         try:
-            os.environ.update(bring([request], cache, say))
-        except (DataError, DataAwayError) as error:
+            os.environ.update(fetch_data([request], cache, say))
+        except (DataError, DataUnavailableError) as error:
             say(f"{error}; the model is inspected without it")
 
 
@@ -138,8 +138,8 @@ def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
             yield request
         if request.url:
             try:
-                found = look(request, _PATIENCE_S)
-            except (DataError, DataAwayError):
+                found = open_source(request, _PATIENCE_S)
+            except (DataError, DataUnavailableError):
                 continue  # already reported, and the user's code may not need it
             if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
                 yield request

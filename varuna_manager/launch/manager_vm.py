@@ -186,7 +186,7 @@ class _Rental:
 
     def __init__(self, job: JobDir, manager: RemoteManager, say: Say) -> None:
         # Not above: paramiko takes longer to import than most commands run.
-        from spottrain.cloud.ssh.transport.keys import ensure_key
+        from spottrain.cloud.ssh_keys import ensure_key
 
         self._job, self.manager, self._tell = job, manager, say
         self._config = job.config()

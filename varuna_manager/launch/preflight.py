@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import (
     ChecksAccount,
     CloudProvider,
     Finding,
     Offer,
     ReportsQuota,
+    run_check,
 )
 from spottrain.errors import CapacityError, SpottrainError
 from spottrain.varuna_manager.config.clouds import AnyCloud

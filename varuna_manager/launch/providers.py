@@ -130,7 +130,7 @@ def _rent(
     # Not above: paramiko takes longer to import than most commands run.
     from spottrain.cloud.ssh.rented.provider import RentedVmProvider
     from spottrain.cloud.ssh.rented.vm import VmAccess
-    from spottrain.cloud.ssh.transport.keys import ensure_key
+    from spottrain.cloud.ssh_keys import ensure_key
 
     key_file, public_key = ensure_key(job.cloud)
     access = VmAccess(

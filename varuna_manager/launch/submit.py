@@ -17,12 +17,8 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, is_amount
-from spottrain.storage.store import (
-    StorageError,
-    check_writable,
-    is_object_url,
-    open_store,
-)
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.core.model.events import JobSubmitted

@@ -11,7 +11,7 @@ from typing import Literal
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.plan.choose import PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.wire import Profile
 
 

@@ -15,7 +15,7 @@ from tests.fakes.object_store import S3
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.jobs import folder as folders

@@ -13,7 +13,7 @@ from tests.fakes.web import serve_web
 
 from spottrain.cloud.data.request import DataError
 from spottrain.errors import ConfigError
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import data as job_data
 
