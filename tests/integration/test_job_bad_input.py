@@ -44,7 +44,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"entrypoint": "tiny_job"}, 2, "entrypoint: must be module:function"),
     ({"slo": {"deadline": "2020-01-01T00:00:00Z"}}, 2, "deadline: is in the past"),
     ({"slo": {"deadline": "2100-01-01T00:00:00"}}, 2, "must have a time zone"),
-    ({"budget": {"max_usd": 1e-6}}, 4, "is below the cost of one step"),
+    ({"budget": {"max_usd": 1e-6}}, 4, "is less than one step costs"),
     ({"budget": {"max_usd_per_hour": 0.01}}, 4, "does not pay for one machine"),
     ({"checkpoint": {"path": "/dev/null/here"}}, 2, "checkpoint.path: cannot write"),
     ({"entrypoint": "nowhere:job"}, 3, "nowhere"),

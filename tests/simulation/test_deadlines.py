@@ -81,7 +81,7 @@ class DeadlineWorld(World):
 def terms_for(
     appraiser: OfferRanker, state: State, offers: Sequence[Offer]
 ) -> FleetTerms:
-    appraiser.appraise(state, offers, CALM)
+    appraiser.rank(state, offers, CALM)
     terms = appraiser.fleet_terms(state, offers, CALM)
     assert terms is not None
     return terms

@@ -80,15 +80,15 @@ class BastionConfig(Section):
     port: Port = 22
     """Port of its SSH server."""
     user: str | None = None
-    """Who logs in; by default your own name here."""
+    """Login name; by default your own on this machine."""
     host_key: str | None = None
-    """Its public key as `ssh-keyscan` prints it without the name; by default
-    `known_hosts` must have it."""
+    """Its public key as printed by `ssh-keyscan`, without the name; by default it must
+    be in `known_hosts`."""
     known_hosts: str = "~/.ssh/known_hosts"
-    """Relative to the job file. Nothing is ever added."""
+    """File with known host keys, relative to the job file. It is never changed."""
     key_file: str | None = None
-    """Private key; by default those of your SSH agent and of ~/.ssh. Relative to the
-    job file."""
+    """Private key file, relative to the job file; by default the keys of your SSH agent
+    and of ~/.ssh."""
 
     def absolute(self, base: Path) -> BastionConfig:
         """Return this with its paths made absolute."""
@@ -118,30 +118,30 @@ class CloudConfig(Section):
     """What all clouds are told alike."""
 
     regions: tuple[Name, ...]
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     zones: tuple[Name, ...] = ()
-    """Only these zones; by default all of the regions."""
+    """Use only these zones; by default all zones of the regions."""
     instance_types: tuple[Name, ...] = ()
-    """What may be rented; `spottrain prices` knows the names."""
+    """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
-    """Rent whatever has these GPUs, such as A100 (any memory) or A100-80GB."""
+    """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
     disk_gib: PositiveInt = 200
     """Size of a VM's disk."""
     python: Name = "python3"
-    """Python 3.11 or newer of the image, with torch, numpy and safetensors, or with
-    what `setup` installs."""
+    """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
+    `setup` installs them."""
     folder: Folder = ".spottrain"
-    """spottrain's own folder on a VM, relative to the home folder."""
+    """spottrain's folder on a VM, relative to the home folder."""
     ssh_port: Port = 22
-    """Where the image's SSH server listens."""
+    """Port of the image's SSH server."""
     ssh_from: tuple[Network, ...] = ()
-    """IPv4 networks from which SSH is let in, such as 198.51.100.7/32; by default this
-    machine's own public address, as `https://checkip.amazonaws.com` sees it."""
+    """IPv4 networks that may connect by SSH, such as 198.51.100.7/32; by default this
+    machine's public address, as reported by `https://checkip.amazonaws.com`."""
     public_addresses: bool = True
-    """Whether VMs get a public address; without one they are reached from inside the
-    network, or through `bastion`."""
+    """Give VMs a public address; without one they are reached from inside their network
+    or through `bastion`."""
     bastion: BastionConfig | None = None
-    """The host through which VMs are entered."""
+    """The host through which VMs are reached."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -200,26 +200,27 @@ class AwsConfig(CloudConfig):
     """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
 
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     profile: str = ""
-    """Name of a profile in ~/.aws; by default what boto3 finds: the environment, the
+    """Name of a profile in ~/.aws; by default boto3 chooses: the environment, the
     profile `default`, SSO, a role."""
     image: Name = IMAGE_NAME
-    """Id (`ami-…`), or a name with wildcards, of which the newest is taken."""
+    """Image id (`ami-…`), or a name with wildcards; the newest match is used."""
     image_owner: Name = "amazon"
-    """Whose image counts when it is found by name."""
+    """Owner of images that are found by name."""
     user: Name = "ubuntu"
-    """Whom SSH logs in as on that image."""
+    """Login name of the image."""
     subnets: dict[str, str] = Field(default_factory=dict)
-    """Existing subnet by zone; by default the zone's default one, else our own."""
+    """Existing subnet by zone; by default the zone's default subnet, else one that
+    spottrain creates."""
     security_groups: tuple[Name, ...] = ()
-    """Existing groups by id; by default one of our own."""
+    """Ids of existing security groups; by default spottrain creates one."""
     instance_profile: str = ""
-    """Name of an instance profile (role) that VMs are given."""
+    """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
     """ARN of a role with which the Fault Injection Service may interrupt VMs."""
     endpoint_url: str | None = None
-    """Another address than AWS's own."""
+    """Endpoint instead of AWS's own."""
 
     @property
     def cloud(self) -> str:
@@ -251,28 +252,30 @@ class AzureConfig(CloudConfig):
     """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
 
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     subscription: str = ""
-    """Id of the subscription that pays; by default AZURE_SUBSCRIPTION_ID."""
+    """Id of the subscription; by default AZURE_SUBSCRIPTION_ID."""
     resource_group: str = ""
-    """An existing one; by default one for each job, removed at its end."""
+    """Existing resource group; by default one per job, removed at its end."""
     image: Name = AZURE_IMAGE
     """`publisher:offer:sku:version`, or an image's resource id."""
     user: Name = "spottrain"
-    """Whom SSH logs in as; the account is made at boot."""
+    """Login name; the account is created at boot."""
     subnets: dict[str, str] = Field(default_factory=dict)
-    """Resource id of an existing subnet by region; by default our own."""
+    """Resource id of an existing subnet by region; by default spottrain creates one."""
     max_usd_per_hour: PositiveFloat | None = None
-    """Above this price a spot VM is neither made nor kept; by default the on-demand
-    price."""
+    """Maximum spot price; above it a VM is neither created nor kept. By default the
+    on-demand price."""
     identity: str = ""
-    """Resource id of a managed identity that may delete the VMs; by default our own."""
+    """Resource id of a managed identity that may delete the VMs; by default spottrain
+    creates one."""
     self_delete: bool = True
-    """Whether a VM that hears no manager deletes itself, which takes an identity."""
+    """Let VMs without contact to a manager delete themselves, which needs an
+    identity."""
     endpoint_url: Name = MANAGEMENT_URL
-    """Another address than the public cloud's, such as that of a national one."""
+    """Endpoint instead of the public cloud's, such as a national cloud's."""
     authority_url: str = ""
-    """Where tokens are had; by default where Azure's SDK does."""
+    """Token authority; by default that of Azure's SDK."""
 
     @property
     def cloud(self) -> str:
@@ -306,26 +309,26 @@ class GcpConfig(CloudConfig):
     """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
 
     regions: tuple[Name, ...] = Field(default=("us-central1",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     project: str = ""
-    """Id of the project; needed."""
+    """Id of the project; required."""
     image: Name = GCP_IMAGE
     """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest."""
     user: Name = "spottrain"
-    """Whom SSH logs in as; the account is made at boot."""
+    """Login name; the account is created at boot."""
     network: str = ""
-    """Name of an existing network; by default one of our own."""
+    """Name of an existing network; by default spottrain creates one."""
     subnetworks: dict[str, str] = Field(default_factory=dict)
     """Name of an existing subnet by region."""
     network_tags: tuple[Name, ...] = ()
-    """Tags that existing firewall rules let through; by default rules of our own."""
+    """Tags that existing firewall rules admit; by default spottrain creates rules."""
     service_account: str = ""
-    """Email of the VMs' service account; one that may delete instances lets a VM that
-    hears no manager delete itself."""
+    """Email of the VMs' service account; if it may delete instances, VMs without
+    contact to a manager delete themselves."""
     max_run_s: Annotated[float, Field(ge=30, le=120 * DAY_S)] = 7 * DAY_S
-    """Google deletes a VM so long after its start, whatever happens."""
+    """Google deletes a VM this long after its start in any case."""
     endpoint: str = ""
-    """Another address than Compute Engine's own."""
+    """Endpoint instead of Compute Engine's own."""
 
     @property
     def cloud(self) -> str:

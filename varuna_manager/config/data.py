@@ -28,24 +28,25 @@ class DataConfig(Section):
     """One dataset: a URL, a path, or a file system to mount."""
 
     url: str | None = None
-    """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`, or
-    `http://` with `sha256`. Fetched once a machine. `file:///…` is a path."""
+    """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`,
+    or `http://` with `sha256`. Fetched once per machine. `file:///…` is a path."""
     path: str | None = None
-    """A file or folder that the machines have already; not on a cloud's."""
+    """A file or folder that the machines already have; not for machines of a cloud."""
     mount: str | None = None
-    """The source of a file system, such as `fs-0123.efs.us-east-1.amazonaws.com:/`; it is
-    mounted by root, or `sudo` without a password. Not with the local provider."""
+    """The source of a file system to mount, such as
+    `fs-0123.efs.us-east-1.amazonaws.com:/`; mounting needs root or `sudo` without a
+    password. Not for the local provider."""
     type: str = ""
-    """The type of that file system, such as `nfs4`."""
+    """Type of the file system, such as `nfs4`."""
     options: str = ""
-    """Its mount options, such as `ro,nconnect=8`."""
+    """Mount options, such as `ro,nconnect=8`."""
     unpack: bool = False
-    """The URL is one tar or zip archive, which your code finds unpacked."""
+    """The URL is a tar or zip archive that is unpacked for your code."""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """The SHA-256 of the one object, in hexadecimal digits; checked."""
+    """SHA-256 of the object in hexadecimal; it is verified."""
     sample: str | None = None
-    """A path on this machine that stands for it while the model is inspected here;
-    relative to the job file."""
+    """A path on this machine to use instead while the model is inspected here; relative
+    to the job file."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -59,22 +59,23 @@ class ManagerVmConfig(Section):
     """The VM of the manager, for `launch --manager-vm`; see docs/clouds.md."""
 
     identity: str = ""
-    """What the VM acts as, needed: the name of an instance profile on AWS, the resource
-    id of a managed identity on Azure, the email of a service account on GCP."""
+    """Required: the VM's identity, which is the name of an instance profile on AWS, the
+    resource id of a managed identity on Azure, or the email of a service account on
+    GCP."""
     instance_type: Name | None = None
-    """By default t3.medium, Standard_B2s or e2-medium."""
+    """Instance type; by default t3.medium, Standard_B2s or e2-medium."""
     usd_per_hour: PositiveFloat | None = None
-    """What an hour of it costs on demand, needed with `instance_type`; by default what
-    the default type costs in a dear region."""
+    """Its on-demand price per hour, required with `instance_type`; by default the
+    default type's price in an expensive region."""
     image: Name | None = None
-    """As the cloud's own `image`; by default Ubuntu 24.04."""
+    """As the cloud's `image`; by default Ubuntu 24.04."""
     python: Name = "python3"
-    """Python 3.11 or newer of that image; where it lacks what a manager needs, that is
-    installed into a folder of ours."""
+    """Python 3.11 or newer of that image; packages that it lacks are installed into a
+    folder of spottrain's."""
     disk_gib: PositiveInt = 30
     """Size of its disk."""
     lease_s: PositiveFloat = 1800.0
-    """When no manager runs on it for so long, the VM ends itself."""
+    """After this time without a running manager, the VM ends itself."""
 
     @model_validator(mode="after")
     def _priced(self) -> Self:

@@ -48,33 +48,33 @@ Folder = Annotated[str, AfterValidator(_folder)]
 
 
 class SshHostConfig(Section):
-    """One of your own hosts."""
+    """One of your hosts."""
 
     address: str = Field(min_length=1)
     """Name or IP address."""
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     """Port of its SSH server."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    """What it is called; by default its address, and its port unless that is 22."""
+    """Name of the host; by default its address, with the port unless that is 22."""
     user: str | None = None
-    """Who logs in; by default `ssh.user`."""
+    """Login name; by default `ssh.user`."""
     host_key: str | None = None
-    """Its public key as `ssh-keyscan` prints it without the name, such as
-    `ssh-ed25519 AAAA…`; by default `ssh.known_hosts` must have it."""
+    """Its public key as printed by `ssh-keyscan`, without the name, such as
+    `ssh-ed25519 AAAA…`; by default it must be in `ssh.known_hosts`."""
     python: str | None = None
     """Its Python; by default `ssh.python`."""
     private_address: str | None = None
-    """Where the other hosts reach it; by default the address at which SSH arrives."""
+    """Its address for the other hosts; by default the one that accepts SSH."""
     type: str = Field(default="host", min_length=1)
-    """Name of its kind; hosts of one kind are alike in all that follows."""
+    """Name of its type; hosts of one type must have the same values below."""
     slots: PositiveInt = 1
-    """Workers that it runs: its GPUs, or shares of its CPU."""
+    """Number of workers: its GPUs, or shares of its CPU."""
     slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory of a slot; the planner keeps tensors within it."""
+    """Memory per slot, which the planner's memory model respects."""
     slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine that is measured."""
+    """Speed relative to the machine on which the model is measured."""
     usd_per_hour: NonNegativeFloat = 0.0
-    """What an hour of it is worth to you."""
+    """Its price per hour, as you value it."""
 
     @property
     def chosen_name(self) -> str:
@@ -87,19 +87,20 @@ class SshConfig(Section):
     """Your own hosts, for `provider: ssh`; see docs/clouds.md."""
 
     hosts: tuple[SshHostConfig, ...] = ()
-    """The hosts; each is one VM while the job has it."""
+    """The hosts; the job uses each as one VM."""
     user: str | None = None
-    """Who logs in; by default your own name here."""
+    """Login name; by default your own on this machine."""
     key_file: str | None = None
-    """Private key; by default those of your SSH agent and of ~/.ssh. Relative to the
-    job file."""
+    """Private key file, relative to the job file; by default the keys of your SSH agent
+    and of ~/.ssh."""
     known_hosts: str = "~/.ssh/known_hosts"
-    """Keys of hosts that name none; relative to the job file. Nothing is ever added."""
+    """File with the keys of hosts that have no `host_key`, relative to the job file. It
+    is never changed."""
     python: str = "python3"
     """Python 3.11 or newer on the hosts, with torch, numpy and safetensors."""
     folder: Folder = ".spottrain"
-    """spottrain's own folder on the hosts, removed when a host is given back; relative
-    to the home folder. Hosts that share a home need a local one, such as
+    """spottrain's folder on the hosts, relative to the home folder; removed when a host
+    is released. Hosts with a shared home need a local folder, such as
     /tmp/spottrain."""
 
     @model_validator(mode="after")

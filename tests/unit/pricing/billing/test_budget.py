@@ -31,15 +31,15 @@ def make(
         hourly_cap=(
             None if max_usd_per_hour is None else Rate.allowed(max_usd_per_hour)
         ),
-        spent=Money.owed(spent_usd),
+        spent=Money.allowed(spent_usd),
         rate=Rate.of(usd_per_hour),
         reserve_s=600.0,
         side=Rate.of(side_usd_per_hour),
-        coming=Money.owed(coming_usd),
+        coming=Money.allowed(coming_usd),
     )
 
 
-def test_without_caps_one_may_rent_all_that_is_asked_for() -> None:
+def test_without_caps_all_requested_vms_are_affordable() -> None:
     assert make().affords(5.0, 7) == 7
     assert make().lasts_s is None
 
@@ -53,11 +53,11 @@ def test_the_cap_counts_the_reserve_for_the_whole_fleet() -> None:
     assert make(max_usd=9.0, spent_usd=3.0, usd_per_hour=6.0).affords(6.0, 9) == 3
 
 
-def test_what_costs_nothing_is_limited_by_nothing() -> None:
+def test_free_vms_are_not_limited() -> None:
     assert make(max_usd=0.0).affords(0.0, 5) == 5
 
 
-def test_traffic_and_storage_are_kept_back_like_the_fleet() -> None:
+def test_the_reserve_includes_traffic_and_storage() -> None:
     # 6 + 12 USD/h for ten minutes; the rest of 10 USD lasts for 20.
     money = make(max_usd=10.0, spent_usd=1.0, usd_per_hour=6.0, side_usd_per_hour=12.0)
     assert money.kept.usd == 3.0
@@ -66,20 +66,20 @@ def test_traffic_and_storage_are_kept_back_like_the_fleet() -> None:
     assert money.affords(6.0, 9) == 3
 
 
-def test_storage_alone_uses_a_budget_up() -> None:
+def test_storage_alone_uses_up_a_budget() -> None:
     assert make(max_usd=2.0, side_usd_per_hour=1.0).lasts_s == 6600.0
 
 
-def test_what_machines_fetch_when_they_boot_is_kept_back() -> None:
+def test_the_reserve_includes_data_that_vms_fetch_when_they_boot() -> None:
     money = make(max_usd=10.0, coming_usd=4.0)
     assert money.kept.usd == 4.0
     assert money.affords(4.0, 9) == 6
-    assert money.affords(4.0, 9, once=Money.owed(2.0)) == 2
-    assert money.affords(0.0, 9, once=Money.owed(2.0)) == 3
+    assert money.affords(4.0, 9, once=Money.allowed(2.0)) == 2
+    assert money.affords(0.0, 9, once=Money.allowed(2.0)) == 3
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
-def test_what_has_no_price_is_not_rented(price: float) -> None:
+def test_an_offer_without_a_price_is_not_affordable(price: float) -> None:
     assert make().affords(price, 5) == 0
 
 
@@ -115,14 +115,14 @@ def test_what_is_afforded_fits_under_both_caps_and_one_more_does_not(
     budget = make(max_usd, per_hour, spent, rate, side, coming)
     assert budget.cap is not None
     assert budget.hourly_cap is not None
-    count = budget.affords(price, 20, Money.owed(once))
+    count = budget.affords(price, 20, Money.allowed(once))
 
     def fits(machines: int) -> bool:
         assert budget.cap is not None
         assert budget.hourly_cap is not None
         total = budget.rate + Rate.of(price) * machines
         kept = (total + budget.side).over(budget.reserve_s + WORTH_S)
-        fetched = budget.coming + Money.owed(once) * machines
+        fetched = budget.coming + Money.allowed(once) * machines
         needed = budget.spent + kept + fetched
         return total <= budget.hourly_cap and needed <= budget.cap
 

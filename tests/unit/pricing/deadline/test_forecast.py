@@ -22,7 +22,7 @@ SEEN = MarketOutlook(samples=(((1.0, 4),),) * 9, sampled_at_s=0.0)
 
 @pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
 @pytest.mark.parametrize("hours", [None, 9.0])
-def test_where_the_hourly_cap_bears_no_vm_there_is_no_end(
+def test_where_the_hourly_cap_allows_no_vm_there_is_no_finish(
     supplies: tuple[Supply, ...], hours: float | None
 ) -> None:
     at = status(hours=hours, work=5, cap=0.5)
@@ -62,7 +62,7 @@ def test_spot_vms_that_are_late_say_when_they_would_be_done() -> None:
     assert told.finish_s.high == math.inf
 
 
-def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None:
+def test_late_on_demand_vms_finish_within_an_interval() -> None:
     told = forecast(status(hours=1, work=5000), FLEET, BOTH, (), SEEN)
     finish = told.finish_s
     assert finish.low < finish.expected < finish.high < math.inf
@@ -91,7 +91,7 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     allowed=st.booleans(),
     cost_optimal=st.booleans(),
 )
-def test_every_interval_is_one_and_costs_no_more_than_there_is(
+def test_every_interval_is_ordered_and_within_the_budget(
     hours: float | None,
     work: float,
     usd: float | None,

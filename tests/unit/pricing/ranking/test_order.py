@@ -40,10 +40,10 @@ def test_place_type_and_market_make_another_offer() -> None:
 
 def test_spot_comes_first_then_the_price_of_work() -> None:
     on_demand = offer(spot=False, usd_per_hour=0.1)
-    dear = offer(zone="dear", usd_per_hour=3.0)
+    expensive = offer(zone="expensive", usd_per_hour=3.0)
     fast = offer(zone="fast", usd_per_hour=4.0, gpu_speed=3.0)
     wide = offer(zone="wide", usd_per_hour=4.0, gpus=8)
 
-    ranked = sorted([on_demand, dear, fast, wide], key=preference)
+    ranked = sorted([on_demand, expensive, fast, wide], key=preference)
 
-    assert ranked == [wide, fast, dear, on_demand]
+    assert ranked == [wide, fast, expensive, on_demand]

@@ -54,7 +54,7 @@ def scenario(
 STEADY = [(0.0, math.inf)] * 4
 
 
-def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
+def test_a_job_without_losses_takes_boot_joining_and_training() -> None:
     outcome = play(scenario(STEADY, hours=9, work=5), SpotOnlyWait())
     paid_s = FLEET.boot_s + FLEET.morph_s + 5 * HOUR_S
     assert outcome.finished_s == pytest.approx(paid_s)
@@ -74,7 +74,7 @@ def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
     assert outcome.finished_s > whole.finished_s
 
 
-def test_without_spot_vms_the_net_alone_is_in_time() -> None:
+def test_without_spot_vms_the_fallback_alone_is_in_time() -> None:
     outcome = play(scenario([], hours=6, work=5), CostOptimal())
     assert outcome.in_time
     assert outcome.on_demand_usd == pytest.approx(outcome.usd)

@@ -80,7 +80,7 @@ def test_this_machines_address_must_be_one_that_vms_can_let_in() -> None:
     with serve_web() as web:
         web.files = {"/4": b"192.0.2.7\n", "/6": b"2001:db8::7\n"}
         assert own_network(cloud, f"{web.url}/4") == ("192.0.2.7/32",)
-        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; name"):
+        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; list"):
             own_network(cloud, f"{web.url}/6")
 
 

@@ -79,7 +79,9 @@ def test_a_file_needs_no_command_before_it(
     assert "No such command" in err
 
 
-def test_what_was_put_right_is_said(run: Run, trace: Path, profile: Path) -> None:
+def test_corrections_of_a_trace_are_reported(
+    run: Run, trace: Path, profile: Path
+) -> None:
     trace.write_text("\n".join([*reversed(ROWS), ROWS[0]]))
     code, out, err = run("simulate", trace, "--profile", profile, "-o", "json")
     assert code == 0
