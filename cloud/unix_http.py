@@ -1,4 +1,5 @@
-"""One HTTP request over a Unix socket with a path of any length; standard library only."""
+"""One HTTP request over a Unix socket with a path of any length; standard library
+only."""
 
 from __future__ import annotations
 

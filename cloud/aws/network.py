@@ -1,7 +1,8 @@
-"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the image.
+"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the
+image.
 
-They are found or created, by name or tag, at the first launch, and removed by ``release``.
-After a crash between any two calls they are found again.
+They are found or created, by name or tag, at the first launch, and removed by
+``release``. After a crash between any two calls they are found again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class AwsNetwork:
             return self._placements[key]
 
     def forget(self, job: str) -> None:
-        """Check the resources again before the next launch: some may have been removed."""
+        """Check the resources again before the next launch: some may have been
+        removed."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job

@@ -30,8 +30,8 @@ class AzureLaunches:
     def make(self, group: str, name: str, body: Resource, doing: str) -> Resource:
         """Return a VM that this call or an earlier one created.
 
-        Azure reports missing capacity at once or up to a minute later; a VM that is still
-        undecided after ``allocation_s`` counts as created.
+        Azure reports missing capacity at once or up to a minute later; a VM that is
+        still undecided after ``allocation_s`` counts as created.
 
         Raises:
             CloudError: it was refused (a subclass); or the outcome is unknown, and a

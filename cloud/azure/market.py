@@ -60,7 +60,8 @@ class AzureMarket:
         self._prices: dict[str, tuple[float, float, list[RetailPrice]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
-        """Return offers of sizes that have a price and are open to the account, by zone.
+        """Return offers of sizes that have a price and are open to the account, by
+        zone.
 
         Prices are per region.
 

@@ -150,7 +150,8 @@ class AzureProvider:
         return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports them.
+        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports
+        them.
 
         VMs whose creation failed are deleted on the way.
 
@@ -267,7 +268,8 @@ class AzureProvider:
                 return []
 
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
-        """Return listed VMs with their private addresses, which are listed separately."""
+        """Return listed VMs with their private addresses, which are listed
+        separately."""
         vms = [answers.vm_of(resource, self._facts) for resource in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):

@@ -177,7 +177,8 @@ def _storage(name: str, settings: AzureSettings) -> dict[str, Any]:
 
 
 def image(named: str) -> dict[str, str]:
-    """Return the reference of an image: ``publisher:offer:sku:version`` or a resource id."""
+    """Return the reference of an image: ``publisher:offer:sku:version`` or a resource
+    id."""
     if named.startswith("/"):
         return {"id": named}
     parts = ("publisher", "offer", "sku", "version")
@@ -213,8 +214,8 @@ def _system(
 def custom_data(host_key: tuple[str, str], script: str) -> str:
     """Return the cloud-init data: the host key, and a script that root runs once.
 
-    Custom data cannot be read back from Azure, and on the VM only by root. JSON is valid
-    YAML.
+    Custom data cannot be read back from Azure, and on the VM only by root. JSON is
+    valid YAML.
     """
     private, public = host_key
     config = {
@@ -276,7 +277,8 @@ def group(job: str, region: str) -> dict[str, Any]:
 
 
 def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
-    """Return a security group that allows SSH from ``ssh_from``; VMs always reach each other."""
+    """Return a security group that allows SSH from ``ssh_from``; VMs always reach each
+    other."""
     ssh = {
         "name": "ssh",
         "properties": {
@@ -323,7 +325,8 @@ def identity_id(subscription: str, group: str, job: str) -> str:
 
 
 def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
-    """Return (id, body) of the role assignment by which an identity deletes VMs of a group."""
+    """Return (id, body) of the role assignment by which an identity deletes VMs of a
+    group."""
     name = uuid.uuid5(_NAMESPACE, f"{subscription}/{group}/{principal}")
     kind = "providers/Microsoft.Authorization"
     body = {

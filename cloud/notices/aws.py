@@ -1,7 +1,7 @@
 """EC2's notices: two minutes before a spot VM is interrupted, and warnings before that.
 
-Both come from the instance metadata service, version 2, which requires a token. Standard library
-only; the agent carries this module.
+Both come from the instance metadata service, version 2, which requires a token.
+Standard library only; the agent carries this module.
 """
 
 from __future__ import annotations

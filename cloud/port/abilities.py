@@ -42,8 +42,8 @@ ABILITIES: Mapping[str, type] = {
         StartsAgents,
     )
 }
-"""The abilities that wrappers forward. Not ``ForwardsCalls`` and ``ReportsUnreachableVms``:
-connections to VMs belong to the manager's own process."""
+"""The abilities that wrappers forward. Not ``ForwardsCalls`` and
+``ReportsUnreachableVms``: connections to VMs belong to the manager's own process."""
 
 
 class Forward(Protocol):

@@ -1,4 +1,5 @@
-"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is idempotent."""
+"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is
+idempotent."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def bring_up(
         bootstrap: How the agent reaches the manager.
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
-        fleet_software: Given a host's software, returns the versions that all hosts must have.
+        fleet_software: Given a host's software, returns the versions that all hosts
+            must have.
         report: Called with the current step of the job's own preparation.
 
     Raises:

@@ -1,4 +1,5 @@
-"""A job's persistent record of its hosts and VMs, for hosts that are unreachable now."""
+"""A job's persistent record of its hosts and VMs, for hosts that are unreachable
+now."""
 
 from __future__ import annotations
 
