@@ -1,2 +1,2 @@
-"""Rents, lists and terminates VMs, and listens for preemption notices; makes no
-decisions."""
+"""Rents, lists and terminates VMs, and listens for preemption notices; decides
+nothing."""

@@ -194,8 +194,7 @@ class MultiCloudProvider(ForwardsAbilities):
         self._each(_Part.close)
 
     def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        """Return a method that calls a VM's cloud, or all clouds that have the
-        ability."""
+        """Return a method that calls a VM's cloud, or all clouds with the ability."""
         name = method.__name__
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -24,14 +24,7 @@ _JOB = "doctor"
 
 
 class AwsChecks:
-    """Checks what a job needs, one item after the other.
-
-    Args:
-        clients: Clients of the account.
-        settings: Settings of a job.
-        network: Finds images.
-        market: Reports quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self,

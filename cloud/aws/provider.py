@@ -261,8 +261,7 @@ class AwsProvider:
         return self._settings.regions or prices.regions(self._clients)
 
     def _run(self, request: LaunchRequest, arguments: dict[str, Any]) -> tuple[Vm, ...]:
-        """Call RunInstances; if the token was used before, return the VMs of that
-        launch."""
+        """Call RunInstances; if the token was used before, return its VMs."""
         from botocore.exceptions import ClientError
 
         region = request.offer.region
@@ -331,8 +330,7 @@ class AwsProvider:
         return str(shown.get("Output", ""))
 
     def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
-        """Terminate instances; one by one if EC2 rejects the batch for an unknown
-        one."""
+        """Terminate instances; one by one if EC2 rejects the batch."""
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)

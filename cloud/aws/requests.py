@@ -200,8 +200,7 @@ def host_keys(console: str) -> tuple[str, ...]:
 def ssh_rules(
     group_id: str, networks: Sequence[str], port: int = 22
 ) -> list[dict[str, Any]]:
-    """Return the ingress rules of a job's group: SSH from ``networks``, all from
-    itself."""
+    """Return a group's ingress rules: SSH from ``networks``, all from itself."""
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     ssh = {
         "IpProtocol": "tcp",

@@ -1,6 +1,6 @@
 """Azure: spot and on-demand virtual machines, through Azure's SDK (extra ``azure``).
 
-provider.AzureProvider ─► requests   requests to the API; answers: parsing; pure
+provider.AzureProvider ─► requests   requests and answers of the API; pure
                        ─► launches   creation and deletion of single VMs
                        ─► network    resource group, subnet, rules, identity of a job
                        ─► market     sizes, zones, prices, quotas

@@ -78,13 +78,7 @@ OTHER_ACTIONS = (
 
 
 class AzureChecks:
-    """Checks what a job needs, one item after the other.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Settings of a job.
-        market: Reports sizes and quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self, clients: AzureClients, settings: AzureSettings, market: AzureMarket

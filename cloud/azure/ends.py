@@ -57,13 +57,7 @@ class _Group:
 
 
 class AzureEndTimes:
-    """Looks up and remembers when VMs ended.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Settings of the subscription.
-        clock: Monotonic clock (seconds).
-    """
+    """Looks up and remembers when VMs ended."""
 
     def __init__(
         self,

@@ -41,13 +41,7 @@ class Size:
 
 
 class AzureMarket:
-    """The market of one subscription.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Types, regions and zones.
-        facts: The catalogue.
-    """
+    """The market of one subscription."""
 
     def __init__(
         self, clients: AzureClients, settings: AzureSettings, facts: CloudFacts

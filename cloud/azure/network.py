@@ -35,12 +35,7 @@ users of a resource come before it."""
 
 
 class AzureNetwork:
-    """The shared resources of each job's VMs.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Existing resources to use, and options of our own.
-    """
+    """The shared resources of each job's VMs."""
 
     def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
@@ -72,8 +67,7 @@ class AzureNetwork:
         return AzurePlacement(subnet_id, identity_id, accelerated)
 
     def forget(self, job: str) -> None:
-        """Check the resources again before the next launch: some may have been
-        removed."""
+        """Check the resources again at the next launch: some may be missing."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
@@ -132,7 +126,7 @@ class AzureNetwork:
         return str(made.subnets[0].id)
 
     def _identity(self, job: str, region: str, group: str) -> str:
-        """Return the id of the identity by which VMs delete themselves; empty for
+        """Return the id of the VMs' identity for deleting themselves; empty for
         none."""
         settings = self._settings
         if settings.identity or not settings.self_delete:

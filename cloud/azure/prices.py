@@ -50,7 +50,7 @@ def retail_prices(
         now_s: Seconds since the epoch.
 
     Raises:
-        PriceSourceError: the API is down or answers what cannot be read.
+        PriceSourceError: the API is down or gives an unreadable answer.
     """
     newest: dict[tuple[str, str, bool], RetailPrice] = {}
     for start in range(0, len(names), _TYPES_PER_CALL):

@@ -49,8 +49,7 @@ class BackgroundPreparation:
             stdin.write(requests)
 
     def poll(self, wait_s: float) -> dict[str, Any]:
-        """Wait for its end at most ``wait_s``; return exit code (or None) and last
-        line."""
+        """Wait at most ``wait_s`` for its end; return exit code and last line."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(wait_s)

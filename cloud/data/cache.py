@@ -145,8 +145,7 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def _oldest(self) -> list[Path]:
-        """Return datasets that this process did not request, least recently used
-        first."""
+        """Return datasets that this process did not request, oldest use first."""
         found = [
             path
             for path in self.folder.iterdir()

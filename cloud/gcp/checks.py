@@ -22,14 +22,7 @@ _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
 
 class GcpChecks:
-    """Checks what a job needs, one item after the other.
-
-    Args:
-        clients: Clients of the project.
-        settings: Settings of a job.
-        network: Finds images.
-        market: Reports available types and quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self,

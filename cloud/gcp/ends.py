@@ -29,13 +29,7 @@ _ENDINGS = (
 
 
 class GcpEndTimes:
-    """Looks up and remembers when VMs ended.
-
-    Args:
-        clients: Clients of the project.
-        settings: Settings of the project.
-        clock: Monotonic clock (seconds).
-    """
+    """Looks up and remembers when VMs ended."""
 
     def __init__(
         self,

@@ -27,14 +27,7 @@ _ATTEMPTS_PER_LISTING = 8
 
 
 class GcpLaunches:
-    """Launches VMs.
-
-    Args:
-        clients: Clients of the project.
-        settings: Settings of VMs.
-        facts: The catalogue.
-        ends: End times of VMs.
-    """
+    """Launches VMs."""
 
     def __init__(
         self,

@@ -20,14 +20,7 @@ PLACES_KEEP_S = 3600.0
 
 
 class GcpMarket:
-    """The market of one project.
-
-    Args:
-        clients: Clients of the project.
-        settings: Types, regions and zones.
-        facts: The catalogue.
-        price_of: Prices, which Compute Engine itself does not report.
-    """
+    """The market of one project."""
 
     def __init__(
         self,

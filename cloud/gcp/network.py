@@ -23,12 +23,7 @@ _SUBNET_BITS = 20
 
 
 class GcpNetwork:
-    """The shared resources of each job's VMs.
-
-    Args:
-        clients: Clients of the project.
-        settings: Existing resources to use, and options of our own.
-    """
+    """The shared resources of each job's VMs."""
 
     def __init__(self, clients: GcpClients, settings: GcpSettings) -> None:
         self._clients = clients
@@ -58,8 +53,7 @@ class GcpNetwork:
             return (job, region) in self._placements
 
     def forget(self, job: str) -> None:
-        """Check the resources again before the next launch: some may have been
-        removed."""
+        """Check the resources again at the next launch: some may be missing."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job

@@ -218,8 +218,7 @@ def _labels(request: LaunchRequest) -> dict[str, str]:
 
 
 def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, str]]:
-    """Return metadata: values that labels cannot hold, and settings of the guest
-    agent."""
+    """Return metadata: unlabelled values, and settings of the guest agent."""
     own = bool(settings.service_account)
     end = DELETE_ITSELF if own else lease.SWITCH_OFF
     items = {
@@ -282,8 +281,7 @@ def own_subnet(
 
 
 def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, Any]]:
-    """Return InsertFirewallRequests: allow all from the job's VMs, SSH from
-    ``ssh_from``."""
+    """Return firewall rules: all from the job's VMs, SSH from ``ssh_from``."""
     name = shared_name(job)
     shared = {
         "description": described(job),

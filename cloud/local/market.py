@@ -209,8 +209,7 @@ def _strikes(
 
 
 def _prices(spec: MarketSpec, zone: ZoneSpec) -> Iterator[MarketEvent]:
-    """Yield the zone's spot price: a geometric random walk below the on-demand
-    price."""
+    """Yield spot prices: a geometric random walk below the on-demand price."""
     rng = random.Random(f"{spec.seed}/{zone.name}/price")
     sigma = spec.price_volatility * math.sqrt(PRICE_STEP_S / 3600)
     usd_per_hour = zone.spot_usd_per_hour

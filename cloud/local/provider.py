@@ -137,8 +137,7 @@ class LocalProvider:
     # --- Only on the local cloud ---------------------------------------------------
 
     def bill(self, job: str) -> float:
-        """Return the cost so far in dollars: each VM's price at launch times its
-        seconds."""
+        """Return the cost so far in dollars, at each VM's price at launch."""
         now_s = time.time()
         return sum(
             vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / 3600

@@ -1,5 +1,4 @@
-"""Starts and ends the VMs of the local cloud, by the rules of ``state`` and the
-market."""
+"""Starts and ends the processes of the local cloud's VMs."""
 
 from __future__ import annotations
 

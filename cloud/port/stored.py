@@ -23,8 +23,7 @@ the local cloud, memories of hosts and claims."""
 
 
 def with_current_names(data: Any) -> Any:
-    """Return JSON data with the fields of ``Offer`` and ``Vm`` under their current
-    names."""
+    """Return JSON data with the current field names of ``Offer`` and ``Vm``."""
     if isinstance(data, dict):
         return {
             FORMER_FIELDS.get(name, name): with_current_names(value)

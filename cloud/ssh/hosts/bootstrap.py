@@ -1,5 +1,4 @@
-"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is
-idempotent."""
+"""Idempotent bootstrap of a claimed host: software, code, data, setup, agent."""
 
 from __future__ import annotations
 

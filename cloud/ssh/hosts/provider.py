@@ -258,8 +258,7 @@ class SshProvider:
         self._seen[connection.host.name] = here
 
     def _count_as_ended(self, connection: HostConnection) -> None:
-        """Count VMs as ended once their host has been unreachable for longer than their
-        lease."""
+        """Count VMs as ended once their host is unreachable beyond their lease."""
         if connection.unreachable_since_s is None:
             return
         away_s = time.monotonic() - connection.unreachable_since_s

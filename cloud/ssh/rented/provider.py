@@ -190,8 +190,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._relays.serve(_address(manager_url))
 
     def unreachable_vms(self) -> Collection[str]:
-        """Return the VMs whose region has no working relay; see
-        ``ReportsUnreachableVms``."""
+        """Return the VMs without a working relay; see ``ReportsUnreachableVms``."""
         return self._relays.unreachable_vms()
 
     def close(self) -> None:
@@ -359,8 +358,7 @@ class RentedVmProvider(ForwardsAbilities):
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
-        """Return the connection, or the error that prevents it so far; and the
-        status."""
+        """Return (connection or the current error, status text)."""
         try:
             connection = self._enter(rented_vm)
         except VmNotFoundError:

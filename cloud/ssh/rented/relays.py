@@ -124,8 +124,7 @@ class Relays:
             self.sync()
 
     def sync(self) -> None:
-        """Start what keeps the calls of all running agents forwarded; does not
-        block."""
+        """Keep the calls of all running agents forwarded; does not block."""
         if self._manager is None:
             return
         with self._sync_lock:
@@ -235,8 +234,7 @@ class Relays:
         )
 
     def _to_poll(self) -> list[RentedVm]:
-        """Return the VMs to poll now; only the best candidates where there is no
-        relay."""
+        """Return the VMs to poll now; without a relay the best candidates."""
         manager = self._manager
         direct = manager and is_direct(manager) and f"{manager[0]}:{manager[1]}"
         found: list[RentedVm] = []

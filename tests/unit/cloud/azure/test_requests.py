@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.azure_model import check
 from tests.fakes.azure_rules import check_body
 
-from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
@@ -100,7 +100,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
     body = vm(wish(usd=usd))
     body |= {"id": "/subscriptions/s/resourceGroups/G/providers/x/y/vm-0"}
     body["properties"] |= {"timeCreated": "2026-11-20T07:49:24.5+00:00"}
-    seen = answers.vm_of(body, FACTS)
+    seen = requests.vm_of(body, FACTS)
     assert seen.offer.usd_per_hour == usd
     assert seen.offer.zone == "eastus-2"
     assert (seen.vm_id, seen.launched_at_s) == ("vm-0.g", 1795160964.5)
