@@ -121,11 +121,10 @@ class AwsProvider:
         return self._recent.reconcile(job, listed)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Ask for the end of VMs; unknown and gone ones are no error.
+        """Request termination; unknown and ended VMs are not an error.
 
         Raises:
-            CloudError: it cannot be asked for, or a VM that was made a moment ago is
-                not known to all of EC2 yet; ask again.
+            CloudError: a request failed, or EC2 does not know a new VM yet; retry.
         """
         by_region: dict[str, list[str]] = {}
         for vm_id in vm_ids:

@@ -15,7 +15,7 @@ from spottrain.cloud.http import PriceSourceError, get_json
 NAME = "azure retail prices"
 _API_VERSION = "2023-01-01-preview"
 _TYPES_PER_CALL = 10
-"""Keeps the filter, which stands in the URL, short."""
+"""Limits the length of the filter in the URL."""
 _NOT_OURS = ("Windows", "CloudServices", "Cloud Services")
 """Products of the same size with other software."""
 

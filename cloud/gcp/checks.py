@@ -88,9 +88,9 @@ def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
         where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
     for (region, family), limit in limits.items():
-        told = f"{limit:g} GPUs"
+        detail = f"{limit:g} GPUs"
         if not limit:
-            told += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
+            detail += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
         what = f"quota {region} {family}" if region else f"quota {family}"
         one_of = "quota" if region else ""  # the global quota is required
-        yield Finding(what=what, ok=limit > 0, told=told, one_of=one_of)
+        yield Finding(what=what, ok=limit > 0, told=detail, one_of=one_of)

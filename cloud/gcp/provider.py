@@ -202,8 +202,10 @@ class GcpProvider:
             address = answers.vm_of(instance, self._facts).private_address
         arguments = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with translating_errors(f"asking for the host keys of {vm_id}"):
-            told = self._clients.find("instances", "get_guest_attributes", arguments)
-        keys, settings = answers.host_keys(told or {}), self._settings
+            attributes = self._clients.find(
+                "instances", "get_guest_attributes", arguments
+            )
+        keys, settings = answers.host_keys(attributes or {}), self._settings
         if not address or not keys:
             return None
         return SshTarget(

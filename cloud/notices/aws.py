@@ -86,8 +86,8 @@ def read_action(text: str, now_s: float) -> PreemptionNotice:
         NoAnswerError: the text is invalid.
     """
     try:
-        told = json.loads(text)
-        action, at = str(told["action"]), told["time"]
+        content = json.loads(text)
+        action, at = str(content["action"]), content["time"]
         lead_s = max(0.0, iso_date_s(at) - now_s)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise NoAnswerError(f"instance-action: got {text[:200]!r}") from error
