@@ -12,11 +12,7 @@ import pytest
 from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import (
-    Price,
-    Sifted,
-    offers,
-)
+from spottrain.pricing.prices.price import Price, Sifted, offers
 from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
