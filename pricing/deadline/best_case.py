@@ -87,15 +87,12 @@ def too_late(status: JobStatus, found: BestCase | None) -> str:
 def over_budget(status: JobStatus, found: BestCase | None) -> str:
     """Return why the budget ends the job even in the best case; empty if it does not."""
     usd_left = status.usd_left
-    if (
-        found is None
-        or usd_left is None
-        or found.usd <= usd_left * (1 + tuning.ROUNDING)
-    ):
+    if found is None or usd_left is None or found.usd <= status.usd_limit:
         return ""
     return (
-        f"without preemptions and at today's lowest price of ${found.usd_per_hour:,.2f} per hour "
-        f"it costs ${found.usd:,.2f}, left to spend: ${usd_left:,.2f}"
+        f"without preemptions and at today's lowest price of "
+        f"${found.usd_per_hour:,.2f} per hour it costs ${found.usd:,.2f}, left to spend: "
+        f"${usd_left:,.2f}"
     )
 
 

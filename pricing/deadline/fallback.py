@@ -61,12 +61,11 @@ class OnDemandFallback:
         boot = sum(self.prices[self.paid : size]) * self.fleet.boot_s
         return (sum(self.prices[:size]) * train_s + boot) / HOUR_S
 
-    def fastest(self, examples: float, usd_left: float | None) -> int:
+    def fastest(self, examples: float, usd_limit: float) -> int:
         """Return the size that finishes first within the budget; 0 if none does."""
-        limit = math.inf if usd_left is None else usd_left * (1 + tuning.ROUNDING)
         for size in range(self.max_vms, 0, -1):
             grows = self.fleet.rates[size] > self.fleet.rates[size - 1]
-            if grows and self.usd(size, examples) <= limit:
+            if grows and self.usd(size, examples) <= usd_limit:
                 return size
         return 0
 
@@ -126,15 +125,13 @@ def feasible(
     within_s = min(status.left_s - base.start_s(), _paced_s(status))
     size = base.cheapest(examples, within_s)
     min_usd = base.usd(size, examples) if size else None
-    fastest = base.fastest(examples, status.usd_left)
+    fastest = base.fastest(examples, status.usd_limit)
     train_s = base.train_s(fastest, examples)
     if train_s > _paced_s(status) * (1 + tuning.ROUNDING):
         fastest = 0
     needs_s = base.start_s() + train_s + status.ending_s
     earliest_s = status.now_s + needs_s if fastest else None
-    is_affordable = min_usd is not None and (
-        status.usd_left is None or min_usd <= status.usd_left * (1 + tuning.ROUNDING)
-    )
+    is_affordable = min_usd is not None and min_usd <= status.usd_limit
     lasts = status.deadline_s is None and status.min_examples_per_s is not None
     return Feasibility(
         possible=is_affordable or (lasts and size > 0),

@@ -54,7 +54,7 @@ def forecast(
     present = market_of(fleet, _affordable(status, fleet, supplies, holdings), ())
     outlook = _affordable_samples(status, fleet, supplies, outlook)
     soon = _spot_alone(status, fleet, (*outlook.samples, present))
-    size = base.fastest(examples, status.usd_left)
+    size = base.fastest(examples, status.usd_limit)
     if status.deadline_s is None or not size:
         return soon
     if status.left_s < base.train_s(size, examples):

@@ -166,6 +166,13 @@ class JobStatus:
         return math.inf if cap is None else cap * (1 + tuning.ROUNDING)
 
     @property
+    def usd_limit(self) -> float:
+        """What is left of the budget, rounding allowed for; infinite without one."""
+        return (
+            math.inf if self.usd_left is None else self.usd_left * (1 + tuning.ROUNDING)
+        )
+
+    @property
     def left_s(self) -> float:
         """Seconds left to train; infinite without a deadline."""
         if self.deadline_s is None:

@@ -92,7 +92,7 @@ class _Policy:
             status, fleet, supplies, holdings
         )
         examples = status.examples_left
-        self.size = self.fallback.fastest(examples, status.usd_left)
+        self.size = self.fallback.fastest(examples, status.usd_limit)
         train_s = self.fallback.train_s(self.size, examples)
         self.spare_s = status.left_s - train_s
         """Time left over if all on-demand VMs trained from now on."""
@@ -114,11 +114,9 @@ class _Policy:
         short = self.slack_s < self.margin_s
         if short or self.slack_usd < tuning.MARGIN_LOSSES * self._loss_usd():
             return self._near_deadline()
-        return (
-            self._cost_optimal_fleet()
-            if self.cost_optimal
-            else self._time_optimal_fleet()
-        )
+        if self.cost_optimal:
+            return self._cost_optimal_fleet()
+        return self._time_optimal_fleet()
 
     # --- How many spot VMs may be lost at once ---
 
@@ -236,14 +234,10 @@ class _Policy:
                 self._candidates(on_demand=True), self.fleet.max_vms
             )
             taken = self._take(candidates, max(self.size, self._rate_size()))
-            return self._answer(
-                taken, "fallback", "no spot VM costs less than on demand"
-            )
-        kept = (
-            self.fallback.paid
-            if self.slack_s < tuning.FALLBACK_RELEASE * self.margin_s
-            else 0
-        )
+            why = "no spot VM costs less than on demand"
+            return self._answer(taken, "fallback", why)
+        released = self.slack_s >= tuning.FALLBACK_RELEASE * self.margin_s
+        kept = 0 if released else self.fallback.paid
         candidates = self._candidates(on_demand=kept > 0 or self._needs_rate())
         candidates = self._affordable(candidates, max(0, self.fleet.max_vms - kept))
         return self._all_spot(candidates, kept, f"slack {self.slack_s:.0f} s")
@@ -281,13 +275,10 @@ class _Policy:
         candidates = self._candidates(on_demand=True)
         spot = min(size - on_demand, self._max_spot_by_losses(candidates, size))
         candidates = self._affordable(candidates, spot)
-        spot = min(
-            spot, sum(candidate.count for candidate in candidates if candidate.spot)
-        )
+        spot = sum(candidate.count for candidate in candidates if candidate.spot)
         if spot <= 0:
-            start_s = (
-                self.fallback.start_s() if self.fallback.ready < self.size else 0.0
-            )
+            all_train = self.fallback.ready >= self.size
+            start_s = 0.0 if all_train else self.fallback.start_s()
             size = max(self._fallback_size(start_s), self.fallback.paid)
         taken = self._take(candidates, size)
         mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "fallback")
@@ -300,9 +291,8 @@ class _Policy:
     def _cost_optimal_fleet(self) -> FleetDecision:
         status, fleet = self.status, self.fleet
         present = market_of(fleet, self.supplies, tuple(self.holdings.values()))
-        left_s = (
-            status.left_s - self.fallback.start_s() - tuning.MARGIN_LOSSES * self.loss_s
-        )
+        left_s = status.left_s - self.fallback.start_s()
+        left_s -= tuning.MARGIN_LOSSES * self.loss_s
         candidates = self._candidates(on_demand=True)
         worth = spot_path(
             self.outlook,
@@ -312,11 +302,9 @@ class _Policy:
             status.examples_left,
             left_s * (1 - self._paused_share(candidates)),
         ).usd_per_example
-        max_spot = (
-            fleet.max_vms
-            if worth < math.inf
-            else self._max_spot_by_losses(candidates, self.size)
-        )
+        max_spot = fleet.max_vms
+        if worth == math.inf:
+            max_spot = self._max_spot_by_losses(candidates, self.size)
         candidates = self._affordable(candidates, max_spot)
         wanted = max(self._worth_renting(candidates, worth), self._rate_size())
         mode = "pace" if wanted else "wait"
@@ -338,9 +326,8 @@ class _Policy:
         ready = sum(vms.ready for vms in self.holdings.values())
         rate = self.fleet.rates[min(ready, self.fleet.max_vms)]
         left = self.status.examples_left
-        ending = (
-            rate > 0 and left / rate < tuning.MIN_TRAINING_BOOTS * self.fleet.boot_s
-        )
+        min_s = tuning.MIN_TRAINING_BOOTS * self.fleet.boot_s
+        ending = rate > 0 and left / rate < min_s
         size = 0
         for few, many in itertools.pairwise(self.fleet.sizes):
             step = best[few:many]
